@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -245,6 +246,26 @@ def test_what_loses_most_right_answers_is_not_recommended() -> None:
 )
 def test_what_stands_in_the_way_is_said(views: FakeViews, words: str) -> None:
     assert said(views).startswith(f"No action can be recommended: {words}")
+
+
+def test_a_look_that_nobody_planned_recommends_nothing() -> None:
+    """Documents of the plan are missing, of one action or of all; or a sequential study stands between two looks."""
+    views = make_views(documents_each=12)
+    plan = views.views["plans"][0]
+    frozen = json.loads(plan["plan"])
+    assert said(views).startswith("Take ")
+    plan["plan"] = json.dumps(frozen | {"documents_per_stratum": 13})
+    words = said(views)
+    assert words.startswith("No action can be recommended: the evaluation is not finished, and a look before its end")
+    assert words.endswith("kvdrift run goes on to the end of the study.")
+    looks = {"resolve": "sign", "bound": 0.0, "looks": [{"share": 0.5}, {"share": 1.0}]}
+    plan["plan"] = json.dumps(frozen | {"sequential": looks})
+    views.views["sequence"] = []
+    assert "a look before its end was not planned" in said(views)
+    plan["plan"] = json.dumps(frozen)
+    views.views["units"] = [row for row in views.views["units"] if (row["action"], row["doc"]) != (
+        "recent-half", "NIAH-4K/evaluation/3")]  # fmt: skip
+    assert "a look before its end was not planned" in said(views)
 
 
 def test_a_control_that_moved_and_bytes_that_nobody_recorded_are_in_the_way() -> None:

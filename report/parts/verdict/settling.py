@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import combinations
 
-from report.parts.verdict.choice import Choice, difference, lacks_pairs
+from report.parts.verdict.choice import Choice, difference, lacks_pairs, unfinished
 from report.printing.numbers import count, in_text
 from report.printing.wording import listed
 from report.reading.content import PageContent
@@ -97,7 +97,7 @@ def obstacle_settles(content: PageContent, choice: Choice) -> list[str]:
     facts = content.facts
     if facts.finite or not choice.candidates:
         return []
-    if content.preliminary or content.split != EVALUATION:
+    if content.preliminary or content.split != EVALUATION or unfinished(content):
         return ["kvdrift run goes on to the end of the study."]
     if any(not control.zero for control in facts.controls):
         return ["A control that is exactly 0 is needed first; a noise floor beside it says what numerics alone do."]
