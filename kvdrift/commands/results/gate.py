@@ -90,7 +90,7 @@ def _line(verdict: Verdict, *, named: bool) -> str:
     from report.printing.numbers import level as percent
     from report.reading.estimates import FEW_CLUSTERS
     from schema.study import POOLED
-    from stats.registry import Higher
+    from stats.registry import Higher, Scale
 
     asked, contrast = verdict.question, verdict.contrast
     shown = [verdict.estimate, verdict.low, verdict.high]
@@ -109,6 +109,10 @@ def _line(verdict: Verdict, *, named: bool) -> str:
     if verdict.alike:
         more = "no number of documents like these" if verdict.more is None else f"{count(verdict.more)} more like these"
         parts.append(f"these documents are alike and may lack rare ones: {more} would settle it")
+    if verdict.from_floor is not None:
+        ends = [scaled(one, Scale.POINTS, 2) for one in verdict.from_floor]
+        told = "told" if verdict.told_from_floor else "not told"
+        parts.append(f"{told} from the floor in R: {' to '.join(ends)} pp, 95% over all pairs")
     return "; ".join([*parts, verdict.status, *([f"study {asked.study}"] if named else [])])
 
 
@@ -153,6 +157,8 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
         "clusters": verdict.clusters,
         "alike": verdict.alike,
         "more_documents": verdict.more,
+        "told_from_floor": verdict.told_from_floor,
+        "from_floor": verdict.from_floor,
         "few_clusters": verdict.clusters < FEW_CLUSTERS,
         "status": verdict.status,
         "study": asked.study,

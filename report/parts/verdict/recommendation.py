@@ -12,6 +12,7 @@ from report.parts.verdict.settling import fresh, obstacle_settles, planned, sett
 from report.printing.numbers import fixed, size
 from report.printing.wording import capital, counted, listed
 from report.reading.content import PageContent
+from stats.quantities import SIMULTANEOUS_GAP
 from stats.registry import Scale
 
 _MOST = 3  # actions that a sentence names
@@ -233,9 +234,10 @@ def _engine_floor(content: PageContent, floor: str) -> Iterator[str]:
             f"{distance.estimate:.1e}: what batches and the placement of entries do."
         )
     others = [action for action in content.actions if action not in content.facts.noise_floors]
-    told = {action for action in others if difference(content.estimates, action, floor).excludes_zero()}
-    if content.estimates.have_intervals and (near := [action for action in others if action not in told]):
-        rests_on = grounds_of(difference(content.estimates, action, floor) for action in near)
+    rows = {action: content.estimates.get(SIMULTANEOUS_GAP, action, floor) for action in others}
+    near = [action for action, row in rows.items() if not row.excludes_zero()]
+    if content.estimates.pairs and near:
+        rests_on = grounds_of(rows[action] for action in near)
         yield f"Not told from the {floor} {'is' if len(near) == 1 else 'are'} {listed(near)}{rests_on}."
 
 
