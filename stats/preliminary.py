@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from stats.alike import MOST_UNLIKE, most_unlike
-from stats.linearization.standard_errors import effective
+from stats.linearization.cluster_blocks import effective
 
 LEVEL = 0.95
 

@@ -20,7 +20,7 @@ from stats.alike import alike_documents
 from stats.bootstrap import observed, observed_errors, resample
 from stats.ends import ALIKE, STUDENTIZED, Studentized, distance_quantiles, document_intervals, expanded_tails
 from stats.intervals import whole_clusters
-from stats.linearization.standard_errors import ClusterBlocks
+from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
 
