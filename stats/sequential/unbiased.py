@@ -40,6 +40,7 @@ class LookSaid:
         estimate: the endpoint's.
         low: the lower end of its repeated interval.
         high: the upper end.
+        alone: whether this endpoint alone decided if the study stops: all others were resolved.
 
     """
 
@@ -48,14 +49,14 @@ class LookSaid:
     estimate: float
     low: float
     high: float
+    alone: bool = True
 
 
 def median_unbiased(looks: Sequence[LookSaid], resolution: Resolution) -> float:
     """Return the median-unbiased estimate of an endpoint at the last of some looks.
 
-    Looks at which the endpoint was resolved did not end the study, because of other endpoints: the estimate would have
-    gone on whatever it was. Where every earlier look is of that kind, and where a study stops by the width of its
-    intervals, it is the plain estimate.
+    At a look at which another endpoint was not resolved the study went on, whatever this endpoint's estimate was. If
+    every earlier look is of that kind, and if a study stops by the width of its intervals, this is the plain estimate.
 
     Args:
         looks: those that were taken, with their intervals; the study stopped at the last one.
@@ -63,11 +64,11 @@ def median_unbiased(looks: Sequence[LookSaid], resolution: Resolution) -> float:
 
     """
     *before, last = looks
-    open_ones = [look for look in before if not resolution.holds(look.low, look.high)]
+    passed = [look for look in before if look.alone]
     unit = (last.high - last.low) / (2 * last.constant)
-    if resolution.rule == HALF_WIDTH or not open_ones or not unit > 0:
+    if resolution.rule == HALF_WIDTH or not passed or not unit > 0:
         return last.estimate
-    stages = [_Stage.of(look, last, unit, resolution) for look in open_ones]
+    stages = [_Stage.of(look, last, unit, resolution) for look in passed]
 
     def excess(distance: float) -> float:
         return _as_high(stages, last.estimate / unit, last.estimate / unit + distance) - 0.5

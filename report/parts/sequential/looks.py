@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from itertools import groupby
@@ -90,6 +91,10 @@ def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tu
     resolved = all(row["resolved"] for row in rows if row["look"] == reached)
     if resolution.rule == HALF_WIDTH or not (resolved or reached == len(planned["looks"])):
         return {}
+    unresolved: dict[int, set[tuple[str, str, str, str]]] = defaultdict(set)
+    for row in rows:
+        if not row["resolved"]:
+            unresolved[row["look"]].add(_endpoint(row))
     found = {}
     for endpoint, of_endpoint in groupby(rows, key=_endpoint):
         own = list(of_endpoint)
@@ -102,6 +107,7 @@ def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tu
                     row["estimate"],
                     row["low"],
                     row["high"],
+                    unresolved[row["look"]] <= {endpoint},
                 )
                 for row in bounded
             ]
