@@ -97,7 +97,7 @@ def _resampled(
     low, high, defined = distance_quantiles(given, levels, clusters, between)
     with np.errstate(invalid="ignore"):
         below, above = (np.clip(one, student, _FARTHEST * student) for one in (high, -low))
-        low, high = _at_distances(given, below, above, between)
+        low, high = at_distances(given, below, above, between)
     expanded = ~defined
     if expanded.any():
         own = given.draws if expanded.all() else given.draws[:, expanded]
@@ -125,8 +125,8 @@ def distance_quantiles(
     return low, high, defined
 
 
-def _at_distances(given: Studentized, below: Float, above: Float, between: Between) -> tuple[Float, Float]:
-    """The ends so many standard errors below and above; of fractions inside their range on the logit scale.
+def at_distances(given: Studentized, below: Float, above: Float, between: Between) -> tuple[Float, Float]:
+    """Return the ends so many standard errors below and above; of fractions inside their range on the logit scale.
 
     There eta = logit theta has the standard error SE / (theta (1 - theta)).
     """
