@@ -79,6 +79,11 @@ class LlamaCppSide:
         return self.settings.asked
 
     @property
+    def said(self) -> Mapping[str, Any]:
+        """The file's digest and the settings say all of it."""
+        return {}
+
+    @property
     def capabilities(self) -> Capabilities:
         """Nothing is promised of rows: attention adds up a shared cache in the order in which entries lie there."""
         return Capabilities(row_invariant=False, most_streams=MOST_STREAMS)

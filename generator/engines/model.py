@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from generator.actions import Action
 from generator.coupling.streams import Savings
-from generator.engines.engine import Engine, Side
+from generator.engines.engine import Described, Side
 from generator.engines.kernels import EngineKernels, PromptSide
 from generator.identity import ActionIdentity
 from schema.document import Document
@@ -42,7 +42,7 @@ class EngineModel:
     """
 
     id: str
-    engine: Engine
+    engine: Described
     reference: Side
     sides: Mapping[str, Side]
     tokenizer_sha256: str | None
@@ -71,6 +71,7 @@ class EngineModel:
         """What makes an action's units: both sides' weights and settings, and the engine with what moves it."""
         side = self.sides[action.name]
         said = [self.description, self.reference.asked, side.asked, side.weights_sha256]
+        said += [dict(one.said) for one in (self.reference, side) if one.said]
         own = hashlib.sha256(json.dumps(said, sort_keys=True, default=dict).encode()).hexdigest()
         return ActionIdentity(self.reference.weights_sha256, self.tokenizer_sha256, own)
 
@@ -104,11 +105,14 @@ class EngineModel:
 
 @dataclass(frozen=True)
 class _Prefilled:
-    """A side with a prompt: its bytes as the engine measures them, and the seconds that decoding it took."""
+    """A side with a prompt: its bytes as the engine measures them, and the seconds that decoding it took.
+
+    The bytes are None if the engine does not say.
+    """
 
     side: Side
     decoded: PromptSide
-    prompt_bytes: int
+    prompt_bytes: int | None
     seconds: float
 
 
@@ -168,9 +172,12 @@ class PreparedSides:
             "weights_sha256": own.side.weights_sha256,
             "row_invariant": self._model.reference.capabilities.row_invariant,
         }
+        if reference.side.said:
+            said["reference_said"] = dict(reference.decoded.session.read_back)
+        beside = None if own.prompt_bytes is None else 0
         return {
-            "prompt_entries": entries, "kept_entries": entries, "payload_bytes": own.prompt_bytes, "scale_bytes": 0,
-            "index_bytes": 0, "metadata_bytes": 0, "resident_bytes": own.prompt_bytes,
+            "prompt_entries": entries, "kept_entries": entries, "payload_bytes": own.prompt_bytes,
+            "scale_bytes": beside, "index_bytes": beside, "metadata_bytes": beside, "resident_bytes": own.prompt_bytes,
             "prefill_seconds": own.seconds + share, "engine": json.dumps(said, sort_keys=True),
         }  # fmt: skip
 

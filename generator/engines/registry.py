@@ -7,40 +7,80 @@ from typing import Final
 
 from generator.engines.again import Again
 from generator.engines.engine import Engine, Side
+from generator.engines.http.engine import Servers, check_same_model, check_slots
+from generator.engines.http.settings import OPENAI, Requests
 from generator.engines.llama_cpp import LlamaCpp
 from generator.engines.model import EngineModel
 from generator.transformer.fingerprints import tokenizer_sha256
 from generator.transformer.local_folders import gguf_file, model_location, tokenizer_location
 from schema.errors import InputError, nearest
-from schema.study import FLOOR_ACTION, Study
+from schema.study import FLOOR_ACTION, HTTP, ActionSection, ModelSection, Study
 
 ENGINES: Final[dict[str, Callable[[], Engine]]] = {"llama.cpp": LlamaCpp}
+"""Engines in this process."""
 
 
 def engine_model(study: Study) -> EngineModel:
     """Make the model of a study with an engine; no weights are loaded.
 
     Raises:
-        InputError: An unknown engine or setting, weights that cannot be read, or sides that share no vocabulary.
+        InputError: An unknown engine or setting, weights that cannot be read, a server that does not answer, or sides
+            that share no vocabulary.
     """
-    section = study.model
-    name = section.engine or ""
+    name = study.model.engine or ""
+    if name == HTTP:
+        return _of_servers(study)
     if name not in ENGINES:
-        raise InputError(f"model.engine = '{name}': {nearest(name, ENGINES)}")
-    engine, file = ENGINES[name](), gguf_file(section.id, section.folder)
-    asked = section.settings or {}
+        raise InputError(f"model.engine = '{name}': {nearest(name, (*ENGINES, HTTP))}")
+    section, engine = study.model, ENGINES[name]()
+    file, asked = gguf_file(section.id, section.folder), section.settings or {}
     reference = engine.side(file, asked, "model.settings")
     sides: dict[str, Side] = {}
-    for action in (one for one in study.actions if one.name != FLOOR_ACTION):
+    for action in _actions(study):
         own = file if action.weights is None else gguf_file(action.weights, section.folder)
         side = engine.side(own, asked | (action.settings or {}), f"action '{action.name}'")
         _check_shared(action.name, reference, side)
         sides[action.name] = side
     sides[FLOOR_ACTION] = Again(reference)
-    tokenizer = reference.facts.tokenizer_sha256
-    if tokenizer_location(section) != model_location(section):
-        tokenizer = tokenizer_sha256(tokenizer_location(section), section.revision)
-    return EngineModel(section.id, engine, reference, sides, tokenizer, study.law)
+    return EngineModel(section.id, engine, reference, sides, _tokenizer(section, reference), study.law)
+
+
+def _of_servers(study: Study) -> EngineModel:
+    """The model whose sides are servers; the reference's has slots for the floor, too."""
+    section = study.model
+    engine, asked = Servers(Requests.of(section.requests or {})), section.settings or {}
+    reference, floor = engine.side(section.url or "", asked, "model.url").halves()
+    check_slots(reference, "model.url")
+    if not reference.capabilities.full_laws and not study.law.greedy:
+        raise InputError(
+            f"model.settings: api = '{OPENAI}': has tokens and no laws, which is enough at temperature 0 alone; write "
+            "temperature = 0 under [study]"
+        )
+    sides: dict[str, Side] = {}
+    for action in _actions(study):
+        where = f"action '{action.name}'"
+        side = engine.side(action.url or "", asked | (action.settings or {}), where)
+        check_slots(side, where)
+        _check_shared(action.name, reference, side)
+        check_same_model(action.name, reference, side)
+        sides[action.name] = side
+    sides[FLOOR_ACTION] = floor
+    return EngineModel(section.id, engine, reference, sides, _tokenizer(section, reference), study.law)
+
+
+def _actions(study: Study) -> list[ActionSection]:
+    return [action for action in study.actions if action.name != FLOOR_ACTION]
+
+
+def _tokenizer(section: ModelSection, reference: Side) -> str | None:
+    """SHA-256 of the tokenizer that prompts go through: the one that the study file names, or the weights' own."""
+    if section.engine == HTTP:
+        named = section.tokenizer is not None
+    else:
+        named = tokenizer_location(section) != model_location(section)
+    if named:
+        return tokenizer_sha256(tokenizer_location(section), section.revision)
+    return reference.facts.tokenizer_sha256
 
 
 def _check_shared(action: str, reference: Side, side: Side) -> None:
