@@ -45,6 +45,7 @@ class Connection:
 
     Attributes:
         on_return: Is called when the server is back; it raises an error if another one is there.
+        received: Bytes of all answers so far.
 
     Raises:
         InputError: The address is none.
@@ -67,6 +68,7 @@ class Connection:
         weakref.finalize(self, self._client.close)
         self.on_return: Callable[[], None] = lambda: None
         self._returning = threading.RLock()  # what looks at a server that is back makes requests, too
+        self.received = 0
         self._known = False  # whether the server has answered at all
         self._losses = 0
 
@@ -95,18 +97,7 @@ class Connection:
             InputError: The server refuses the request, or has never answered.
             OperationError: The server is gone for too long, or fails.
         """
-        losses = self._losses
-        try:
-            answer = self._send(path, body)
-        except httpx.TransportError as error:
-            if not self._known:
-                raise InputError(f"{self.url}: no server answers there: {_words(error)}") from None
-            self._wait(losses, _words(error))
-            raise LostServerError from None
-        if answer.status_code in _BUSY:
-            self._wait(losses, f"it answered {answer.status_code}")
-            raise LostServerError
-        self._known = True
+        answer = self._answered(path, body)
         if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
             raise OperationError(f"{self.url}{path}: answered {answer.status_code}: {answer.text[:_WORDS]}")
         if answer.is_error:
@@ -116,12 +107,22 @@ class Connection:
         except ValueError:
             raise OperationError(f"{self.url}{path}: the answer is no JSON: {answer.text[:80]!r}") from None
 
-    def said(self, path: str) -> Any:
-        """Return the JSON of a path that not every server has; None without it."""
-        try:
-            return self.ask(path)
-        except (InputError, OperationError):
-            return None
+    def said(self, path: str, body: Any = None) -> dict[str, Any]:
+        """Return the JSON object of a path that not every server has; {} without it.
+
+        Raises:
+            InputError: The server has never answered.
+            OperationError: The server is gone for too long.
+        """
+        while True:
+            try:
+                answer = self._answered(path, body)
+                found = {} if answer.is_error else answer.json()
+            except LostServerError:
+                continue
+            except ValueError:
+                return {}
+            return found if isinstance(found, dict) else {}
 
     def at_once(self, items: Sequence[_Item], function: Callable[[_Item], _Found], most: int = 0) -> list[_Found]:
         """Apply a function that makes requests to some items, and return what it found in their order.
@@ -146,6 +147,22 @@ class Connection:
     def close(self) -> None:
         """Close all connections."""
         self._client.close()
+
+    def _answered(self, path: str, body: Any) -> httpx.Response:
+        losses = self._losses
+        try:
+            answer = self._send(path, body)
+        except httpx.TransportError as error:
+            if not self._known:
+                raise InputError(f"{self.url}: no server answers there: {_words(error)}") from None
+            self._wait(losses, _words(error))
+            raise LostServerError from None
+        if answer.status_code in _BUSY:
+            self._wait(losses, f"it answered {answer.status_code}")
+            raise LostServerError
+        self._known = True
+        self.received += len(answer.content)
+        return answer
 
     def _send(self, path: str, body: Any) -> httpx.Response:
         return self._client.get(path) if body is None else self._client.post(path, json=body)

@@ -37,11 +37,11 @@ class LlamaServer:
             InputError: It is no llama-server, or does not say what is needed.
         """
         properties = connection.said("/props")
-        if not isinstance(properties, dict) or "total_slots" not in properties:
+        if "total_slots" not in properties:
             raise InputError(
                 f"{where}: {connection.url} is no llama-server: it has no /props; write api in its settings"
             )
-        models = (connection.said("/v1/models") or {}).get("data") or [{}]
+        models = connection.said("/v1/models").get("data") or [{}]
         meta = models[0].get("meta") or {}
         defaults = properties.get("default_generation_settings") or {}
         parameters = defaults.get("params") or {}
@@ -96,11 +96,7 @@ class LlamaServer:
 
     def slot_bytes(self, connection: Connection, slot: int) -> int | None:
         """Return how many bytes a slot's saved state takes; None if the server was not started to save slots."""
-        try:
-            answer = connection.ask(f"/slots/{slot}?action=save", {"filename": SAVED})
-        except (InputError, OperationError):
-            return None
-        written = answer.get("n_written") if isinstance(answer, dict) else None
+        written = connection.said(f"/slots/{slot}?action=save", {"filename": SAVED}).get("n_written")
         return int(written) if written else None
 
     @staticmethod

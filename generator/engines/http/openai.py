@@ -24,12 +24,11 @@ class OpenAi:
             InputError: It lists no model.
         """
         model = first_model(connection, where)
-        version, properties = connection.said("/version") or {}, connection.said("/props") or {}
         said = {
             "server": "openai",
             **{name: model.get(name) for name in ("id", "root", "owned_by")},
-            "version": version.get("version") if isinstance(version, dict) else None,
-            "build_info": properties.get("build_info") if isinstance(properties, dict) else None,
+            "version": connection.said("/version").get("version"),
+            "build_info": connection.said("/props").get("build_info"),
         }
         positions = int(model.get("max_model_len") or 0)
         return ServerFacts(said, settings.vocabulary, positions, settings.stated_eos(where), None)

@@ -31,9 +31,9 @@ class Sglang:
             InputError: It is no SGLang.
         """
         model = connection.said("/get_model_info")
-        if not isinstance(model, dict) or "model_path" not in model:
+        if "model_path" not in model:
             raise InputError(f"{where}: {connection.url} is no SGLang: it has no /get_model_info; write another api")
-        server = connection.said("/server_info") or connection.said("/get_server_info") or {}
+        server = connection.said("/server_info") or connection.said("/get_server_info")
         said = {
             "server": "sglang",
             **{name: model.get(name) for name in _MODEL},

@@ -35,7 +35,7 @@ class Vllm:
             InputError: It is no vLLM.
         """
         version = connection.said("/version")
-        if not isinstance(version, dict) or "version" not in version:
+        if "version" not in version:
             raise InputError(f"{where}: {connection.url} is no vLLM: it has no /version; write another api")
         model = first_model(connection, where)
         said = {
@@ -76,8 +76,7 @@ def first_model(connection: Connection, where: str) -> dict[str, Any]:
     Raises:
         InputError: It lists none.
     """
-    listed = connection.said("/v1/models")
-    models = listed.get("data") if isinstance(listed, dict) else None
+    models = connection.said("/v1/models").get("data")
     if not models or not isinstance(models[0], dict) or "id" not in models[0]:
         raise InputError(f"{where}: {connection.url}/v1/models lists no model")
     return dict(models[0])
@@ -85,9 +84,5 @@ def first_model(connection: Connection, where: str) -> dict[str, Any]:
 
 def probed_tokenizer(connection: Connection, body: dict[str, Any]) -> str | None:
     """Return SHA-256 of the tokens of a text that tells tokenizers apart; None if the server tokenizes none."""
-    try:
-        answer = connection.ask("/tokenize", body)
-    except (InputError, OperationError):
-        return None
-    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    tokens = connection.said("/tokenize", body).get("tokens")
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest() if tokens else None
