@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fixtures.llama_server import LlamaServer
-from fixtures.processes import Command, run_command
+from fixtures.small_study import evaluate, run_of
 from fixtures.study_files import load_study
 
 import kvdrift
@@ -131,26 +132,35 @@ def test_pairs_and_bytes_are_those_in_process(tmp_path: Path, weights: Path, ser
 
 def test_a_server_killed_in_a_run_costs_time_alone(tmp_path: Path, weights: Path) -> None:
     pair = (LlamaServer(weights, "f16", 8).start(), LlamaServer(weights, "q4_0", 4).start())
-    try:
-        study = served(tmp_path, pair, 'tokenizer = "kvdrift/tiny"', 16)
-        assert run_command("run", study, "--store", tmp_path / "whole")[0] == 0
-        command = Command("run", study, "--store", tmp_path / "killed")
+    study = load_study(served(tmp_path, pair, 'tokenizer = "kvdrift/tiny"', 16))
+    times: list[float] = []
+
+    def kill() -> None:
+        """Each server in the middle of a document, once there are units."""
+        while not (tmp_path / "killed" / "units").is_dir():
+            time.sleep(0.02)
         for server in pair:
-            while command.running and "evaluation documents" not in command.err():
-                time.sleep(0.05)
-            assert command.running
+            time.sleep(times[0] / 8)
             server.kill()
-            time.sleep(1)
+            time.sleep(0.5)
             server.start()
-        while command.running:
-            time.sleep(0.1)
-        rows = []
-        for name in ("whole", "killed"):
-            with kvdrift.open(tmp_path / name) as views:
-                rows.append(views.sql("select * from events order by doc, action, replicate, t").fetchnumpy())
+
+    try:
+        began = time.monotonic()
+        evaluate(run_of(study, tmp_path / "whole"))
+        times.append(time.monotonic() - began)
+        killer = threading.Thread(target=kill)
+        killer.start()
+        evaluate(run_of(study, tmp_path / "killed"))
+        assert not killer.is_alive()
     finally:
+        killer.join()
         for server in pair:
             server.kill()
+    rows = []
+    for name in ("whole", "killed"):
+        with kvdrift.open(tmp_path / name) as views:
+            rows.append(views.sql("select * from events order by doc, action, replicate, t").fetchnumpy())
     assert len(rows[0]["t"]) == len(rows[1]["t"]) == 16 * 4 * 6 * 2
     assert all(np.array_equal(rows[0][name], rows[1][name]) for name in ("x_token", "y_token"))
     assert max(np.abs(rows[0][name] - rows[1][name]).max() for name in ("delta", "f")) <= CLOSE
