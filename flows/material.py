@@ -12,8 +12,8 @@ from generator.documents.held import NOTHING_HELD, HeldDocuments
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from generator.documents.source import document_of
 from generator.engines.model import check_prompt as check_engine_prompt
-from generator.engines.registry import engine_model
 from generator.finite.study_systems import study_systems, system_document
+from generator.generation.engine_models import engine_model
 from generator.transformer.configuration import head_size, position_limit, vocabulary_size
 from generator.transformer.decoder import check_prompt
 from generator.transformer.local_folders import (

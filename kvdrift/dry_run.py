@@ -15,11 +15,11 @@ from flows.material import Material, SharedMaterial
 from flows.revisions import begun_revisions
 from flows.study_file.remarks import remarks
 from flows.study_run import StudyRun
-from generator.engines.footprint import EngineFootprint, engine_footprint
 from generator.engines.http.cost import position_cost
 from generator.engines.http.engine import ServerSide
 from generator.engines.model import EngineModel
-from generator.engines.registry import engine_model
+from generator.generation.engine_footprint import EngineFootprint, engine_footprint
+from generator.generation.engine_models import engine_model
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
 from generator.transformer.local_folders import has_local_weights, local_configuration, model_location
 from kvdrift.timing import Extent, Seconds, study_time

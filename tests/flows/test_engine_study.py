@@ -15,7 +15,7 @@ from fixtures.study_files import load_study
 import kvdrift
 from flows import stages
 from flows.checks import floor_line
-from generator.engines import registry
+from generator.generation import engine_models
 from log.store import Store
 from schema.errors import ControlError, InputError
 from schema.study import Study
@@ -27,7 +27,7 @@ ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
 @pytest.fixture(scope="module", autouse=True)
 def _fake() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry.ENGINES, "fake", FakeEngine)
+        patch.setitem(engine_models.ENGINES, "fake", FakeEngine)
         yield
 
 

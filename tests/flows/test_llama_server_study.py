@@ -19,8 +19,8 @@ from generator.actions import build_actions
 from generator.embedded.documents import make_document
 from generator.embedded.vocabulary import SYMBOLS
 from generator.engines.model import EngineModel
-from generator.engines.registry import engine_model
 from generator.generation import PendingUnit, generate_units
+from generator.generation.engine_models import engine_model
 from generator.transformer.local_folders import EMBEDDED_FOLDER
 from log.store import Unit
 from schema.sampling import SamplingLaw

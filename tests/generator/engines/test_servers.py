@@ -21,8 +21,8 @@ from generator.engines.http import connection
 from generator.engines.http.laws import whole_law
 from generator.engines.http.slots import SlotSession
 from generator.engines.model import EngineModel
-from generator.engines.registry import engine_model
 from generator.generation import PendingUnit, generate_units
+from generator.generation.engine_models import engine_model
 from log.store import Unit
 from schema.errors import InputError, OperationError
 from schema.sampling import SamplingLaw

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from generator.engines.again import Again
 from generator.engines.engine import Engine, Side
 from generator.engines.http.engine import Servers, check_same_model, check_slots
 from generator.engines.http.settings import OPENAI, Requests
-from generator.engines.llama_cpp import LlamaCpp
+from generator.engines.llama_cpp import NAME, LlamaCpp
 from generator.engines.model import EngineModel
-from generator.transformer.fingerprints import tokenizer_sha256
+from generator.transformer.fingerprints import file_sha256, tokenizer_sha256
 from generator.transformer.local_folders import gguf_file, model_location, tokenizer_location
 from schema.errors import InputError, nearest
 from schema.study import FLOOR_ACTION, HTTP, ActionSection, ModelSection, Study
 
-ENGINES: Final[dict[str, Callable[[], Engine]]] = {"llama.cpp": LlamaCpp}
+ENGINES: Final[dict[str, Callable[[], Engine]]] = {NAME: partial(LlamaCpp, file_sha256)}
 """Engines in this process."""
 
 
