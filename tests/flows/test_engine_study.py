@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 from fixtures.command import call, mistake
@@ -150,6 +151,27 @@ def test_settings_need_an_engine(tmp_path: Path) -> None:
 def test_a_dumped_study_is_the_same_study(tmp_path: Path) -> None:
     study = load_study(write_engine_study(tmp_path))
     assert Study.model_validate(study.model_dump()).actions == study.actions
+
+
+def test_an_action_of_an_engine_is_confirmed_on_documents_that_nobody_saw(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copytree(measured, tmp_path / "copy")
+    store = tmp_path / "copy" / "store"
+    explored = write_engine_study(tmp_path / "copy")
+    code, out, err = call(capsys, "confirm", explored, "--action", "bits-1", "--store", store)
+    assert (code, err) == (0, "")
+    assert "study 'engine-confirm' of bits-4, bits-1 with seed 4" in out
+    run = run_of(load_study(tmp_path / "copy" / "engine-confirm.toml"), store)
+    assert [action.name for action in run.study.actions] == ["bits-4", "bits-1", "floor"]
+    assert run.study.model == load_study(explored).model
+    finish(run)
+    with kvdrift.open(store) as views:
+        status = views.sql(
+            "select distinct status from estimates where study = 'engine-confirm' and quantity = 'mismatch' "
+            "and stratum = 'pooled' and action = 'bits-1'"
+        ).fetchall()
+    assert status == [("prespecified",)]
 
 
 @pytest.mark.parametrize("options", [("--endpoint", "grpc://127.0.0.1:1"), ("--cluster", "tcp://127.0.0.1:1")])
