@@ -89,9 +89,18 @@ class EngineModel:
         Raises:
             InputError: The prompt has tokens that the vocabulary lacks, or is too long for the model.
         """
-        check_prompt(document, horizon, self.reference)
+        self.check_prompt(document, horizon)
         prepared = [self._prefilled(side, document, horizon) for side in (self.reference, *self._sides(actions))]
         return PreparedSides(self, document, tuple(actions), horizon, prepared, self.law)
+
+    def check_prompt(self, document: Document, horizon: int) -> None:
+        """Refuse a prompt that a side cannot read.
+
+        Raises:
+            InputError: It has tokens beyond the vocabulary, or too many tokens.
+        """
+        for name, side in {"the reference": self.reference, **self.sides}.items():
+            _check_prompt(document, horizon, side, name)
 
     def _sides(self, actions: Sequence[Action]) -> list[Side]:
         return [self.sides[action.name] for action in actions]
@@ -191,19 +200,14 @@ def streams_at_once(side: Side, entries: int, horizon: int) -> int:
     return min(max(room, _STREAMS), side.capabilities.most_streams)
 
 
-def check_prompt(document: Document, horizon: int, reference: Side) -> None:
-    """Refuse a prompt that the weights cannot read.
-
-    Raises:
-        InputError: It has tokens beyond the vocabulary, or too many tokens.
-    """
-    facts, where = reference.facts, f"document '{document.doc}'"
+def _check_prompt(document: Document, horizon: int, side: Side, name: str) -> None:
+    facts, where = side.facts, f"document '{document.doc}'"
     if document.tokens and max(document.tokens) >= facts.vocabulary:
         raise InputError(
             f"{where}: token {max(document.tokens)} is none of the vocabulary, which has {facts.vocabulary}"
         )
     if facts.positions and document.prompt_tokens + horizon > facts.positions:
         raise InputError(
-            f"{where}: {document.prompt_tokens} prompt tokens and {horizon} generated ones are more than the model's "
-            f"{facts.positions} positions; ask for shorter prompts or a shorter horizon"
+            f"{where}: {document.prompt_tokens} prompt tokens and {horizon} generated ones are more than the "
+            f"{facts.positions} positions of {name}; ask for shorter prompts or a shorter horizon"
         )

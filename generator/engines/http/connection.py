@@ -71,6 +71,7 @@ class Connection:
         self.received = 0
         self._known = False  # whether the server has answered at all
         self._losses = 0
+        self._late: dict[str, float] = {}  # of each path whose answers are late, since when
 
     def ask(self, path: str, body: Any = None) -> Any:
         """Send a request and return the answer's JSON; it is repeated if the server is gone and comes back.
@@ -155,14 +156,31 @@ class Connection:
         except httpx.TransportError as error:
             if not self._known:
                 raise InputError(f"{self.url}: no server answers there: {_words(error)}") from None
+            if isinstance(error, httpx.ReadTimeout):
+                self._check_late(path)
             self._wait(losses, _words(error))
             raise LostServerError from None
         if answer.status_code in _BUSY:
             self._wait(losses, f"it answered {answer.status_code}")
             raise LostServerError
+        if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
+            raise InputError(
+                f"{self.url}{path}: refused with {answer.status_code}; the environment variable {KEY} has the key that "
+                "is sent"
+            )
         self._known = True
+        self._late.pop(path, None)
         self.received += len(answer.content)
         return answer
+
+    def _check_late(self, path: str) -> None:
+        """Give up a server that is there and does not answer in time, again and again."""
+        since = self._late.setdefault(path, time.monotonic() - self._requests.timeout)
+        if time.monotonic() - since > self._requests.timeout + self._requests.patience:
+            raise OperationError(
+                f"{self.url}{path}: no answer within {self._requests.timeout} s, for {self._requests.patience} s; write a "
+                "longer timeout under model.requests, or fewer requests at_once"
+            )
 
     def _send(self, path: str, body: Any) -> httpx.Response:
         return self._client.get(path) if body is None else self._client.post(path, json=body)

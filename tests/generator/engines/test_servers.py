@@ -158,6 +158,42 @@ def test_a_server_that_stays_away_is_named(tmp_path: Path, servers: Pair) -> Non
         model_of(tmp_path, servers)
 
 
+def test_a_server_that_is_always_late_is_given_up(tmp_path: Path, servers: Pair) -> None:
+    model = model_of(tmp_path, servers, ("[[documents]]", "requests = { timeout = 1, patience = 0 }\n\n[[documents]]"))
+    servers[0].late = 1.2
+    with pytest.raises(OperationError, match="no answer within 1 s, for 0 s; write a longer timeout"):
+        units_of(model, tmp_path)
+
+
+def test_a_late_answer_is_asked_for_again(tmp_path: Path, servers: Pair) -> None:
+    model = model_of(tmp_path, servers, ("[[documents]]", "requests = { timeout = 1, patience = 60 }\n\n[[documents]]"))
+    whole = units_of(model, tmp_path)
+    answer, asked = servers[0].answer, [0]
+
+    def late_once(path: str, body: object) -> tuple[int, object]:
+        asked[0] += path == "/completion"
+        servers[0].late = 1.5 if asked[0] == 20 else 0.0
+        return answer(path, body)
+
+    servers[0].answer = late_once  # type: ignore[method-assign]
+    assert_same(whole, units_of(model, tmp_path))
+
+
+def test_a_key_is_sent_and_stored_nowhere(tmp_path: Path, servers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers[0].key = servers[1].key = "secret-key"
+    with pytest.raises(InputError, match="refused with 401; the environment variable KVDRIFT_SERVER_KEY"):
+        model_of(tmp_path, servers)
+    monkeypatch.setenv(connection.KEY, "secret-key")
+    units = units_of(model_of(tmp_path, servers), tmp_path)
+    assert all("secret-key" not in str(unit.record) for unit in units.values())
+
+
+def test_slots_without_room_are_refused(tmp_path: Path, servers: Pair) -> None:
+    servers[1].entries = 400
+    with pytest.raises(InputError, match="are more than the 400 positions of bits-4"):
+        units_of(model_of(tmp_path, servers), tmp_path)
+
+
 def test_another_server_at_the_address_is_refused_and_another_identity(tmp_path: Path, servers: Pair) -> None:
     model = model_of(tmp_path, servers)
     (action, _) = build_actions(load_study(tmp_path / "servers.toml"))
