@@ -165,8 +165,8 @@ class Connection:
             raise LostServerError
         if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
             raise InputError(
-                f"{self.url}{path}: refused with {answer.status_code}; the environment variable {KEY} has the key that "
-                "is sent"
+                f"{self.url}{path}: refused with {answer.status_code}; the environment variable {KEY} has the key "
+                "that is sent"
             )
         self._known = True
         self._late.pop(path, None)
@@ -178,8 +178,8 @@ class Connection:
         since = self._late.setdefault(path, time.monotonic() - self._requests.timeout)
         if time.monotonic() - since > self._requests.timeout + self._requests.patience:
             raise OperationError(
-                f"{self.url}{path}: no answer within {self._requests.timeout} s, for {self._requests.patience} s; write a "
-                "longer timeout under model.requests, or fewer requests at_once"
+                f"{self.url}{path}: no answer within {self._requests.timeout} s, for {self._requests.patience} s; write "
+                "a longer timeout under model.requests, or fewer requests at_once"
             )
 
     def _send(self, path: str, body: Any) -> httpx.Response:
