@@ -21,7 +21,7 @@ from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
 
-from log.compaction import tiers
+from log.compaction import too_many
 from log.delta.folder import DeltaFolder
 from log.delta.parquet_files import StoredFile
 from log.store import Store, Unit
@@ -338,7 +338,7 @@ def test_files_of_every_size_that_are_too_many_are_put_together() -> None:
     small, large, few = (
         [StoredFile(f"{rows}-{n}", 1, rows) for n in range(n)] for rows, n in ((20, 20), (900, 18), (2, 3))
     )
-    assert tiers([*large, *few, *small], 1 << 18) == [small, large]
+    assert too_many([*large, *few, *small], 1 << 18) == [small, large]
 
 
 def test_a_store_that_grows_gathers_its_files(tmp_path: Path) -> None:
