@@ -158,6 +158,16 @@ class Facts:
         return any(row["settings"] is not None for row in self.actions)
 
     @property
+    def whole(self) -> str:
+        """What actions are held against, in words."""
+        return "the reference" if self.finite or self.engine else "the full cache"
+
+    @property
+    def other(self) -> str:
+        """What is held against it, in words."""
+        return "the action" if self.finite or self.engine else "the compressed model"
+
+    @property
     def whole_cache(self) -> str | None:
         """The action whose bytes are those of the whole cache: the control, or with an engine its floor."""
         floors = self.noise_floors if self.engine else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
 from shutil import copytree
 
@@ -67,10 +68,20 @@ def test_the_floor_is_an_action_and_the_whole_cache(measured: Path) -> None:
 def test_the_page_says_nothing_that_is_not_true_of_engines(measured: Path) -> None:
     page = (measured / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
     text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page))
-    for word in ("evict", "full cache", "compressed model’s continuation", "retention", "left out or coded"):
+    for word in ("evict", "full cache", "the full one", "of full", "compressed", "retention", "left out or coded"):
         assert word not in text, word
     for words in ("the reference once more with streams of its own", "Engine", "fake, numpy, 1", "bits 4", "floor"):
         assert words in text, words
+
+
+def test_the_study_file_on_the_page_is_the_one_that_was_run(measured: Path, tmp_path: Path) -> None:
+    page = (measured / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
+    write_engine_study(tmp_path)
+    path = tmp_path / "shown.toml"
+    path.write_text(unescape(re.findall(r"<pre><code>(# Written.*?)</code></pre>", page, re.DOTALL)[0]))
+    shown, written = load_study(path), load_study(tmp_path / "engine.toml")
+    assert shown.sha256 == written.sha256
+    assert {action.name: action for action in shown.actions} == {action.name: action for action in written.actions}
 
 
 def test_the_store_is_sound(measured: Path) -> None:

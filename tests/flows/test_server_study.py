@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory, servers: Pair) -> Path:
 def test_the_page_of_servers(measured: Path) -> None:
     page = (measured / "store" / "report" / "servers" / "index.html").read_text(encoding="utf-8")
     text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page))
-    for word in ("evict", "full cache", "compressed model’s continuation", "left out or coded"):
+    for word in ("evict", "full cache", "the full one", "compressed", "left out or coded"):
         assert word not in text, word
     for words in ("--bits 4", "http, httpx", "llama-server", "floor", "the reference again"):
         assert words in text, words
+    assert "# Stores keep no addresses of servers: give [model] and each action a url." in unescape(text)
     with kvdrift.open(measured / "store") as views:
         rows = views.sql("select action, cache_share, mismatch from frontier where split = 'evaluation'").fetchall()
         risk = dict(views.sql(
