@@ -24,6 +24,7 @@ KEY: Final = "KVDRIFT_SERVER_KEY"
 
 _BUSY: Final = (429, 502, 503, 504)  # answers of a server that loads its model, or of what stands before one
 _CONNECT, _PAUSE, _LONGEST_PAUSE = 10.0, 0.1, 2.0  # seconds
+_HERE: Final = ("127.0.0.1", "localhost", "::1")
 _WORDS = 300  # characters of what a server says of a request that it refuses
 _DEFAULT_AT_ONCE = 8
 
@@ -57,6 +58,7 @@ class Connection:
             raise InputError(f'url = "{url}": write an address such as "http://127.0.0.1:8080"')
         key = os.environ.get(KEY)
         try:
+            here = httpx.URL(self.url).host in _HERE
             self._client = httpx.Client(
                 base_url=self.url,
                 timeout=httpx.Timeout(requests.timeout, connect=_CONNECT),
@@ -65,6 +67,8 @@ class Connection:
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise InputError(f'url = "{url}": {error}') from None
+        if key and self.url.startswith("http://") and not here:
+            raise InputError(f"{self.url}: {KEY} would cross a network unencrypted; write an address with https://")
         weakref.finalize(self, self._client.close)
         self.on_return: Callable[[], None] = lambda: None
         self._returning = threading.RLock()  # what looks at a server that is back makes requests, too
@@ -105,7 +109,7 @@ class Connection:
             raise InputError(f"{self.url}{path}: refused with {answer.status_code}: {answer.text[:_WORDS]}")
         try:
             return answer.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             raise OperationError(f"{self.url}{path}: the answer is no JSON: {answer.text[:80]!r}") from None
 
     def said(self, path: str, body: Any = None) -> dict[str, Any]:
@@ -121,7 +125,7 @@ class Connection:
                 found = {} if answer.is_error else answer.json()
             except LostServerError:
                 continue
-            except ValueError:
+            except (ValueError, RecursionError):
                 return {}
             return found if isinstance(found, dict) else {}
 

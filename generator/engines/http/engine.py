@@ -55,7 +55,7 @@ class Servers:
         """
         own = ServerSettings.of(settings, where)
         connection = Connection(url, self.requests, _APIS[own.api].health)
-        facts = _APIS[own.api].facts(connection, own, where)
+        facts = _facts(connection, own, where)
         side = ServerSide(connection, own, facts, where)
         connection.on_return = side.check_same
         return side
@@ -137,7 +137,7 @@ class ServerSide:
         Raises:
             OperationError: Names what it says otherwise.
         """
-        now = self._api.facts(self.connection, self.settings, self.where)
+        now = _facts(self.connection, self.settings, self.where)
         before = {**self.server.said, "tokenizer": self.server.tokenizer_sha256}
         for name, value in {**now.said, "tokenizer": now.tokenizer_sha256}.items():
             if value != before.get(name):
@@ -160,6 +160,16 @@ class ServerSide:
         which, parts = self.part
         share = self.server.slots // parts
         return range(which * share, (which + 1) * share)
+
+
+def _facts(connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
+    """What a server says of itself; answers of an unknown form are those of another kind of server."""
+    try:
+        return _APIS[settings.api].facts(connection, settings, where)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{where}: {connection.url} does not answer as {settings.api} does: {type(error).__name__}: {error}"
+        ) from None
 
 
 def check_slots(side: ServerSide, where: str) -> None:

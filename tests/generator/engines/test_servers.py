@@ -19,6 +19,7 @@ from generator.embedded.documents import make_document
 from generator.engines.again import Again
 from generator.engines.http import connection
 from generator.engines.http.laws import whole_law
+from generator.engines.http.settings import Requests
 from generator.engines.http.slots import SlotSession
 from generator.engines.model import EngineModel
 from generator.generation import PendingUnit, generate_units
@@ -184,6 +185,8 @@ def test_a_key_is_sent_and_stored_nowhere(tmp_path: Path, servers: Pair, monkeyp
     with pytest.raises(InputError, match="refused with 401; the environment variable KVDRIFT_SERVER_KEY"):
         model_of(tmp_path, servers)
     monkeypatch.setenv(connection.KEY, "secret-key")
+    with pytest.raises(InputError, match="would cross a network unencrypted"):
+        connection.Connection("http://10.1.2.3:8080", Requests(), "/health")
     units = units_of(model_of(tmp_path, servers), tmp_path)
     assert all("secret-key" not in str(unit.record) for unit in units.values())
 
@@ -241,6 +244,20 @@ def test_a_wrong_tokenizer_behind_vllm_is_refused(tmp_path: Path) -> None:
         pair[1].shift = 1
         with pytest.raises(InputError, match="the tokenizer"):
             model_of(tmp_path, pair, ('id = "fake"', f'id = "fake"\n{API["vllm"]}'))
+
+
+def test_answers_of_another_form_are_one_line(tmp_path: Path, servers: Pair) -> None:
+    answer = servers[1].answer
+
+    def odd(path: str, body: object) -> tuple[int, object]:
+        return (200, {"total_slots": "many"}) if path == "/props" else answer(path, body)
+
+    servers[1].answer = odd  # type: ignore[method-assign]
+    with pytest.raises(InputError, match=r"action 'bits-4': .* does not answer as llama-server does: ValueError"):
+        model_of(tmp_path, servers)
+    servers[1].answer = lambda *_: (200, ["nested"])  # type: ignore[method-assign]
+    with pytest.raises(InputError, match="is no llama-server"):
+        model_of(tmp_path, servers)
 
 
 def test_laws_with_missing_tokens_stop_a_run(tmp_path: Path, servers: Pair) -> None:
