@@ -30,7 +30,7 @@ class Sglang:
         Raises:
             InputError: It is no SGLang.
         """
-        model = connection.said("/get_model_info")
+        model = connection.said("/get_model_info") or connection.said("/model_info")
         if "model_path" not in model:
             raise InputError(f"{where}: {connection.url} is no SGLang: it has no /get_model_info; write another api")
         server = connection.said("/server_info") or connection.said("/get_server_info")
