@@ -72,8 +72,8 @@ class EngineModel:
         side = self.sides[action.name]
         said = [self.description, self.reference.asked, side.asked, side.weights_sha256]
         said += [dict(one.said) for one in (self.reference, side) if one.said]
-        own = hashlib.sha256(json.dumps(said, sort_keys=True, default=dict).encode()).hexdigest()
-        return ActionIdentity(self.reference.weights_sha256, self.tokenizer_sha256, own)
+        weights = self.reference.weights_sha256 or _sha256(dict(self.reference.said))
+        return ActionIdentity(weights, self.tokenizer_sha256, _sha256(said))
 
     def twins(self, count: int, before: Callable[[], None]) -> list[EngineModel]:  # noqa: ARG002 - one thread asks
         """The model itself: the engine has threads of its own."""
@@ -198,6 +198,10 @@ def streams_at_once(side: Side, entries: int, horizon: int) -> int:
     """
     room = max(_LEAST_ENTRIES, 2 * entries) // horizon
     return min(max(room, _STREAMS), side.capabilities.most_streams)
+
+
+def _sha256(said: Any) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=dict).encode()).hexdigest()
 
 
 def _check_prompt(document: Document, horizon: int, side: Side, name: str) -> None:

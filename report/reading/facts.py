@@ -345,7 +345,14 @@ def _engine(said: dict[str, Any]) -> str:
     named = ", ".join(str(said[key]) for key in ("engine", "library", "build") if said.get(key))
     settings = ", ".join(f"{name} {str(value).lower()}" for name, value in (said.get("reference") or {}).items())
     environment = ", ".join(f"{name}={value}" for name, value in (said.get("environment") or {}).items())
-    parts = (named, settings and f"the reference with {settings}", environment and f"environment {environment}")
+    server = said.get("reference_said") or {}
+    served = " ".join(str(server[key]) for key in ("server", "version", "build_info") if server.get(key))
+    parts = (
+        named,
+        served and f"the reference’s server {served}",
+        settings and f"the reference with {settings}",
+        environment and f"environment {environment}",
+    )
     return "; ".join(filter(None, parts))
 
 

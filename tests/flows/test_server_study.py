@@ -43,7 +43,13 @@ def test_the_page_of_servers(measured: Path) -> None:
     text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page))
     for word in ("evict", "full cache", "the full one", "compressed", "left out or coded"):
         assert word not in text, word
-    for words in ("--bits 4", "http, httpx", "llama-server", "floor", "the reference again"):
+    for words in (
+        "--bits 4",
+        "http, httpx",
+        "server llama-server b1; the reference with api llama-server",
+        "floor",
+        "the reference again",
+    ):
         assert words in text, words
     assert "# Stores keep no addresses of servers: give [model] and each action a url." in unescape(text)
     with kvdrift.open(measured / "store") as views:
@@ -54,6 +60,12 @@ def test_the_page_of_servers(measured: Path) -> None:
     assert all(share is None for _, share, _ in rows)
     assert risk["floor"] == 0 < risk["bits-4"]
     assert not [check for check in verify(Store.open(str(measured / "store"))) if check.faults]
+
+
+def test_what_made_the_units_is_known(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "status", measured / "store")
+    assert code == 0
+    assert "identity: unknown" not in out
 
 
 def test_a_server_may_move_and_may_not_change(measured: Path, servers: Pair) -> None:

@@ -73,8 +73,11 @@ class ServerSettings:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The settings by name."""
-        return asdict(self)
+        """How the server is spoken to, and the settings that are given."""
+        return {name: value for name, value in asdict(self).items() if name == "api" or value != _DEFAULTS[name]}
+
+
+_DEFAULTS: Final = asdict(ServerSettings())
 
 
 @dataclass(frozen=True)
