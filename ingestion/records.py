@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from schema.errors import InputError, first_line, reading
 from schema.location import check_regular
 
-MOST_BYTES = 1 << 28  # of a file, and of the values of one column
+MOST_BYTES = 1 << 28  # of a file, and of a row group of Parquet
 MOST_ROWS = 1 << 20
 _SHOWN = 80  # characters of a value
 
@@ -114,10 +114,9 @@ def _check_size(path: Path, metadata: pq.FileMetaData, kind: RecordKind) -> None
     """Refuse a small file that holds more than memory takes."""
     if metadata.num_rows > MOST_ROWS:
         raise InputError(f"{path}: {metadata.num_rows:,} rows, {kind.file} may have {MOST_ROWS:,} at most")
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    for column in (group.column(place) for group in groups for place in range(group.num_columns)):
-        if column.total_uncompressed_size > MOST_BYTES:
-            raise InputError(f"{path}: column '{column.path_in_schema}' is too large, {MOST_BYTES:,} bytes at most")
+    for number in range(metadata.num_row_groups):  # not their columns: damaged entries of these end the process
+        if (size := metadata.row_group(number).total_byte_size) > MOST_BYTES:
+            raise InputError(f"{path}: row group {number} has {size:,} bytes, must be {MOST_BYTES:,} at most")
 
 
 def _jsonl(path: Path, text: str) -> _Records:

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -18,7 +17,7 @@ from faults.outcomes import SURVIVED, tell
 from faults.test_system_calls import start
 from fixtures.processes import Command, run_command
 from fixtures.small_study import run_of
-from fixtures.stored_rows import rows
+from fixtures.stored_rows import assert_alike, rows
 from fixtures.study_files import load_study
 
 from flows import stages
@@ -55,7 +54,7 @@ def test_two_runs_beside_compaction(finished_laws: Path, tmp_path: Path) -> None
             assert run_command("compact", store)[0] == 0
         ended = [run.end() for run in runs]
         assert [code for code, _, _ in ended] == [0, 0], [err for _, _, err in ended]
-        assert_same(unmeasured(store), unmeasured(finished_laws / "store"))
+        assert_alike(unmeasured(store), unmeasured(finished_laws / "store"))
         assert run_command("verify", store)[0] == 0
     assert all(rewritten[table] for table in ("events", "units"))
     tell("two runs at once beside `compact` and beside another program's `optimize` of every table", [SURVIVED] * TIMES)
@@ -87,21 +86,6 @@ def test_a_clock_that_goes_back(library: Path, finished_laws: Path, tmp_path: Pa
     assert run_command("compact", tmp_path / "store", "--vacuum")[0] == 0
     assert unmeasured(tmp_path / "store") == unmeasured(finished_laws / "store")
     tell("the clock set back amid a study, by a minute to 400 days, and further at each look", [SURVIVED])
-
-
-def assert_same(found: dict[str, list[str]], expected: dict[str, list[str]]) -> None:
-    """Hold rows against those expected; a sum over rows in another order differs by its rounding."""
-    assert {**found, "results": []} == {**expected, "results": []}
-    for row, wanted in zip(by_key(found["results"]), by_key(expected["results"]), strict=True):
-        assert row == {
-            name: pytest.approx(value, rel=1e-12, abs=1e-15) if isinstance(value, float) else value
-            for name, value in wanted.items()
-        }
-
-
-def by_key(estimates: list[str]) -> list[dict[str, Any]]:
-    """Estimates in the order of what they are of."""
-    return sorted(map(json.loads, estimates), key=lambda row: str([row.get(name) for name in TABLES["results"].key]))
 
 
 def unmeasured(store: Path) -> dict[str, list[str]]:

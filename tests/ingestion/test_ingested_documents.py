@@ -148,7 +148,7 @@ def test_documents_files_that_memory_does_not_take(tmp_path: Path, monkeypatch: 
     many = pa.table({name: ["x" * 9999] * 4 for name in rows[0]})
     pq.write_table(many, paths[2], compression="zstd", use_dictionary=False)
     monkeypatch.setattr(records, "MOST_BYTES", 9999)
-    assert refused(read_documents, paths[2]).endswith("column 'doc' is too large, 9,999 bytes at most")
+    assert refused(read_documents, paths[2]).endswith(" bytes, must be 9,999 at most")
 
 
 def test_documents_files_that_are_none(tmp_path: Path) -> None:
