@@ -33,7 +33,7 @@ _PLACE_WORDS = {
 TEMPLATE = """
 {% if rows %}
 <p><b>{{ sentence }}</b> {{ correlation }}</p>
-<p>{{ basis }} A continuation is scored by its text up to EOS: by the share of its document's answers that occur in it or, where any of them is enough, by whether one does. It is right if its score is 1: every answer of the document is stated, where it asks for several. A right answer is lost if the reference X is right and the compressed Y is not, and gained the other way round; the change of accuracy has both.</p>
+<p>{{ basis }} A continuation is scored by its text up to EOS: by the share of its document's answers that occur in it or, where any of them is enough, by whether one does. It is right if its score is 1: every answer of the document is stated, where it asks for several. A right answer is lost if the reference X is right and Y is not, and gained the other way round; the change of accuracy has both.</p>
 {{ table(tables.answers) }}
 {% call figure("answers") %}<b>Right answers lost against positions that differ.</b> Each large mark is an action over all strata{% if content.estimates.have_intervals %}, with both intervals{% endif %}; small pale marks are its strata. To the right an action diverges more, and above it loses more of what the reference had right.{% endcall %}
 <p class="how">When answers are lost: of the pairs whose reference is right, the share that parts before, inside and after the tokens of X that state the answer; and how many of those are lost. Up to τ both sides state the same. So where a pair parts after the answer, none is lost.</p>

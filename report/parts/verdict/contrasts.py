@@ -191,7 +191,7 @@ def _two_rates(first: Estimate, second: Estimate) -> tuple[str, str]:
 
 def whole_cache(content: PageContent) -> str:
     """What the actions are held against, in words."""
-    return "the reference" if content.facts.finite or content.facts.engine else "the full cache"
+    return content.facts.whole
 
 
 def _entry(content: PageContent, action: str) -> str:

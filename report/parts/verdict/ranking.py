@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from report.parts.verdict.choice import Choice, difference
-from report.parts.verdict.contrasts import standing_of, whole_cache
+from report.parts.verdict.contrasts import standing_of
 from report.printing.estimate_tables import NOISE_FLOOR, CellColumn, EstimateColumn, action_table, columns_of
 from report.printing.numbers import MISSING, count, fixed, size
 from report.printing.tables import Cell, Column, PrintedTable, TableRow
@@ -31,7 +31,7 @@ def ranked_table(content: PageContent, choice: Choice) -> PrintedTable:
     measured = "all strata but those without a measured document" if content.unmeasured_strata else "all strata"
     note = (
         f"By R, over {measured}. The place is what the intervals of the differences leave open. "
-        f"{meanings(whole_cache(content), f'H = {content.windows.horizon}', shown)}"
+        f"{meanings(content.facts.whole, content.facts.other, f'H = {content.windows.horizon}', shown)}"
     )
     table = action_table(
         "ranking", "Actions by divergence", content.estimates, order, columns, note=note, records=records
@@ -59,10 +59,10 @@ def _places(choice: Choice) -> CellColumn:
 
 
 def _prompt_cache(content: PageContent, order: list[str]) -> CellColumn:
-    cells = {}
+    cells, full = {}, "the reference’s" if content.facts.engine else "full"
     for action in order:
         share = share_of_whole(content, action)
-        under = "" if share is None else f"{fixed(100 * share, 0 if share >= 0.1 else 1)}% of full"
+        under = "" if share is None else f"{fixed(100 * share, 0 if share >= 0.1 else 1)}% of {full}"
         held = content.facts.storage.get(action)
         cells[POOLED, action] = Cell(size(held.mean_prompt_cache if held else None), under)
     meaning = "mean bytes of the prompt as it is stored, with scales and indices; once, however many replicates read it"
