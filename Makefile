@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Python keeps what it has compiled, whatever the environment says: each process of the tests would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: venv study test slow scheduling faults kvpress quantizers llama-cpp check docs site clean
+.PHONY: venv study test slow scheduling faults kvpress quantizers llama-cpp check docs gallery site clean
 
 venv: $(STAMP)
 
@@ -70,9 +70,17 @@ docs: $(STAMP)
 	$(BIN)/python -m kvdrift.reference > docs/commands.md
 	$(BIN)/python -m kvdrift.study_files.reference > docs/study-file.md
 
-# The documents as a site, site/index.html, which needs no server; a warning fails it, and nothing is fetched.
+# The shipped studies into stores/, an engine's if its extra is installed, and the site with their pages and explorers.
+gallery: $(STAMP)
+	$(BIN)/kvdrift run studies/quickstart.toml
+	$(BIN)/kvdrift run studies/frontier.toml
+	if $(BIN)/python -c "import xllamacpp" 2>/dev/null; then $(BIN)/kvdrift run studies/llama_cpp.toml; fi
+	$(MAKE) site
+
+# The documents as a site, site/index.html, which needs no server, with the studies of the gallery that are there; a
+# warning fails it, and nothing is fetched.
 site: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv build site *.egg-info

@@ -19,6 +19,7 @@ from flows.forecast import forecast, stored
 from flows.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences, require_plan
 from flows.generation.laws import of_all_laws
 from flows.generation.pending import Work, pending_development, pending_evaluation
+from flows.generation.prompts import record_prompts
 from flows.generation.storing import generate
 from flows.generation.tokens import record_tokens
 from flows.looks import LooksTaken, look_line
@@ -60,6 +61,8 @@ def prepare(run: StudyRun, *, compared: bool = False) -> None:
     plan = find_plan(store, run.study.name, run.study.model.id)
     record_material(store, run.material, None if plan is None or run.replan else plan.actions)
     record_identities(store, run.material, run.whole_identity)
+    if run.study.study.store_prompts and run.study.model.kind != FINITE_STATE:
+        record_prompts(store, run.material)
 
 
 def develop(*runs: StudyRun) -> int:

@@ -32,6 +32,7 @@ from schema.tables import PLAIN, SWRB
 # About what a unit and an event take in the store, with what is derived of them, folders and logs; on the quickstart.
 _UNIT_BYTES = 25_000
 _EVENT_BYTES = 18
+_PROMPT_TOKEN_BYTES = 2  # of a prompt's token and an action: what its layers keep
 
 
 def describe_studies(
@@ -115,12 +116,17 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
         for kind in ((False, False), (False, True), (True, False))
     )
     events = (measured + controls + 2 * branched) * run.study.study.horizon  # a scan and a branch, to H at most
+    prompts = sum(
+        document.prompt_tokens * (1 + len({unit.action.name for unit in units})) for document, units in split.work
+    )
+    taken = len(units) * _UNIT_BYTES + events * _EVENT_BYTES
+    taken += prompts * _PROMPT_TOKEN_BYTES * run.study.study.store_prompts
     extra = f", {branched:,} replicates of residual branching" if branched else ""
     there = f" besides {split.stored} that are there" if split.stored else ""
     yield (
         f"  {split.split}:{' at most' if split.bounded else ''} {documents} documents, {len(units)} units{there}, "
         f"{measured:,} trajectories{extra} and {controls:,} of the full-retention control, {events:,} events, "
-        f"about {_binary(len(units) * _UNIT_BYTES + events * _EVENT_BYTES)} in the store"
+        f"about {_binary(taken)} in the store"
     )
     by_reason: dict[str, list[str]] = {}
     store = stored(run)

@@ -242,6 +242,16 @@ class ReadableStore:
         own = rows.filter(pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model)))
         return current_documents(own).select(list(columns))
 
+    def prompts_of(self, study: str, model: str) -> set[tuple[str, int]]:
+        """Return the documents of a study and model whose prompts are stored, each with the revision of its answers."""
+        names = ("study", "model", "action", "doc", "document_revision")
+        rows = self.read("prompts", columns=names).to_pylist()
+        return {
+            (row["doc"], row["document_revision"])
+            for row in rows
+            if (row["study"], row["model"], row["action"]) == (study, model, None)
+        }
+
     def documents_revision(self, study: str, model: str) -> int:
         """Return the newest revision that any document of a study and model has, 0 without documents."""
         return pc.max(self.documents(study, model, ["document_revision"])["document_revision"]).as_py() or 0

@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from log.compaction import GATHERED_ROWS, compact, delete_replaced, gather
 from log.conform import conform
+from log.prompts import PromptRows, kept_row
 from log.readable_store import ReadableStore
 from log.small_tables import KEYED, append_new_rows, append_next
 from log.units.commits import UnitCommits
@@ -60,6 +61,7 @@ class Store(ReadableStore):
     def __init__(self, location: str | Path) -> None:
         super().__init__(location)
         self._commits = UnitCommits(self._folder, self._units)
+        self._prompts = PromptRows(self._folder)
         self._current: set[str] = set()  # tables seen with all declared columns, which they do not lose again
 
     @classmethod
@@ -93,8 +95,15 @@ class Store(ReadableStore):
             OperationError: Writing failed.
 
         """
-        self._prepare("units", "events")
+        self._prepare("units", "events", "prompts")
+        # First, so that a unit that is visible has what was kept for it. What a refused unit kept is never looked at.
+        self._prompts.append(kept_row(unit.record, kept) for unit in units for kept in unit.kept)
         return self._commits.append(units)
+
+    def append_prompts(self, rows: Iterable[Mapping[str, Any]]) -> int:
+        """Append rows of ``prompts`` unless the table has their keys; return how many are new."""
+        self._prepare("prompts")
+        return self._prompts.append(rows)
 
     def adopt_units(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
         """Make events visible again that the store has lost; ``UnitCommits.adopt`` says what is given and returned."""

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import jinja2
 
 from report.explorer.page import write_explorer
+from report.gates import gates_block
 from report.parts.sequential.looks import between_looks
 from report.printing.canvas import drawing, save
 from report.printing.latex import write_tex
@@ -91,7 +92,7 @@ def build_report(
     figures = (draw or draw_figures)([one for section in sections for one in section.drawings], folder / "figures")
     page = folder / "index.html"
     link = "" if beside is None else relative_link(beside, folder)
-    page.write_text(_html(content, parts, figures, link), encoding="utf-8", newline="\n")
+    page.write_text(_html(content, parts, figures, link, gates_block(folder)), encoding="utf-8", newline="\n")
     return page
 
 
@@ -163,8 +164,9 @@ def _section_template(text: str) -> jinja2.Template:
 
 
 def _html(
-    content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]]]], figures: dict[str, str], beside: str
-) -> str:
+    content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]]]], figures: dict[str, str], beside: str,
+    gates: str,
+) -> str:  # fmt: skip
     def body(section: Section) -> str:
         return _section_template(section.template).render(
             content=content,
@@ -179,6 +181,7 @@ def _html(
     return whole.render(
         content=content,
         beside=beside,
+        gates=gates,
         between_looks=between_looks(content),
         parts=[(part, [(section, question, body(section)) for section, question in own]) for part, own in parts if own],
         colours=[properties(dark=dark) for dark in (False, True)],

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from report.parts import (
-    answers,
     branching,
     calibration,
     clocks,
@@ -25,8 +24,10 @@ from report.parts import (
     study,
     systems,
 )
+from report.parts.answers import section as answers
 from report.parts.sequential import looks
 from report.parts.verdict import section as verdict
+from report.parts.verdict import sweeps
 from report.printing.section import Section
 from report.reading.content import PageContent
 
@@ -52,7 +53,7 @@ class Part:
 
 
 PARTS: tuple[Part, ...] = (
-    Part("first", "", ((verdict.section, ""),)),
+    Part("first", "", ((verdict.section, ""), (sweeps.section, ""))),
     Part(
         "why",
         "Why",

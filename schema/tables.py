@@ -24,7 +24,8 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOM
 # 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens, the law that a study draws tokens by
 # 10: revisions of documents, checksums of what is read with codecs and policies, written positions
 # 11: every row says its unit; settings and weights of actions, what an engine says of itself
-SCHEMA_VERSION = 11
+# 12: prompts, and what is kept of them
+SCHEMA_VERSION = 12
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
 
@@ -446,6 +447,44 @@ TOKENS = _table(
     since=9,
 )
 
+PROMPTS = _table(
+    "prompts",
+    "the tokens of one prompt (action null), or what is left of the prompt under an action after a step",
+    ("study", "model", "doc", "document_revision", "action", "action_revision", "step"),
+    *_GROUP[:3],
+    _column("document_revision", pa.int32(), "revision of the answers that records are of; 0 with an action", "none"),
+    _column("action", pa.string(), "action name, unique within study; null: the prompt itself", null=True),
+    _revision(),
+    _column("step", pa.int32(), "generated tokens after which entries are counted; 0: right after prefill", "tokens"),
+    _column("tokens", pa.list_(pa.int32()), "token ids in order; null with an action", null=True),
+    _column(
+        "records",
+        pa.list_(
+            pa.struct([(name, pa.int32()) for name in ("answer", "piece", "first", "last")]),
+        ),
+        "where the prompt states its answers, positions from 1: number of an answer, from 0, and of its piece; a "
+        "piece that is stated several times has several records; null with an action or without a tokenizer",
+        null=True,
+    ),
+    _column("layers", pa.int32(), "layers of the model; null without an action", "count", null=True),
+    _column(
+        "pairs",
+        pa.int64(),
+        "(layer, KV head) pairs that were looked at, after a step of each stream; null without an action",
+        "count",
+        null=True,
+    ),
+    _column(
+        "kept",
+        pa.list_(pa.int32()),
+        "how many of these pairs have the entry of each position: of the first group of layers for positions "
+        "1..n, then of the second one, and so on; group g of G has layers [g L / G, (g + 1) L / G), rounded down; null "
+        "without an action",
+        null=True,
+    ),
+    since=12,
+)
+
 BRANCHINGS = _table(
     "branchings",
     "one replicate of residual branching: a scan and, unless M = 0, one branch",
@@ -763,7 +802,7 @@ CALIBRATION = _table(
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
-        EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, SCORES, TOKENS, BRANCHINGS, BRANCHING_DEPTHS,
+        EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, SCORES, TOKENS, PROMPTS, BRANCHINGS, BRANCHING_DEPTHS,
         DOCUMENT_MOMENTS, EXACT_VALUES, STUDIES, IDENTITIES, PLANS, LOOKS, RESULTS, CALIBRATION,
     )
 }  # fmt: skip

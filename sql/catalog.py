@@ -50,7 +50,7 @@ _CATALOG_SETTINGS: dict[str, Any] = {"storage_compatibility_version": CATALOG_ST
 # of events, so that a commit in between never leaves a row without what it refers to.
 PINNING = (
     "results", "calibration", "looks", "plans", "document_moments", "branching_depths", "branchings", "scores", "steps",
-    "trajectories", "units", "events", "exact_values", "identities", "actions", "documents", "tokens",
+    "trajectories", "units", "events", "exact_values", "identities", "prompts", "actions", "documents", "tokens",
     "studies",
 )  # fmt: skip
 

@@ -1,13 +1,15 @@
-"""Differences in R between all pairs of actions, with intervals that hold together (definitions, "Intervals").
+"""Intervals that hold together: of all pairs of actions in R, and of all members of sweeps (definitions, "Intervals").
 
-What is said of one action against any other rests on these: whether it is ruled out, recommended, or at which place.
-With c the quantile of the largest |t*| of any pair in a draw, all intervals theta +- c SE hold together.
+What is said of one action against any other rests on the first: whether it is ruled out, recommended, or at which
+place. The bands of curves are the second. With c the quantile of the largest |t*| of any pair or member in a draw, all
+intervals theta +- c SE hold together.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -19,9 +21,11 @@ from stats.ends import Studentized, at_least, distance_quantiles, document_inter
 from stats.intervals import COLUMNS, EXPLORATORY, Estimates, nullable, whole_clusters
 from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.pooling import Pooling
-from stats.quantities import SIMULTANEOUS_GAP, quantity_named
+from stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF, quantity_named
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stats.moments import DocumentMoments, Float
 
 SIMULTANEOUS = "simultaneous"
@@ -45,11 +49,76 @@ def simultaneous_gaps(moments: DocumentMoments, *, draws: int, seed: int, level:
         Rows of ``results``, of each pair both ways round, all exploratory.
 
     """
-    moments, name = moments.in_canonical_order(), "gap"
+    moments = moments.in_canonical_order()
     has = dict(zip(moments.actions, moments.present.T, strict=True))
     pairs = [(a, b) for a, b in combinations(moments.actions, 2) if (has[a] & has[b]).any()]
     if not pairs:
         return Estimates()
+    found = _together(moments, "gap", pairs, len(pairs), draws, seed, level)
+    rows = []
+    for place, (a, b) in enumerate(pairs):
+        row = found.row(place)
+        turned = [None if row[name] is None else -row[name] for name in ("estimate", "high", "low")]
+        names = {"quantity": SIMULTANEOUS_GAP, "level": level, "draws": draws}
+        rows.append(row | names | {"baseline": a, "action": b})
+        rows.append(row | names | dict(zip(_ENDS, turned, strict=True)) | {"baseline": b, "action": a})
+    return _as_estimates(rows)
+
+
+def simultaneous_members(
+    moments: DocumentMoments, name: str, members: Sequence[str], *, draws: int, seed: int, level: float = 0.95
+) -> Estimates:
+    """Estimate a quantity of some actions, pooled over strata, with intervals that hold together.
+
+    An action whose documents are alike, or whose t* are undefined, has an interval of level 1 - (1 - level) / m by
+    itself, with m actions in all.
+
+    Args:
+        moments: of documents.
+        name: a quantity of an action that has a row in ``SIMULTANEOUS_OF``.
+        members: the actions.
+        draws: bootstrap draws.
+        seed: their seed.
+        level: with which all intervals hold.
+
+    Returns:
+        Rows of ``results``, all exploratory.
+
+    """
+    own = moments.of_actions(members).in_canonical_order()
+    found = _together(own, name, [], len(own.actions), draws, seed, level)
+    names = {"quantity": SIMULTANEOUS_OF[name], "level": level, "draws": draws}
+    return _as_estimates([found.row(place) | names | {"action": one} for place, one in enumerate(own.actions)])
+
+
+_ENDS = ("estimate", "low", "high")
+
+
+@dataclass(frozen=True, eq=False)
+class _Together:
+    """What is known of each pair or action, arrays [m]."""
+
+    estimates: Float
+    low: Float
+    high: Float
+    methods: np.ndarray
+    documents: np.ndarray
+    clusters: Float
+
+    def row(self, place: int) -> dict[str, Any]:
+        """What ``results`` says of one of them."""
+        numbers = (nullable(one)[place] for one in (self.estimates, self.low, self.high))
+        return dict.fromkeys(COLUMNS) | dict(zip(_ENDS, numbers, strict=True)) | {
+            "stratum": POOLED, "documents": int(self.documents[place]), "status": EXPLORATORY,
+            "clusters": whole_clusters(self.clusters).tolist()[place], "interval": str(self.methods[place]),
+        }  # fmt: skip
+
+
+def _together(
+    moments: DocumentMoments, name: str, pairs: Sequence[tuple[str, str]], count: int, draws: int, seed: int,
+    level: float,
+) -> _Together:  # fmt: skip
+    """Estimate a quantity of ``count`` pairs or actions, whose moments are in canonical order."""
     quantity, pooling = quantity_named(name), Pooling.of(moments, pairs)
     sample = resample(moments, [name], seed=seed, first=0, last=draws, pairs=pairs, studentized=True)
     at = (0, slice(None), 0)
@@ -60,39 +129,19 @@ def simultaneous_gaps(moments: DocumentMoments, *, draws: int, seed: int, level:
     (clusters, sets), documents = ClusterBlocks(pooling).counts_of(quantity), pooling.counts_of(quantity)[0]
     traits = clusters[0], sets[0], quantity.range.between(moments.windows.horizon)
     alike = alike_documents(pooling, quantity).of(at)
-    levels = np.full(len(pairs), 1 - (1 - level) / len(pairs))
+    levels = np.full(count, 1 - (1 - level) / count)
     low, high, methods = document_intervals(given, levels, *traits, alike)
-    *_, together = distance_quantiles(given, np.full(len(pairs), level), clusters[0], traits[-1])
+    *_, together = distance_quantiles(given, np.full(count, level), clusters[0], traits[-1])
     if together.any():
-        student = stdtrit(
-            np.maximum(clusters[0] - sets[0], 1), np.stack([np.full(len(pairs), level), levels]) / 2 + 0.5
-        )
+        student = stdtrit(np.maximum(clusters[0] - sets[0], 1), np.stack([np.full(count, level), levels]) / 2 + 0.5)
         largest = np.nanmax(np.abs(given.distances[:, together]), axis=1, initial=0.0)
         reach = np.clip(np.quantile(largest, level), student[0], _FARTHEST * student[1]) * given.errors
         own = [np.clip(given.estimates + sign * reach, traits[-1].low, traits[-1].high) for sign in (-1, 1)]
         low, high = np.where(together, own[0], low), np.where(together, own[1], high)
         methods = np.where(together, SIMULTANEOUS, methods)
         low, high, methods = at_least(low, high, methods, given.estimates, levels, *traits, alike)
-    return _rows(pairs, (given.estimates, low, high), methods, documents, clusters[0], draws, level)
+    return _Together(given.estimates, low, high, methods, documents, clusters[0])
 
 
-def _rows(
-    pairs: list[tuple[str, str]], numbers: tuple[Float, Float, Float], methods: np.ndarray, documents: np.ndarray,
-    clusters: Float, draws: int, level: float,
-) -> Estimates:  # fmt: skip
-    """Both orders of every pair as rows."""
-    estimate, low, high = (nullable(one) for one in numbers)
-    whole = whole_clusters(clusters).tolist()
-    columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
-    for place, (a, b) in enumerate(pairs):
-        turned = [None if one is None else -one for one in (estimate[place], high[place], low[place])]
-        for (baseline, action), found in (((a, b), [estimate[place], low[place], high[place]]), ((b, a), turned)):
-            row = dict.fromkeys(COLUMNS) | {
-                "stratum": POOLED, "action": action, "baseline": baseline, "quantity": SIMULTANEOUS_GAP,
-                "estimate": found[0], "low": found[1], "high": found[2], "level": level, "draws": draws,
-                "documents": int(documents[place]), "clusters": whole[place], "status": EXPLORATORY,
-                "interval": str(methods[place]),
-            }  # fmt: skip
-            for name in COLUMNS:
-                columns[name].append(row[name])
-    return Estimates(columns)
+def _as_estimates(rows: Sequence[dict[str, Any]]) -> Estimates:
+    return Estimates({name: [row[name] for row in rows] for name in COLUMNS})

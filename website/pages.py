@@ -14,6 +14,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from website.gallery import gallery_files, shown
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = "docs/notebook.ipynb"
 PAGES = {
@@ -30,6 +32,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=notebook_page(text) if source == NOTEBOOK else text))
+    for file in gallery_files(shown(ROOT), config):
+        files.append(file)
     files.append(File.generated(config, "LICENSE.txt", content=(ROOT / "LICENSE").read_text(encoding="utf-8")))
     return files
 

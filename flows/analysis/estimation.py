@@ -28,11 +28,11 @@ from sql.catalog import Views
 from stats.efficiency import BranchingMoments, estimate_branching
 from stats.intervals import Estimates
 from stats.moments import DocumentMoments, Float, ReplicateMoments
-from stats.quantities import SIMULTANEOUS_GAP
+from stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.quantities.branching import BRANCHING_QUANTITIES
 from stats.reduction.control_variates import NO_COEFFICIENTS
-from stats.simultaneous import simultaneous_gaps
+from stats.simultaneous import simultaneous_gaps, simultaneous_members
 
 _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # of rows, which are one of each
 
@@ -99,9 +99,15 @@ def estimate_study(
     parts = parts_of(analysis, moments, lacking, coefficients)
     parts += parts_of(analysis.of_answers, answers, lacking, answers=True) if answers is not None else []
     estimates = [*(run(parts) if parts else ()), *_branching_estimates(branching, analysis, lacking)]
-    if any(subject.together for subject in lacking):
-        level = analysis.request.level
-        estimates.append(simultaneous_gaps(moments, draws=analysis.exploratory_draws, seed=analysis.seed, level=level))
+    together = {"draws": analysis.exploratory_draws, "seed": analysis.seed, "level": analysis.request.level}
+    if any(subject.together and subject.baseline is not None for subject in lacking):
+        estimates.append(simultaneous_gaps(moments, **together))
+    for name, measured_by in (("mismatch", moments), ("accuracy", answers)):
+        of_answers = name in ANSWER_QUANTITIES
+        swept = [one for one in lacking if one.together and one.baseline is None and one.answers == of_answers]
+        if measured_by is not None and swept:
+            members = [one.action for one in swept]
+            estimates.append(simultaneous_members(measured_by, name, members, **together))
     new = _result_rows(Estimates.join(estimates), analysis, cited, revisions, inputs)
     rows = pa.concat_tables([standing, new]).sort_by([(name, "ascending") for name in _ORDER])
     made, subjects = (sum(not one.together for one in part) for part in (lacking, inputs))
@@ -228,8 +234,8 @@ def _result_rows(
                 action,
                 baseline,
                 quantity in BRANCHING_QUANTITIES,
-                quantity in ANSWER_QUANTITIES,
-                quantity == SIMULTANEOUS_GAP,
+                quantity in ANSWER_QUANTITIES or quantity == SIMULTANEOUS_OF["accuracy"],
+                quantity == SIMULTANEOUS_GAP or quantity in SIMULTANEOUS_OF.values(),
             )
         ]
         for action, baseline, quantity in subjects

@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 from flows.analysis.standing import inputs_sha256
 from flows.frozen_plan import FrozenPlan
 from schema.progress import Progress
+from schema.study.sweeps import families
 from sql.catalog import Views
 from stats.bootstrap import estimate, groups
 from stats.efficiency import BranchingMoments
@@ -94,7 +95,7 @@ class Subject(NamedTuple):
     """What estimates are of: an action, its contrast with a baseline, or its residual branching.
 
     ``answers`` are of an action or a contrast on the documents with answers, ``together`` of a contrast with an
-    interval that holds for all pairs of actions.
+    interval that holds for all pairs of actions, or of a member of a sweep with one that holds for all members.
     """
 
     action: str
@@ -250,4 +251,14 @@ def inputs_of(
     # An interval that holds for all pairs is a function of all actions.
     whole = inputs_sha256("together", [found[one] for one in subjects_of(moments)])
     pairs = [one for one in subjects_of(moments) if one.baseline is not None]
-    return found | {pair._replace(together=True): inputs_sha256(whole, *pair) for pair in pairs}
+    found |= {pair._replace(together=True): inputs_sha256(whole, *pair) for pair in pairs}
+    # And one that holds for all members of sweeps is a function of all these.
+    swept = [Subject(action) for action in swept_actions(moments.actions)]
+    swept += [] if answers is None else [Subject(action, answers=True) for action in swept_actions(answers.actions)]
+    of_all = inputs_sha256("members", [found[one] for one in swept])
+    return found | {one._replace(together=True): inputs_sha256(of_all, *one) for one in swept}
+
+
+def swept_actions(actions: Sequence[str]) -> list[str]:
+    """Return the actions that are members of sweeps."""
+    return sorted({member for members in families([*actions]).values() for member in members})

@@ -103,7 +103,8 @@ def generate_document(
     try:
         store = _accepted(assignment, name)
         units = _KEPT.local.generate_part(assignment.study, with_actions(assignment.study, part))
-        return sum(store_units(store, own, assignment.known) for own in units)
+        prompts = assignment.study.study.store_prompts
+        return sum(store_units(store, own, assignment.known, prompts=prompts) for own in units)
     except InputError as error:
         return type(error)(_located(error, name))
     except KvdriftError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -146,13 +147,13 @@ def storing(made_by: Generate) -> GenerateInto:
     def generate_into(store: Store, study: Study, work: Work, known: Identities) -> Generator[int, None, None]:
         with closing(made_by(study, work)) as made:
             for units in made:
-                yield store_units(store, units, known)
+                yield store_units(store, units, known, prompts=study.study.store_prompts)
 
     return generate_into
 
 
-def store_units(store: Store, units: Sequence[Unit], known: Identities) -> int:
-    """Append units by one commit; returns the number of new ones.
+def store_units(store: Store, units: Sequence[Unit], known: Identities, *, prompts: bool) -> int:
+    """Append units by one commit, with what they keep of the prompt if ``prompts``; returns the number of new ones.
 
     Raises:
         InputError: the store refuses them.
@@ -162,7 +163,7 @@ def store_units(store: Store, units: Sequence[Unit], known: Identities) -> int:
     """
     for unit in units:
         _check_identity(unit, known)
-    return store.append_units(units)
+    return store.append_units(units if prompts else [replace(unit, kept=()) for unit in units])
 
 
 def _check_identity(unit: Unit, known: Identities) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.orchestration.server import answering, api_url
+from flows.scheduling.notifications import check_block, notify
 from schema.errors import InputError
 from schema.study import Study
 
@@ -40,6 +41,7 @@ class StudySchedule:
         tls_root_certs: whom they are trusted by.
         cluster: the Dask scheduler whose workers generate.
         gpus: how many GPUs of the worker's machine generate.
+        notify: the notification block that is told how runs end, as TYPE/NAME.
 
     """
 
@@ -54,6 +56,12 @@ class StudySchedule:
     tls_root_certs: Path | None = None
     cluster: str | None = None
     gpus: str | None = None
+    notify: str | None = None
+
+    @property
+    def tag(self) -> str:
+        """The tag of the deployment's runs alone, which have it if somebody is told how they end."""
+        return f"{_TAG}:{self.name}"
 
     @property
     def name(self) -> str:
@@ -154,10 +162,14 @@ def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
 
     deployment = _deployment(schedule, work_pool)
     _check_store(deployment, schedule)
+    if schedule.notify is not None:
+        check_block(schedule.notify)
     _make_pool(work_pool)
     deployment.storage = LocalStorage(str(Path.cwd()))  # workers start runs there, and copy nothing
     identifier: Any = deployment.apply()
     _end_silent_runs()
+    if schedule.notify is not None:
+        notify(schedule.name, schedule.tag, schedule.notify)
     return Deployed(deployment.full_name, _page(identifier))
 
 
@@ -173,6 +185,8 @@ def serve(schedule: StudySchedule) -> None:
     deployment = _deployment(schedule, None)
     _check_store(deployment, schedule)
     _end_silent_runs()
+    if schedule.notify is not None:
+        notify(schedule.name, schedule.tag, schedule.notify)
 
     async def stay() -> None:
         runner = Runner(name=schedule.name, heartbeat_seconds=HEARTBEAT_SECONDS)
@@ -195,13 +209,16 @@ def _deployment(schedule: StudySchedule, work_pool: str | None) -> RunnerDeploym
 
     from flows.scheduling.flows import study  # noqa: PLC0415
 
+    tags = [_TAG, schedule.studies[0].name_in_file, *dict.fromkeys(one.model.id for one in schedule.studies)]
+    if schedule.notify is not None:
+        tags.append(schedule.tag)
     deployed: RunnerDeployment = RunnerDeployment.from_flow(
         study,
         name=schedule.name,
         schedule=None if schedule.cron is None else Cron(schedule.cron, timezone=schedule.timezone),
         parameters=schedule.parameters,
         description=schedule.description,
-        tags=[_TAG, schedule.studies[0].name_in_file, *dict.fromkeys(one.model.id for one in schedule.studies)],
+        tags=tags,
         concurrency_limit=ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
         work_pool_name=work_pool,
         job_variables=None if work_pool is None else {"env": {_HEARTBEAT: str(HEARTBEAT_SECONDS)}},

@@ -25,6 +25,7 @@ class StreamEntries:
         suffix_key: [R, KV heads, L, size]; the new token's is the last one.
         suffix_value: Likewise.
         scaling: What products of queries and keys are multiplied by.
+        streams: How many rows are streams, the first ones; the others are copies.
     """
 
     layer: int
@@ -34,6 +35,7 @@ class StreamEntries:
     suffix_key: Tensor
     suffix_value: Tensor
     scaling: float
+    streams: int = 1
 
 
 class CacheRule:
@@ -90,6 +92,15 @@ class CacheRule:
     def replaces(self, length: int) -> bool:  # noqa: ARG002 - others need it
         """Whether ``attend`` returns attention of its own at L = ``length``."""
         return False
+
+    def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:  # noqa: ARG002 - others need it
+        """Which prompt entries streams still have after a step, given what ``attend`` took and the scores it returned.
+
+        Returns:
+            bool [R, KV heads, entries of the prompt]; None if the rule does not say. By default an entry with a
+            negative score is gone.
+        """
+        return scores[..., : self.scores] >= 0 if self.scores else None
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
         """Attend from one new token per row.

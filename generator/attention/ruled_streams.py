@@ -139,7 +139,9 @@ class RuledStreams:
             prompt_key, prompt_value = self._caches[part.cache][layer]
             suffix_key, suffix_value = (own[:, :, :length][rows] for own in suffix)
             grouped = query[rows].view(len(rows), kv_heads, -1, size)
-            entries = StreamEntries(layer, grouped, prompt_key, prompt_value, suffix_key, suffix_value, scaling)
+            entries = StreamEntries(
+                layer, grouped, prompt_key, prompt_value, suffix_key, suffix_value, scaling, part.streams
+            )
             columns = slice(self._prompt - rule.scores, self._prompt + length)
             before = self._scores[layer][:, :, columns][rows] if rule.scores else torch.empty(0)
             found, after = rule.attend(entries, before)

@@ -190,6 +190,10 @@ class PreparedSides:
             "prefill_seconds": own.seconds + share, "engine": json.dumps(said, sort_keys=True),
         }  # fmt: skip
 
+    def kept(self, number: int) -> tuple[()]:  # noqa: ARG002
+        """Return nothing: an engine does not say which entries it has."""
+        return ()
+
 
 def streams_at_once(side: Side, entries: int, horizon: int) -> int:
     """Return how many streams a session of a prompt of n ``entries`` has room for: at least those of one replicate.

@@ -108,6 +108,10 @@ class PreparedSystem:
         """Return what ``units`` records: there is no prompt to prefill and nothing to keep."""
         return {"prefill_seconds": 0.0}
 
+    def kept(self, number: int) -> tuple[()]:  # noqa: ARG002
+        """Return nothing: there is no prompt."""
+        return ()
+
 
 def finite_model(study: Study) -> FiniteModel:
     """Draw or read the study's systems as its model.

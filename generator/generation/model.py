@@ -10,6 +10,7 @@ from generator.actions import Action
 from generator.coupling.kernels import StreamKernels
 from generator.coupling.streams import Savings
 from generator.identity import ActionIdentity
+from log.prompts import KeptEntries
 from schema.document import Document
 from schema.sampling import SamplingLaw
 
@@ -100,3 +101,6 @@ class PreparedDocument(Protocol):
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
         """What ``units`` says of cache ``number`` and its ``streams`` streams: entries, bytes, hashes, seconds."""
+
+    def kept(self, number: int) -> Sequence[KeptEntries]:
+        """What cache ``number`` has of the prompt's entries, by position; empty if there are none or nobody knows."""

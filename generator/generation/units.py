@@ -159,7 +159,7 @@ def generate_together(
                         "kernel_evaluations": round(steps.laws),
                         "pair_evaluations": steps.pair_evaluations,
                     }
-                    units[one.document.doc].append(Unit(record, event_rows(record, steps)))
+                    units[one.document.doc].append(Unit(record, event_rows(record, steps), one.caches.kept(a)))
     return list(units.values())
 
 

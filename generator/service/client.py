@@ -177,7 +177,8 @@ class ServiceAddress:
             if batch.num_rows:
                 batches.append(batch)
             if stated.unit is not None:
-                units.append(Unit(stated.unit, pa.Table.from_batches(batches, schema=EVENTS.schema)))
+                kept = [message.kept for message in stated.kept]
+                units.append(Unit(stated.unit, pa.Table.from_batches(batches, schema=EVENTS.schema), kept))
                 batches = []
         return units
 

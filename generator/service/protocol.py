@@ -5,15 +5,19 @@ Every message is validated completely; an unknown field is an error.
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from generator.identity import NUMERICS_VERSION, parts_sha256
+from log.prompts import KeptEntries
 from schema.document import Document
 from schema.errors import InputError
 from schema.sampling import SamplingLaw, Temperature, TopK, TopP
@@ -28,7 +32,8 @@ if TYPE_CHECKING:
 # 4: the dtype of logits
 # 5: codecs of actions, the law that tokens are drawn by
 # 6: units of several laws in one request
-PROTOCOL = 6
+# 7: what is kept of prompts, by position
+PROTOCOL = 7
 IDENTITY_ACTION = "identity"
 """Name of the service's only Flight action."""
 LENGTH_HEADER = "kvdrift-request-bytes"
@@ -253,11 +258,38 @@ class ErrorMessage(_Message):
     line: str
 
 
+class KeptMessage(_Message):
+    """What is left of a prompt's entries: ``counts`` is int32 [groups of layers, n], as zlib in base64."""
+
+    layers: Annotated[int, Field(ge=1, lt=_INT32_END)]
+    pairs: Annotated[int, Field(ge=1)]
+    step: Annotated[int, Field(ge=0, lt=_INT32_END)]
+    entries: Annotated[int, Field(ge=1, lt=_INT32_END)]
+    counts: str
+
+    @classmethod
+    def of(cls, kept: KeptEntries) -> Self:
+        """Make the message."""
+        packed = base64.b64encode(zlib.compress(kept.counts.astype("<i4").tobytes(), 1)).decode("ascii")
+        return cls(layers=kept.layers, pairs=kept.pairs, step=kept.step, entries=kept.counts.shape[1], counts=packed)
+
+    @property
+    def kept(self) -> KeptEntries:
+        """What it says.
+
+        Raises:
+            ValueError: the counts are not a whole number of groups.
+        """
+        counts = np.frombuffer(zlib.decompress(base64.b64decode(self.counts)), "<i4").astype(np.int32)
+        return KeptEntries(self.layers, self.pairs, counts.reshape(-1, self.entries), self.step)
+
+
 class StreamMetadata(_Message):
-    """The metadata of a batch: where the request is, and with the last batch of a unit the unit's record."""
+    """The metadata of a batch: where the request is; with a unit's last batch its record, and what it keeps."""
 
     state: RequestState
     unit: dict[str, Any] | None = None
+    kept: list[KeptMessage] = []
 
 
 def plain_record(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from generator.service.protocol import (
     IDENTITY_ACTION,
     GenerationRequest,
     Identity,
+    KeptMessage,
     RequestState,
     StreamMetadata,
     plain_record,
@@ -241,4 +242,7 @@ def _batches(unit: Unit) -> Iterator[tuple[pa.RecordBatch, bytes]]:
     batches = unit.events.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
     for batch in batches[:-1]:
         yield batch, StreamMetadata(state=RequestState.GENERATING).encoded()
-    yield batches[-1], StreamMetadata(state=RequestState.GENERATING, unit=plain_record(unit.record)).encoded()
+    said = StreamMetadata(
+        state=RequestState.GENERATING, unit=plain_record(unit.record), kept=[KeptMessage.of(one) for one in unit.kept]
+    )
+    yield batches[-1], said.encoded()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,9 @@ from generator.attention.holding import AsComputed, Holding, bytes_as_stored
 from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
 from generator.selectors import Full, Selector
+from generator.selectors.policies.watched import Left
 from generator.selectors.selector import ScoringSelector
+from log.prompts import KeptEntries, kept_entries
 from schema.errors import KvdriftError, OperationError, failure_of
 
 _INTEGERS = (torch.int64, torch.int32)
@@ -52,6 +55,21 @@ class CompactCache:
     def kept_entries(self) -> int:
         """m, per KV head and layer: the exact mean where layers keep different numbers."""
         return sum(index.shape[-1] for index in self.indices) // len(self.indices)
+
+    def kept_by_position(self, left: Left | None = None, step: int = 0) -> KeptEntries:
+        """Count the (layer, KV head) pairs that have the entry of each position.
+
+        Args:
+            left: What streams have left of these entries after a step; by default all.
+            step: That step.
+        """
+        entries, streams = int(self.extents[0, 0]), 1 if left is None else left.streams
+        of_layer = []
+        for layer, index in enumerate(self.indices):
+            counts = np.ones(index.shape) if left is None else left.of_layer[layer].cpu().numpy()
+            counted = np.bincount(index.cpu().numpy().ravel(), counts.ravel(), minlength=entries)
+            of_layer.append(counted.astype(np.int64))
+        return kept_entries(of_layer, sum(len(index) for index in self.indices) * streams, step)
 
     @property
     def stored_bytes(self) -> int:

@@ -27,6 +27,7 @@ GGUF = ".gguf"
 _CACHED = "models--"  # how the cache's folders of models begin; the id follows, with "--" for "/"
 _WHOLE_WEIGHTS = {"model.safetensors": "*.safetensors", "pytorch_model.bin": "pytorch_model*.bin"}  # as looked for
 _BESIDE_WEIGHTS = ("config.json", "generation_config.json", "adapter_config.json", "adapter_model.safetensors")
+_NO_OWNERS = ("models", "datasets", "spaces")  # which are pages of the hub
 _TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt",
     "*.model", "chat_template*",
@@ -78,7 +79,8 @@ def model_location(section: ModelSection) -> str:
 def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
     """Check that the name of no folder can be a Hugging Face id, which a hub would otherwise be asked for.
 
-    Ids of supported models are OWNER/NAME; others may be in the Hugging Face cache.
+    Ids of supported models are OWNER/NAME; others may be in the Hugging Face cache. A name that begins with a folder
+    that is there, or as no owner on the hub is called, is that of a folder.
 
     Args:
         model_id: What is written, with no folder of this name.
@@ -89,7 +91,8 @@ def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
         InputError: No hub can have it; the message names the folder with a model whose name is most like it.
     """
     owner, _, name = model_id.partition("/")
-    if (owner and name and "/" not in name) or local_configuration(model_id) is not None:
+    is_folder = owner in _NO_OWNERS or (bool(owner) and (folder / owner).is_dir())
+    if (owner and name and "/" not in name and not is_folder) or local_configuration(model_id) is not None:
         return
     place = (folder / model_id).parent
     models = {config.parent.name for config in place.glob("*/config.json")} if place.is_dir() else set()

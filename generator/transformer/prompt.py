@@ -24,11 +24,13 @@ from generator.attention.statistics import Statistic
 from generator.codecs.coded_streams import CodedStreams
 from generator.coupling.streams import Savings
 from generator.selectors.policies.guarded import rule_of
+from generator.selectors.policies.watched import WatchedRule, watched_steps
 from generator.transformer.decoder import Decoder
 from generator.transformer.eviction import CompactCache, SharedScores, evict
 from generator.transformer.fused.head import Head
 from generator.transformer.kernels import PromptCaches, TransformerKernels
 from generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
+from log.prompts import KeptEntries
 from schema.document import Document
 from schema.errors import InputError, OperationError, failure_of
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
@@ -168,7 +170,7 @@ class PrefilledPrompt:
             return PreparedCache(compact, most, 0, rule)
         if action.policy is None or budget is None:
             return PreparedCache(compact, most, action.row_tile or 0)
-        rule = rule_of(action.policy, layers, compact.indices, budget)
+        rule = WatchedRule(rule_of(action.policy, layers, compact.indices, budget), watched_steps(self._horizon))
         decided = in_words(first_decisions(rule, layers, compact.layers))
         held = replace(compact, indexed=True, read_checksums=decided)  # steps remove entries, if prefill did not
         return PreparedCache(held, most, 0, rule)
@@ -313,3 +315,12 @@ class PreparedPrompt:
             "read_checksums": None if compact.read_checksums is None else list(compact.read_checksums),
             "prefill_seconds": self._seconds[number - 1],
         }  # fmt: skip
+
+    def kept(self, number: int) -> tuple[KeptEntries, ...]:
+        """Return what cache ``number`` has of the prompt's entries right after prefill, and after steps of a policy."""
+        cache = self._caches[number - 1]
+        kept = [cache.compact.kept_by_position()]
+        if isinstance(cache.rule, WatchedRule):
+            left = sorted(cache.rule.left_after.items())
+            kept += [cache.compact.kept_by_position(own, step) for step, own in left]
+        return tuple(kept)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvdrift.study_files.keys import Heading, headings, toml
+from schema.study.sweeps import of_each_member
 
 _WIDTH = 100
 _FEWEST = 12  # evaluation documents of a stratum, where it has so many
@@ -39,9 +40,10 @@ class Draft:
 
         Few documents are all measured, whatever half-width the development documents promise of fewer.
         """
+        names = [action["name"] for action in of_each_member({"actions": [*self.actions]})["actions"]]
         return {
-            "baseline": self.actions[0]["name"],
-            "primary": ["gap", "exposure_term"] if len(self.actions) > 1 else ["mismatch"],
+            "baseline": names[0],
+            "primary": ["gap", "exposure_term"] if len(names) > 1 else ["mismatch"],
             "replicates": 16,
             "documents": "auto",
             "documents_at_least": min(_FEWEST, *(stratum["evaluation"] for stratum in self.documents)),

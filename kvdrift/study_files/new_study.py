@@ -38,7 +38,7 @@ def new_study(
     documents: Path | None,
     tasks: Sequence[str],
     length: int | None,
-    actions: Sequence[str],
+    actions: Sequence[Table],
     horizon: int | None,
     engine: EngineChoice | None = None,
 ) -> str:
@@ -50,7 +50,7 @@ def new_study(
         documents: a JSON Lines file of prompts, from the working folder on.
         tasks: tasks of the source that makes prompts for the model, where no file is given.
         length: the most tokens of a prompt.
-        actions: actions as NAME=SELECTOR:KEEP, the baseline first.
+        actions: values of each action, the baseline first; two actions by default.
         horizon: H in tokens.
         engine: what decodes in place of kvdrift, with its actions.
 
@@ -77,7 +77,7 @@ def new_study(
             study={"name": _study_name(path), "horizon": horizon or _HORIZON, "seed": 0, "temperature": 1.0},
             model=_model(model, folder, embedded=embedded) if engine is None else engine.model(folder),
             documents=strata,
-            actions=[_action(text) for text in actions or DEFAULT_ACTIONS]
+            actions=actions or [named_action(text) for text in DEFAULT_ACTIONS]
             if engine is None
             else engine.actions(folder),
             remarks={"documents": remark} if remark else {},
@@ -167,10 +167,34 @@ def _file_strata(documents: Path, folder: Path, length: int | None) -> list[Tabl
     return strata
 
 
-def _action(text: str) -> Table:
+def named_action(text: str) -> Table:
+    """Return an action that an option names as NAME=SELECTOR:KEEP.
+
+    Raises:
+        InputError: It is written otherwise.
+
+    """
     name, equals, policy = text.partition("=")
     selector, colon, keep = policy.rpartition(":")
     if not (equals and colon and name and selector and keep):
         raise InputError(f"--action {text}: write NAME=SELECTOR:KEEP, as in snapkv-half=snapkv:1/2")
-    kept: Any = int(keep) if keep.isdecimal() else keep
-    return {"name": name, "selector": selector, "keep": kept}
+    return {"name": name, "selector": selector, "keep": _kept(keep)}
+
+
+def swept_action(text: str) -> Table:
+    """Return the sweep that an option names as SELECTOR:KEEP,KEEP, called by the selector.
+
+    Raises:
+        InputError: It is written otherwise.
+
+    """
+    selector, colon, listed = text.rpartition(":")
+    values = [one.strip() for one in listed.split(",")]
+    if not (colon and selector and all(values)) or len(values) < 2:
+        raise InputError(f"--sweep {text}: write SELECTOR:KEEP,KEEP, as in snapkv:1/8,1/4,1/2")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", selector).lstrip("._-") or "sweep"
+    return {"name": name, "selector": selector, "keep": [_kept(one) for one in values]}
+
+
+def _kept(keep: str) -> Any:
+    return int(keep) if keep.isdecimal() else keep

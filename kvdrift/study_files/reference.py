@@ -41,6 +41,13 @@ above 0.
 """
 
 
+_SWEEPS = """\
+`keep = ["1/8", "1/4", "1/2"]` makes an action of each, called by the sweep's name and the value: `snapkv@1/8`. A list of
+codecs does the same, and both lists together make every combination: `snapkv@1/8@int4`. Plans, gates and `--redo` name
+members. An action that is called `snapkv@1/8` by itself is the same action, so that a sweep may grow.
+"""
+
+
 def study_reference() -> str:
     """Return the page: every section with its keys, the document sources and the selectors."""
     parts = [_INTRODUCTION]
@@ -55,7 +62,7 @@ def study_reference() -> str:
             parts += map(_source, SOURCES)
             parts.append(_finite_source())
         if heading.name == "actions":
-            parts += [_selectors(), _codecs(), _policies()]
+            parts += [_SWEEPS, _selectors(), _codecs(), _policies()]
     parts.append(f"## An example\n\nWhat `kvdrift init` writes without options:\n\n```toml\n{_example()}```\n")
     return "\n".join(parts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from log.conform import conform
+from log.prompts import KeptEntries
 from log.units.whole import whole_unit
 from schema.errors import InputError, nearest
 from schema.tables import BRANCH, COUPLED, EVENTS, GROUP_KEY, PLAIN, SCAN, SWRB, UNITS
@@ -39,11 +40,13 @@ class Unit:
         record: A ``units`` row without ``unit``, ``event_rows`` and ``events_sha256``.
         events: Rows of the EVENTS schema without values of ``unit``, which the store fills in; without ``kind`` and
             ``weight`` they are coupled pairs.
+        kept: What is left of the prompt's entries after one step or several; empty if nobody knows.
 
     """
 
     record: dict[str, Any]
     events: pa.Table
+    kept: Sequence[KeptEntries] = ()
 
 
 def unit_number(record: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from report.explorer.outcomes import Ints, Outcomes
+from report.explorer.prompts import Prompt, pack_prompts
 from report.explorer.sample import Sample
 from report.explorer.streams import SCORED, Streams
 
@@ -35,6 +36,7 @@ class Packed:
 
     manifest: str
     arrays: str
+    prompts: tuple[str, ...] = ()
 
 
 def pack(
@@ -43,6 +45,7 @@ def pack(
     streams: Streams,
     token_text: Callable[[int], str] | None,
     names: dict[str, str],
+    prompts: Sequence[Prompt] = (),
 ) -> Packed:
     """Pack a sample.
 
@@ -52,16 +55,20 @@ def pack(
         streams: their positions.
         token_text: a token as text; without it the page shows numbers.
         names: what the manifest says of the study besides.
+        prompts: the prompts of documents, in the order in which they are packed as long as there is room.
 
     Returns:
         The texts; the same input gives the same texts.
 
     """
-    tokens, indices = np.unique(np.concatenate([streams.x, streams.y]), return_inverse=True)
-    x, y = np.split(indices.reshape(-1, outcomes.horizon), 2)
+    drawn = np.stack([streams.x, streams.y])
+    tokens = np.unique(np.concatenate([drawn.ravel(), *(prompt.tokens for prompt in prompts)]))
+    x, y = np.searchsorted(tokens, drawn)
     first, reference = _references(outcomes, sample.rows, x)
     kind = np.dtype("<u2" if len(tokens) <= 1 << 16 else "<u4")
     delta, f = (values.astype("<f4").view("<u4") for values in (streams.delta, streams.f))
+    places = np.unique(outcomes.doc[sample.rows]).tolist()
+    said, prompt_texts = pack_prompts([*prompts], tokens)
     arrays = b"".join(map(_planes, (x[first].astype(kind), y.astype(kind), delta, f ^ delta)))
     manifest = names | {
         "horizon": outcomes.horizon,
@@ -74,9 +81,12 @@ def pack(
         "trajectories": _trajectories(outcomes, sample.rows, streams, reference),
         "jumps": _jumps(sample),
         "total": len(outcomes),
+        "layers": next((prompt.layers for prompt in prompts if prompt.layers), None),
+        "prompts": [{"document": places.index(one.pop("place"))} | one for one in said],
     }
     # Texts of byte tokens may have halves of characters; as escapes they go through.
-    return Packed(_text(json.dumps(manifest, separators=(",", ":")).encode("ascii")), _text(arrays))
+    held = json.dumps(manifest, separators=(",", ":")).encode("ascii")
+    return Packed(_text(held), _text(arrays), tuple(prompt_texts))
 
 
 def _references(outcomes: Outcomes, rows: Ints, x: Ints) -> tuple[list[int], list[int]]:

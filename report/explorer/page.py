@@ -11,6 +11,7 @@ import jinja2
 
 from report.explorer.outcomes import read_outcomes
 from report.explorer.packing import pack
+from report.explorer.prompts import read_prompts
 from report.explorer.sample import choose
 from report.explorer.streams import read_streams
 from report.reading.content import PageContent
@@ -46,10 +47,10 @@ def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int
         loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    script = (_TEMPLATES / "trajectories.js").read_text(encoding="utf-8")
+    script = "".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in ("prompt.js", "trajectories.js"))
     html = environment.get_template("trajectories.html.j2").render(
         names,
-        packed=pack(outcomes, sample, streams, token_text, names),
+        packed=pack(outcomes, sample, streams, token_text, names, read_prompts(content.source, outcomes, sample)),
         law=facts.other_law,
         script=script,
         # The browser runs this script and no other, whatever a token's text may be.

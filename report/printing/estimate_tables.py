@@ -12,7 +12,7 @@ from report.reading.content import PageContent
 from report.reading.estimates import ESTIMATE_COLUMNS, FEW_CLUSTERS, Estimate, ReportedEstimates
 from schema.study import POOLED
 from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
-from stats.quantities import ALL_QUANTITIES
+from stats.quantities import ALL_QUANTITIES, SIMULTANEOUS_OF
 from stats.registry import DIFFERENCE, Scale
 
 NOISE_FLOOR = "noise floor"  # under the name of an action that numerics alone move
@@ -229,7 +229,9 @@ def status_note(estimates: Iterable[Estimate]) -> str:
     for standing, words in _STANDINGS.items():
         levels = sorted({row.level for row in bounded if row.standing == standing and row.level is not None})
         if levels:
-            parts.append(f"{mark[standing]} {words} {' and '.join(map(level, levels))} intervals".lstrip())
+            together = all(row.quantity in SIMULTANEOUS_OF.values() for row in bounded)
+            said = "exploratory, simultaneous" if together else words
+            parts.append(f"{mark[standing]} {said} {' and '.join(map(level, levels))} intervals".lstrip())
     if any(row.of_few_clusters for row in bounded):
         parts.append(f"{_FEW_MARK} fewer than {FEW_CLUSTERS} clusters of documents, whose interval may cover less")
     text = "; ".join(parts)

@@ -1,4 +1,3 @@
-"use strict";
 // The trajectory explorer. Everything that it shows is in the page: a manifest and arrays of numbers, as
 // report/explorer/packing.py writes them. Texts of tokens and names come from strangers: they are set as text, never as
 // markup. Positions t count from 1.
@@ -105,6 +104,7 @@ class Explorer {
     this.measure = document.createElement("canvas").getContext("2d");
     this.measure.font = '12.5px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace';
     this.measured = new Map();
+    this.prompt = new PromptView(this);
   }
 
   find(docAt, action, replicate) {
@@ -198,6 +198,7 @@ class Explorer {
     this.drawAbout();
     this.draw();
     this.drawPairs();
+    this.prompt.show().then(() => this.drawAnswers());
   }
 
   /** Draw what depends on the width of the window. */
@@ -206,6 +207,7 @@ class Explorer {
     this.drawOverview();
     this.drawScore();
     this.mark();
+    this.prompt.draw();
   }
 
   // ---- Choosing ----
@@ -309,16 +311,26 @@ class Explorer {
     parts.push(this.data.strata[doc.stratum] + (doc.task ? `, ${doc.task}` : "")
       + (doc.prompt ? `, prompt of ${many(doc.prompt)} tokens` : ""));
     byId("outcome").textContent = `${parts.join("; ")}.`;
+    this.drawAnswers();
+    byId("command").textContent = this.command(doc.doc, own.name, own.replicate);
+  }
+
+  drawAnswers() {
+    const [own] = this.shown;
+    const doc = this.data.documents[own.document];
     const answers = byId("answers");
     answers.hidden = !doc.answers.length;
-    const codes = doc.answers.flatMap((answer, at) => [at ? ", " : " ", make("code", {}, visible(answer))]);
-    answers.replaceChildren(doc.answers.length > 1 ? "Answers:" : "Answer:", ...codes, ".");
+    const codes = doc.answers.flatMap((answer, at) => {
+      const kept = this.prompt.recordWords(at);
+      return [at ? ", " : " ", make("code", {}, visible(answer)),
+        kept ? make("span", { class: kept === "0%" ? "record-gone" : "quiet" }, ` (record ${kept === "0%" ? "gone" : kept === "100%" ? "kept" : `${kept} kept`})`) : null];
+    });
+    answers.replaceChildren(doc.answers.length > 1 ? "Answers:" : "Answer:", ...codes.filter((part) => part !== null), ".");
     if (own.score_x !== null) {
       const side = (name, score) => [` ${name} is `, make("span", { class: score === 1 ? "right" : "wrong" }, judged(score))];
       const place = own.span_first === null ? "" : `, at ${own.span_first}–${own.span_last}`;
       answers.append(...side("X", own.score_x), `${place};`, ...side("Y", own.score_y), ".");
     }
-    byId("command").textContent = this.command(doc.doc, own.name, own.replicate);
   }
 
   command(doc, action, replicate) {
@@ -518,6 +530,7 @@ class Explorer {
     for (const cell of this.cells[this.t]) cell.classList.remove("here");
     this.t = next;
     this.mark();
+    this.prompt.moved();
     if (scroll) this.cells[next][0].scrollIntoView({ block: "nearest" });
     clearTimeout(this.waiting);
     this.waiting = setTimeout(() => this.remember(false), 300); // browsers bound how often an address changes
@@ -580,7 +593,7 @@ class Explorer {
 
   press(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
-    if (event.target instanceof HTMLSelectElement) return;
+    if (event.target instanceof HTMLSelectElement || event.target.id === "wanted") return;
     const actions = this.data.actions.length;
     const keys = {
       ArrowLeft: () => event.shiftKey ? this.toRun(-1) : this.move(this.t - 1, true),
@@ -595,6 +608,7 @@ class Explorer {
         return undefined;
       },
       c: () => this.setCompare(!this.compare), t: () => this.move(this.shown[0].tau ?? this.t, true),
+      r: () => this.prompt.toRecord(), "/": () => byId("wanted").focus(),
       Home: () => this.move(1, true), End: () => this.move(this.data.horizon, true), "?": () => byId("help").showModal(),
     };
     for (let at = 0; at < Object.keys(KINDS).length; at += 1) keys[String(at + 1)] = () => this.jump(at);
@@ -604,6 +618,7 @@ class Explorer {
   }
 
   listen() {
+    this.prompt.listen();
     for (const id of ["stratum", "document", "action", "replicate"]) byId(id).addEventListener("change", () => this.choose(id));
     for (const button of document.querySelectorAll("[data-step]")) {
       button.addEventListener("click", () => this.step(button.dataset.step, Number(button.dataset.by)));

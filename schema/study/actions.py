@@ -11,7 +11,7 @@ from schema.errors import InputError
 from schema.retention import Retention
 from schema.study.mistakes import missing
 from schema.study.model import FINITE_STATE, HTTP
-from schema.study.section import Name, Section, Value, meaning
+from schema.study.section import ActionName, Section, Value, meaning
 
 CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2
@@ -39,7 +39,7 @@ class ActionSection(Section):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Value]
 
-    name: Annotated[Name, meaning("The action's name, in queries and on the page.", example="snapkv-half")]
+    name: Annotated[ActionName, meaning("The action's name, in queries and on the page.", example="snapkv-half")]
     selector: Annotated[
         str,
         meaning(
@@ -53,7 +53,8 @@ class ActionSection(Section):
         int | str | SkipJsonSchema[float],  # a float is refused by Retention, which says what to write instead
         meaning(
             'How many of a prompt\'s n entries each head keeps: a number, an exact share such as "1/2" or "90%", or '
-            '"all". With a policy: how many every step reads at most, prompt and generated together.',
+            '"all". With a policy: how many every step reads at most, prompt and generated together. A list, such as '
+            '["1/8", "1/4", "1/2"], makes an action of each, called by its name and the value: `snapkv@1/4`.',
             "entries",
             example="1/2",
             needed=True,
@@ -64,7 +65,8 @@ class ActionSection(Section):
         Named | None,
         meaning(
             "How what is kept is stored: one of `kvdrift list codecs`, `module:Class` of your own, or a table of a "
-            '`name` and parameters, as in `{ name = "int4", group = 64 }`.',
+            '`name` and parameters, as in `{ name = "int4", group = 64 }`. A list makes an action of each, called by '
+            "its name and the codec's: `half@int4`.",
             example="int8",
         ),
     ] = None

@@ -47,6 +47,13 @@ class StudySection(Section):
         ),
     ] = None
     top_k: Annotated[TopK | None, meaning("Tokens are drawn from so many of the most probable ones.", "tokens")] = None
+    store_prompts: Annotated[
+        bool,
+        meaning(
+            "Whether the store has the tokens of prompts and which entries each action keeps, for the explorer and for "
+            "what became of the answers' records."
+        ),
+    ] = True
 
     @property
     def law(self) -> SamplingLaw:

@@ -14,6 +14,7 @@ from schema.location import check_regular, straight
 from schema.study.laws import of_each_law
 from schema.study.mistakes import explained
 from schema.study.section import MOST_LISTED
+from schema.study.sweeps import of_each_member
 from schema.study.whole import Study, check_distinct
 
 _READ_PATHS = ("path", "exclude")  # of [[documents]]
@@ -42,7 +43,7 @@ def load_studies(path: Path, folder: Path | None = None) -> list[Study]:
 
 def _studies_of(path: Path, content: dict[str, Any], folder: Path) -> list[Study]:
     try:
-        content = _with_absolute_paths(content, folder)
+        content = of_each_member(_with_absolute_paths(content, folder))
         models = content.get("model")
         several = models if isinstance(models, list) and models else [models]
         laws = of_each_law(content)

@@ -8,9 +8,11 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+_MEMBER: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/%:+-]*)*$"
 PART: Final = r"^[1-9][0-9]{0,2}/[1-9][0-9]{0,2}$"
 PATTERNS: Final = {
     _NAME: "letters, digits, . _ and -, of which the first is a letter or digit",
+    _MEMBER: "letters, digits, . _ and -, of which the first is a letter or digit; after an @ a value of a sweep",
     PART: 'a number of as many parts, as in "1/2", up to 999',
 }
 """What a text that does not match should be, by pattern."""
@@ -19,6 +21,7 @@ Value = int | float | str | bool
 """What a study file can set a parameter or a setting to."""
 
 Name = Annotated[str, Field(pattern=_NAME, max_length=80)]
+ActionName = Annotated[str, Field(pattern=_MEMBER, max_length=80)]
 Positive = Annotated[int, Field(ge=1)]
 
 MOST_DOCUMENTS: Final = 100_000

@@ -204,8 +204,10 @@ class Study(Section):
         """What decides the events, as JSON: horizon, seed, law, model and document sources; actions may be added."""
         # Each unit says which GPU made it, or what a server said of itself.
         model = {name: value for name, value in values_of(self.model, _LATER_KEYS).items() if name not in _PLACES}
+        study = values_of(self.study, LAW_KEYS)
+        del study["store_prompts"]  # no event depends on it
         deciding = {
-            "study": values_of(self.study, LAW_KEYS),
+            "study": study,
             "model": model,
             # A path says nothing about a file's content: a document that changed is known by its prompt_sha256.
             "documents": [

@@ -31,6 +31,9 @@ DIFFERENCES: Mapping[str, Quantity] = {
 SIMULTANEOUS_GAP = "gap_simultaneous"
 """The gap of every pair of actions with intervals that hold for all pairs together: ``stats.simultaneous``."""
 
+SIMULTANEOUS_OF: Mapping[str, str] = {name: f"{name}_simultaneous" for name in ("mismatch", "accuracy")}
+"""Quantities of the members of sweeps with intervals that hold for all members together, by the quantity."""
+
 ALL_QUANTITIES: Mapping[str, Quantity] = {
     **PAIR_QUANTITIES,
     **BRANCHING_QUANTITIES,
@@ -38,6 +41,13 @@ ALL_QUANTITIES: Mapping[str, Quantity] = {
         QUANTITIES["gap"], name=SIMULTANEOUS_GAP, meaning="gap in R (token), of all pairs together", view=None,
         column=SIMULTANEOUS_GAP,
     ),
+    **{
+        together: replace(
+            PAIR_QUANTITIES[name], name=together, meaning=f"{PAIR_QUANTITIES[name].meaning}, of all members of sweeps "
+            "together", view=None, column=together,
+        )
+        for name, together in SIMULTANEOUS_OF.items()
+    },
 }  # fmt: skip
 
 _BY_NAME = {**{one.name: one for one in DIFFERENCES.values()}, **PAIR_QUANTITIES}

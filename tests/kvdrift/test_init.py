@@ -25,6 +25,24 @@ def init(capsys: pytest.CaptureFixture[str], path: Path, *options: str | Path) -
     return path.read_text(encoding="utf-8")
 
 
+def test_a_sweep_is_a_list_of_retentions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its first member is the baseline."""
+    options = ("--sweep", "snapkv:1/2,1/4,64", "--sweep", "recent:1/2,1/4", "--action", "few=recent:128")
+    text = init(capsys, tmp_path / "study.toml", *options)
+    assert 'keep = ["1/2", "1/4", 64]' in text
+    study = load_study(tmp_path / "study.toml")
+    members = ["snapkv@1/2", "snapkv@1/4", "snapkv@64", "recent@1/2", "recent@1/4"]
+    assert [action.name for action in study.actions] == ["few", *members]
+    assert study.plan.baseline == "few"
+    assert 'baseline = "snapkv@1/2"' in init(capsys, tmp_path / "swept.toml", *options[:4])
+
+
+@pytest.mark.parametrize("written", ["snapkv", "snapkv:1/2", "snapkv:1/2,", ":1/2,1/4"])
+def test_a_sweep_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str) -> None:
+    line = f"--sweep {written}: write SELECTOR:KEEP,KEEP, as in snapkv:1/8,1/4,1/2"
+    assert line in mistake(capsys, "init", tmp_path / "study.toml", "--sweep", written)
+
+
 def test_the_page_is_that_of_the_schema() -> None:
     """``make docs`` writes it."""
     assert (ROOT / "docs" / "study-file.md").read_text(encoding="utf-8") == study_reference()

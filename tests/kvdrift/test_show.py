@@ -99,3 +99,20 @@ def test_events_that_are_not_derived(tmp_path: Path, capsys: pytest.CaptureFixtu
     made = Store.create(tmp_path / "store")
     made.append_units([make_unit()])
     assert "holds no study yet" in mistake(capsys, "show", made.location, "d0", "snapkv")
+
+
+def test_the_line_that_was_lost_is_printed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the small study: the records that recent entries do not have, each with its place in the prompt."""
+    _, out, _ = call(capsys, "show", str(finished), "needle-384-00002", "recent-half", "--json")
+    shown = json.loads(out)
+    assert len(shown["records"]) == len(shown["answers"]) == 5
+    gone = [record for record in shown["records"] if record["kept"] == 0]
+    rows = Store.open(finished).read("prompts").to_pylist()
+    (prompt,) = [row for row in rows if (row["doc"], row["action"]) == ("needle-384-00002", None)]
+    assert gone
+    _, out, _ = call(capsys, "show", str(finished), "needle-384-00002", "recent-half")
+    for record in gone:
+        (place,) = record["places"]
+        assert f"record of '{record['text']}': is gone\n  at {place['first']}–{place['last']}: … " in out
+        stated = prompt["tokens"][place["first"] - 2 : place["last"] + 1]  # REC before it, and what ends it
+        assert "".join(f"w{token}" for token in stated) in place["line"]

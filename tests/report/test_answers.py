@@ -9,7 +9,7 @@ import pytest
 from fixtures.report_views import MODEL, PAIR, STRATA, STUDY, FakeViews, make_views
 
 from report.page import build_report
-from report.parts.answers import answers_figure, answers_sentence, correlation_sentence
+from report.parts.answers.section import answers_figure, answers_sentence, correlation_sentence
 from report.reading.content import read_content
 from report.reading.source import Provenance, StudyRows
 

@@ -16,7 +16,8 @@ from schema.tables import SCHEMA_VERSION, TABLES, Table
 
 ALLOWED = {
     pa.string(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC"),
-    pa.list_(pa.string()), pa.list_(pa.float64()),
+    pa.list_(pa.string()), pa.list_(pa.float64()), pa.list_(pa.int32()),
+    pa.list_(pa.struct([(name, pa.int32()) for name in ("answer", "piece", "first", "last")])),
 }  # fmt: skip
 
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -126,6 +127,8 @@ def one_row(schema: pa.Schema, *, null: bool) -> pa.Table:
         pa.timestamp("us", tz="UTC"): 1,
         pa.list_(pa.string()): ["a", "b"],
         pa.list_(pa.float64()): [0.5],
+        pa.list_(pa.int32()): [3, 4],
+        TABLES["prompts"].schema.field("records").type: [{"answer": 0, "piece": 0, "first": 1, "last": 2}],
     }
     return pa.table(
         {

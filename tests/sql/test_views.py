@@ -14,6 +14,7 @@ from fixtures.awkward_logs import LOGS, Log, awkward_log, number_events
 from fixtures.branched_logs import SWRB_LOGS
 from oracles.answer_definitions import ANSWER_EVALUATIONS
 from oracles.coupled_paths import Analysis
+from oracles.record_definitions import RECORD_EVALUATIONS
 from oracles.summary_definitions import OUR_NAMES, SUMMARY_EVALUATIONS
 from oracles.swrb_definitions import SWRB_EVALUATIONS
 from oracles.view_definitions import EVALUATIONS as PLAIN_EVALUATIONS
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from log.store import Store
 
 VIEWS = sorted(view_texts())
-EVALUATIONS = {**PLAIN_EVALUATIONS, **SWRB_EVALUATIONS, **ANSWER_EVALUATIONS, **SUMMARY_EVALUATIONS}
+EVALUATIONS = {
+    **PLAIN_EVALUATIONS, **SWRB_EVALUATIONS, **ANSWER_EVALUATIONS, **RECORD_EVALUATIONS, **SUMMARY_EVALUATIONS,
+}  # fmt: skip
 TOLERANCE = 1e-9
 
 

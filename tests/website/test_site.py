@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from fixtures.browser import Tabs
 from fixtures.house import ROOT
+from fixtures.study_files import load_study
 
+from website.gallery import STUDIES, gallery_page, shown
 from website.pages import PAGES, linked, notebook_page
 
 FETCHED = re.compile(
@@ -80,3 +82,30 @@ def test_its_search_needs_no_server(site: Path, tabs: Tabs) -> None:
     found.wait_for()
     assert str(found.get_attribute("href")).startswith((site / "cookbook.html").as_uri())
     assert tabs.complaints == []
+
+
+def finished(root: Path, name: str) -> None:
+    """A study of the gallery with a report, whose page leads to its explorer."""
+    (root / "studies").mkdir(exist_ok=True)
+    for file in STUDIES:
+        text = f'# What {file} is.\n# On two lines.\n\n[study]\nname = "{file}-study"\n'
+        (root / "studies" / f"{file}.toml").write_text(text, encoding="utf-8")
+    folder = root / "stores" / name / "report" / name
+    (folder / "figures").mkdir(parents=True)
+    for path in ("index.html", "trajectories.html", "figures/bytes.svg", "figures/bytes.pdf", ".part"):
+        (folder / path).write_text(path, encoding="utf-8")
+
+
+def test_the_gallery_has_the_studies_that_are_there(tmp_path: Path) -> None:
+    finished(tmp_path, "frontier-study")
+    (study,) = shown(tmp_path)
+    assert (study.name, study.about) == ("frontier-study", "What frontier is. On two lines.")
+    assert sorted(map(str, study.files)) == ["figures/bytes.svg", "index.html", "trajectories.html"]
+    page = gallery_page([study])
+    for path in ("index.html", "trajectories.html", "figures/bytes.svg"):
+        assert f"(gallery/frontier-study/{path})" in page
+    assert "make gallery" not in page
+    assert "`make gallery` runs the shipped studies" in gallery_page([])
+    assert {load_study(ROOT / "studies" / f"{file}.toml").name for file in STUDIES} == {
+        "quickstart", "frontier", "llama-cpp",
+    }  # fmt: skip

@@ -125,6 +125,13 @@ class GuardedRule(CacheRule):
         with _told(self._policy):
             return self._rule.replaces(length)
 
+    def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:
+        """What the rule says, if its shape is right."""
+        with _told(self._policy):
+            found = self._rule.left(entries, scores)
+        expected = (*entries.query.shape[:2], entries.prompt_key.shape[1])
+        return found if isinstance(found, Tensor) and found.shape == expected else None
+
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
         """What the rule returns, in the right shapes and finite."""
         length = entries.suffix_key.shape[2]

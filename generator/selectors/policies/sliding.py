@@ -64,12 +64,23 @@ class _Slices(CacheRule):
         """Whether something has been dropped."""
         return not self.passes(length)
 
+    def left(self, entries: StreamEntries, scores: Tensor) -> Tensor:  # noqa: ARG002
+        """The sinks, and what the window has of the prompt."""
+        rows, kv_heads = entries.query.shape[:2]
+        places = torch.arange(self.entries, device=entries.query.device)
+        first = self._first(entries.suffix_key.shape[2])
+        return ((places < self.sinks) | (places >= first)).expand(rows, kv_heads, -1)
+
+    def _first(self, length: int) -> int:
+        """Where the window begins, counted from the prompt's first entry."""
+        return self.sinks + self.entries + length - self.budget
+
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Attend to the sinks, to what the window has of the prompt, and to what it has of the suffix."""
         query = entries.query
         rows, kv_heads, group, size = query.shape
         length = entries.suffix_key.shape[2]
-        first = self.sinks + self.entries + length - self.budget  # of the window, counted from the prompt's first entry
+        first = self._first(length)
         own = slice(max(first - self.entries, 0), length)
         joint = attend_part(query, entries.suffix_key[:, :, own], entries.suffix_value[:, :, own], entries.scaling)
         packed = query.transpose(0, 1).reshape(kv_heads, rows * group, size)

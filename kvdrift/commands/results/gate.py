@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,15 +56,23 @@ def gate(
         str | None, typer.Option("--stratum", metavar="NAME", help="Documents of this one alone.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a line.")] = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the answer as a JUnit file, for CI.")
+    ] = None,
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="Write the answer to the study's report, if it is there.")
+    ] = True,
 ) -> None:
     """Decide whether an action is at most a margin worse than a baseline, on a finished study.
 
     Exit codes: 0 equivalent or better, 1 worse, 3 unresolved. Without an answer nothing is on standard output, and the
-    code is 2 for a mistake or a study that is not finished, 4 for a failure.
+    code is 2 for a mistake or a study that is not finished, 4 for a failure. A JUnit file has a failure for worse, a
+    skipped test for unresolved, and an error without an answer.
     """
     from flows.analysis.gate import GateQuestion, gate_stored
+    from kvdrift.junit import write_junit
     from log.store import Store
-    from schema.errors import InputError
+    from schema.errors import InputError, KvdriftError
     from schema.study import FLOOR_ACTION, POOLED
     from stats.endpoints import Decision
 
@@ -71,17 +80,40 @@ def gate(
         wrong = "--baseline and --over-floor" if over_floor else "neither --baseline nor --over-floor"
         raise InputError(f"kvdrift gate: {wrong}: give one of the two, which an action is held against")
     baseline = FLOOR_ACTION if baseline is None else baseline
-    opened = Store.open(store)
-    question = GateQuestion(
-        quantity, action, baseline, margin, level, study, model, POOLED if stratum is None else stratum
-    )
-    verdict = gate_stored(opened, question)
+    asked = f"{quantity}: {action} at most {margin:g} worse than {baseline}"
+    try:
+        opened = Store.open(store)
+        question = GateQuestion(
+            quantity, action, baseline, margin, level, study, model, POOLED if stratum is None else stratum
+        )
+        verdict = gate_stored(opened, question)
+    except KvdriftError as error:
+        if junit is not None:
+            write_junit(junit, asked, str(error), "error", {"store": store})
+        raise
     code = {Decision.EQUIVALENT: 0, Decision.WORSE: 1, Decision.UNRESOLVED: 3}[verdict.decision]
-    if as_json:
-        typer.echo(json.dumps({**_fields(verdict, opened), "exit_code": code}, ensure_ascii=False))
-    else:
-        typer.echo(printable(_line(verdict, named=study is not None)))
+    fields, line = {**_fields(verdict, opened), "exit_code": code}, _line(verdict, named=study is not None)
+    if junit is not None:
+        write_junit(junit, asked, line, {0: None, 1: "failure", 3: "skipped"}[code], fields)
+    if page:
+        _to_page(opened, verdict, fields)
+    typer.echo(json.dumps(fields, ensure_ascii=False) if as_json else printable(line))
     raise typer.Exit(code)
+
+
+def _to_page(store: Store, verdict: Verdict, fields: dict[str, Any]) -> None:
+    """Write the answer to the study's report; a page that may not be written stays, and one line says so."""
+    from flows.pages import report_folder
+    from report.gates import record_gate
+
+    study, model = verdict.question.study or "", verdict.question.model
+    for folder in dict.fromkeys([report_folder(store, study, model), report_folder(store, study)]):
+        try:
+            if record_gate(folder, fields, _line(verdict, named=False)) is not None:
+                return
+        except OSError as error:
+            typer.echo(f"kvdrift: {folder}: the answer is not on the page ({error.strerror or error})", err=True)
+            return
 
 
 def _line(verdict: Verdict, *, named: bool) -> str:

@@ -44,10 +44,13 @@ def show(
 ) -> None:
     """Print a trajectory: both tokens of each position as text, where they differ, delta and f.
 
+    Of a document with answers it prints the lines of the prompt that state them and that the action does not keep.
+
     A model whose tokenizer is not on this machine has the tokens' numbers in place of their text.
     """
     from generator.transformer.tokenizer import token_reader
     from kvdrift.queries.formats import print_table
+    from kvdrift.queries.lost_lines import record_lines, record_rows
     from log.store import Store
     from log.studies import chosen_study, model_revisions
     from schema.study.described import described_action
@@ -62,13 +65,14 @@ def show(
         pair = {name: trajectory[name] for name in _PAIR}
         positions = views.rows("events", _SHOWN, **pair, kind="coupled").to_pylist()
         declared = views.rows("actions", study=study, action=action).to_pylist()
+        records = record_rows(views, trajectory, trajectory["answers"] or (), text)
     trajectory |= {"does": next(map(described_action, declared), "")}
     for position in positions:
         position |= {"x_text": text(position["x_token"]), "y_text": text(position["y_token"])}
     if as_json:
-        typer.echo(json.dumps(trajectory | {"positions": positions}, ensure_ascii=False))
+        typer.echo(json.dumps(trajectory | {"records": records, "positions": positions}, ensure_ascii=False))
         return
-    for line in _summary(trajectory):
+    for line in (*_summary(trajectory), *record_lines(records)):
         typer.echo(printable(line))
     print_table(_table(trajectory, positions))
 

@@ -48,6 +48,12 @@ def schedule(
             help="Work pool of type process whose workers run it; by default: kvdrift.",
         ),
     ] = None,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            "--notify", metavar="BLOCK", help="Tell a notification block of the server how runs end: TYPE/NAME."
+        ),
+    ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Stay, and run it from this process instead.")] = False,
 ) -> None:
     """Have a Prefect server start a study: each run goes on where the one before stopped.
@@ -74,7 +80,7 @@ def schedule(
         check_cron(cron, timezone)
     planned = StudySchedule(
         study.absolute(), studies, absolute(store if store is not None else default_location(studies)), cron, timezone,
-        limit, endpoint or [], token_file, tls_root_certs, cluster, gpus,
+        limit, endpoint or [], token_file, tls_root_certs, cluster, gpus, notify,
     )  # fmt: skip
     when = "when it is started by hand" if cron is None else f"{cron} ({timezone})"
     with users_server() as server:
@@ -87,6 +93,8 @@ def schedule(
         pool = work_pool or _POOL
         deployed = deploy(planned, pool)
     typer.echo(f"deployment: {deployed.name}")
+    if notify is not None:
+        typer.echo(f"notified:   {notify}, when a run completes, fails or crashes")
     if deployed.page is not None:
         typer.echo(f"page:       {deployed.page}")
     typer.echo(f"runs:       {when}")

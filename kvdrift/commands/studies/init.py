@@ -33,6 +33,14 @@ def init(
             help="An action, as in half=snapkv:1/2; repeat it for several, the baseline first.",
         ),
     ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            metavar="SELECTOR:KEEP,...",
+            help="An action for each retention, as in snapkv:1/8,1/4,1/2; repeat it for several, the baseline first.",
+        ),
+    ] = None,
     horizon: Annotated[
         int | None, typer.Option("--horizon", metavar="H", min=1, help="How many tokens are compared; 64 by default.")
     ] = None,
@@ -57,10 +65,11 @@ def init(
     Without options it compares two actions of the embedded model, which needs no download.
     """
     from kvdrift.study_files.engine_study import engine_choice
-    from kvdrift.study_files.new_study import new_study, write_study
+    from kvdrift.study_files.new_study import named_action, new_study, swept_action, write_study
 
+    asked = [*map(named_action, action or []), *map(swept_action, sweep or [])]
     chosen = engine_choice(engine, gguf, cache_types, weights or [])
-    write_study(study, new_study(study, model, documents, task or [], length, action or [], horizon, chosen))
+    write_study(study, new_study(study, model, documents, task or [], length, asked, horizon, chosen))
     named = shlex.quote(str(study))
     typer.echo(f"wrote {study}")
     typer.echo(f"what it would do and take: kvdrift run {named} --dry-run")

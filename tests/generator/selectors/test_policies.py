@@ -17,7 +17,7 @@ from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, assert_li
 from fixtures.random_models import EOS_TOKENS, random_document, random_model, save_random_model
 from fixtures.refusals import refused
 from oracles.plain_generator import load_eager
-from oracles.plain_policies import PlainPolicy, plain_policy_rollout
+from oracles.plain_policies import PlainPolicy, PlainStream, plain_policy_rollout
 
 import generator.embedded
 from generator.actions import Action, build_action
@@ -25,6 +25,7 @@ from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.embedded.documents import make_document
 from generator.generation import PendingUnit, generate_units
 from generator.selectors.policies import POLICIES
+from generator.selectors.policies.watched import watched_steps
 from generator.transformer.loading import load_model
 from log.store import Unit
 from schema.document import Document
@@ -78,6 +79,53 @@ def test_a_policy_equals_real_removal(name: str) -> None:
         assert not plain.delta[:, :first].any() or plain.delta[:, :first].max() < 1e-12
         assert not steps_of(unit)["delta"][:, :first].any(), "exactly 0 until something is dropped"
         assert plain.delta.max() > 1e-4
+
+
+@NAMES
+def test_what_is_left_of_the_prompt_is_counted_over_streams(name: str) -> None:
+    """Plain streams are fed what was drawn: each replicate's own Y, and X once the two have parted, up to their ends.
+
+    A scoring policy drops what the next token takes the place of as soon as a step's scores are known.
+    """
+    document, count, budget = random_document(f"d{LENGTH}", LENGTH), 2, BUDGETS[0]
+    (unit,) = generate([policy_action(name, budget)], count=count)
+    steps, policy = steps_of(unit), PlainPolicy(name, budget)
+    first, *later = unit.kept
+    assert (first.step, first.pairs, first.counts.sum()) == (0, first.pairs, budget * first.pairs)
+    expected = {step: np.zeros((first.layers, LENGTH), int) for step in watched_steps(HORIZON)}
+    streams = dict.fromkeys(expected, 0)
+    for k in range(count):
+        x, y, x_eos, y_eos = (steps[column][k] for column in ("x_token", "y_token", "x_eos", "y_eos"))
+        for side, eos in ((y, y_eos), (x, x_eos)):
+            stream = PlainStream(network(), document.tokens, policy)
+            for step in range(1, HORIZON):
+                if eos[step - 1]:
+                    break
+                stream.advance(int(side[step - 1]))
+                is_apart = bool((x[:step] != y[:step]).any())
+                if step not in expected or (side is x and not is_apart):
+                    continue
+                streams[step] += 1
+                for layer, heads in enumerate(stream.heads):
+                    for head in heads:
+                        places = list(head.positions)
+                        if name != "sliding":
+                            del places[policy.victim(places, head.scores, LENGTH + step)]
+                        expected[step][layer, [place for place in places if place < LENGTH]] += 1
+    assert [kept.step for kept in later] == [step for step, open_ones in streams.items() if open_ones]
+    for kept in later:
+        assert kept.pairs == first.pairs * streams[kept.step]
+        assert (kept.counts == expected[kept.step]).all(), kept.step
+
+
+def test_what_a_selector_keeps_is_counted_by_position() -> None:
+    actions = [HALF_SNAPKV, HALF_RECENT, CONTROL, policy_action("sliding", LENGTH + HORIZON)]
+    for unit in generate(actions, count=1):
+        (kept,) = unit.kept
+        assert kept.counts.sum() == unit.record["kept_entries"] * kept.pairs
+        assert (kept.counts <= kept.pairs // kept.layers).all()
+    recent = generate([HALF_RECENT], count=1)[0].kept[0].counts
+    assert set(np.flatnonzero(recent.sum(0) == 0)) == set(range(4, LENGTH - (LENGTH // 2 - 4)))
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from report.parts.answers.records import records_sentence, records_table
 from report.parts.verdict.contrasts import said_once, shown
 from report.printing.canvas import action_styles, new_figure
 from report.printing.estimate_tables import CellColumn, EstimateColumn, action_tables, columns_of, contrast_rows_table
@@ -40,6 +41,10 @@ TEMPLATE = """
 {{ table(tables.answers_when) }}
 {% if tables.answer_differences is defined %}{{ table(tables.answer_differences) }}
 {% endif %}
+{% if tables.lost_records is defined %}<p>{{ records }}</p>
+<p class="how">The record of an answer is where the prompt states it. An answer that the prompt states in several pieces needs all of them, and the piece counts of which least is kept; of several places of a piece the best one counts. Every lost answer counts once a pair, over all strata alike. The trajectory explorer shows the records in the prompt.</p>
+{{ table(tables.lost_records) }}
+{% endif %}
 {{ by_stratum("Answers in each stratum", tables.answers_by_stratum) -}}
 {{ by_stratum("When answers are lost in each stratum", tables.answers_when_by_stratum) -}}
 {% else %}
@@ -69,6 +74,8 @@ def section(content: PageContent) -> Section | None:
                 "answer_differences", title, content.estimates, differences, content.others, content.baseline
             )
         )
+    lost = records_table(content)
+    tables += [] if lost is None else [lost]
     words = "Share of right answers that are lost against token mismatch, one mark per action"
     drawings = (Drawing("answers", words, partial(answers_figure, content)),)
     values = {
@@ -76,6 +83,7 @@ def section(content: PageContent) -> Section | None:
         "sentence": answers_sentence(content),
         "correlation": correlation_sentence(content),
         "basis": _basis_sentence(content, rows),
+        "records": records_sentence(content) if lost is not None else "",
     }
     return Section("answers", "Does it matter?", TEMPLATE, tuple(tables), drawings, values)
 

@@ -1,0 +1,85 @@
+"""Who is told how the runs of a deployment end: an automation of the server on the deployment's tag."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schema.errors import InputError
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+_ENDS = ("Completed", "Failed", "Crashed")
+_BODY = """{{ flow_run.name }} is {{ flow_run.state.name }}
+{{ flow_run.state.message }}
+{{ flow_run|ui_url }}"""
+
+
+def check_block(block: str) -> UUID:
+    """Return the id of a notification block of the server.
+
+    Args:
+        block: The block as TYPE/NAME, such as slack-webhook/laboratory.
+
+    Raises:
+        InputError: There is no such block, or it does not notify anybody.
+
+    """
+    from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect takes seconds
+    from prefect.exceptions import ObjectNotFound  # noqa: PLC0415
+
+    kind, slash, name = block.partition("/")
+    if not (kind and slash and name) or "/" in name:
+        raise InputError(f"--notify {block}: write TYPE/NAME of a block, as in slack-webhook/laboratory")
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_block_document_by_name(name, kind)
+        except ObjectNotFound:
+            raise InputError(
+                f"--notify {block}: the server has no such block; prefect block ls lists them, and prefect block "
+                f"create {kind} makes one"
+            ) from None
+    schema = found.block_schema
+    if schema is None or "notify" not in schema.capabilities:
+        raise InputError(f"--notify {block}: the block sends no notifications; name one such as slack-webhook/NAME")
+    return found.id
+
+
+def notify(deployment: str, tag: str, block: str) -> None:
+    """Have a block told when a run of a deployment completes, fails or crashes; another block before is told no more.
+
+    Args:
+        deployment: The deployment's name.
+        tag: The tag of its runs.
+        block: The block as TYPE/NAME.
+
+    Raises:
+        InputError: There is no such block, or it does not notify anybody.
+
+    """
+    from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect takes seconds
+    from prefect.events.actions import SendNotification  # noqa: PLC0415
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture  # noqa: PLC0415
+    from prefect.events.schemas.events import ResourceSpecification  # noqa: PLC0415
+
+    name = f"kvdrift: {deployment}: how runs end"
+    sent = SendNotification(block_document_id=check_block(block), subject=f"kvdrift study {deployment}", body=_BODY)
+    trigger = EventTrigger(
+        match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+        match_related=ResourceSpecification(
+            {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{tag}"}
+        ),
+        for_each={"prefect.resource.id"},
+        expect={f"prefect.flow-run.{state}" for state in _ENDS},
+        posture=Posture.Reactive,
+        threshold=1,
+    )
+    made = AutomationCore(
+        name=name, description=f"Made by kvdrift schedule --notify {block}.", trigger=trigger, actions=[sent]
+    )
+    with get_client(sync_client=True) as client:
+        there = client.read_automations_by_name(name)
+        if there:
+            client.update_automation(there[0].id, made)
+        else:
+            client.create_automation(made)

@@ -1,0 +1,96 @@
+"""Where a prompt states what its answers are: the records that a compressed cache may have lost.
+
+An answer is looked for as it is scored, without regard to case, and without regard to white space, which tokens alone
+do not tell. An answer that the prompt does not state as a whole, such as a chain of assignments, is cut into the
+longest pieces of two words or more that it does state; the answer needs all of its pieces. A piece that the prompt
+states several times has several records, each of which would do.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+MOST_PLACES: Final = 16
+"""Of one piece: what a prompt says more often, such as a common word, is no record."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A place where a prompt states an answer or a piece of one.
+
+    Attributes:
+        answer: Number of the answer in the document's list, from 0.
+        piece: Number of the piece of the answer, from 0.
+        first: The first token of the place, from 1.
+        last: The last token of the place.
+
+    """
+
+    answer: int
+    piece: int
+    first: int
+    last: int
+
+
+def find_records(tokens: Sequence[str], answers: Sequence[str]) -> list[Record]:
+    """Find the records of a document's answers.
+
+    Args:
+        tokens: The text of each of the prompt's tokens, as the tokenizer makes of it alone.
+        answers: The document's answers.
+
+    Returns:
+        The records by answer, piece and place; none of an answer of which the prompt states nothing, or too often.
+
+    """
+    plain = [_plain(token) for token in tokens]
+    text, ends = "".join(plain), list(accumulate(map(len, plain)))
+
+    def at(character: int) -> int:
+        return bisect.bisect_right(ends, character) + 1
+
+    found = []
+    for number, answer in enumerate(answers):
+        for piece, words in enumerate(_pieces(text, answer)):
+            places = [(at(begin), at(begin + len(words) - 1)) for begin in _occurrences(text, words)]
+            found += [Record(number, piece, first, last) for first, last in places]
+    return found
+
+
+def _plain(text: str) -> str:
+    return "".join(text.lower().split())
+
+
+def _pieces(text: str, answer: str) -> list[str]:
+    """Cut an answer into what a text has, without white space."""
+    words = [_plain(word) for word in answer.split()]
+    if not words:
+        return []
+    whole = "".join(words)
+    if whole in text:
+        return [whole] if _is_rare(text, whole) else []
+    pieces, first = [], 0
+    while first < len(words) - 1:
+        last = first + 2
+        while last <= len(words) and "".join(words[first:last]) in text:
+            last += 1
+        piece = "".join(words[first : last - 1])
+        if last - 1 - first >= 2 and _is_rare(text, piece):
+            pieces.append(piece)
+        first = max(last - 1, first + 1)
+    return pieces
+
+
+def _is_rare(text: str, piece: str) -> bool:
+    return sum(1 for _ in _occurrences(text, piece)) <= MOST_PLACES
+
+
+def _occurrences(text: str, piece: str) -> Iterator[int]:
+    begin = text.find(piece)
+    while begin >= 0:
+        yield begin
+        begin = text.find(piece, begin + len(piece))

@@ -1,0 +1,88 @@
+"""A policy's rule that is watched: which prompt entries its streams still have after some steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from generator.attention.cache_rules import CacheRule, StreamEntries
+
+MOST_STEPS = 8
+
+
+@dataclass
+class Left:
+    """What streams have of a prompt's entries after a step.
+
+    Attributes:
+        streams: How many streams were looked at.
+        of_layer: How many of them have each entry, int64 [KV heads, entries of the cache], by the layer's number.
+    """
+
+    streams: int = 0
+    of_layer: dict[int, Tensor] = field(default_factory=dict)
+
+
+def watched_steps(horizon: int) -> list[int]:
+    """Return the steps after which a policy's entries are counted: up to 8, evenly over those that there are."""
+    last = horizon - 1  # the last token is drawn and not fed
+    return sorted({-(-last * part // MOST_STEPS) for part in range(1, MOST_STEPS + 1)} - {0})
+
+
+class WatchedRule(CacheRule):
+    """Another rule, which decides everything; what its streams have left is counted after some steps.
+
+    Attributes:
+        left_after: What was counted so far, by step; nothing of steps in which no stream was open, or in which the rule
+            had nothing to do, or of a rule that does not say what is left.
+    """
+
+    def __init__(self, rule: CacheRule, steps: Collection[int]) -> None:
+        self.rule, self._steps = rule, frozenset(steps)
+        self.scores, self.cuts_back = rule.scores, rule.cuts_back
+        self.left_after: dict[int, Left] = {}
+
+    def over(self, entries: int, kv_heads: int) -> CacheRule:
+        """That of the rule, which nobody watches."""
+        return self.rule.over(entries, kv_heads)
+
+    def first_scores(self, layer: int) -> Tensor:
+        """Those of the rule."""
+        return self.rule.first_scores(layer)
+
+    def before_step(
+        self, prompt: Sequence[Sequence[Tensor]], suffixes: Sequence[Sequence[Tensor]], slots: Sequence[Tensor],
+        length: int,
+    ) -> None:  # fmt: skip
+        """What the rule does."""
+        self.rule.before_step(prompt, suffixes, slots, length)
+
+    def passes(self, length: int) -> bool:
+        """What the rule says."""
+        return self.rule.passes(length)
+
+    def replaces(self, length: int) -> bool:
+        """What the rule says."""
+        return self.rule.replaces(length)
+
+    def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
+        """What the rule returns."""
+        found, after = self.rule.attend(entries, scores)
+        length = entries.suffix_key.shape[2]
+        if length in self._steps:
+            self._count(length, entries, after)
+        return found, after
+
+    def _count(self, length: int, entries: StreamEntries, after: Tensor) -> None:
+        mask = self.rule.left(entries, after)
+        if mask is None:
+            return
+        left = self.left_after.setdefault(length, Left())
+        counts = mask[: entries.streams].sum(0)
+        if entries.layer in left.of_layer:
+            counts += left.of_layer[entries.layer]
+        left.of_layer[entries.layer] = counts
+        if entries.layer == 0:
+            left.streams += entries.streams

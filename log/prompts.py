@@ -1,0 +1,114 @@
+"""Prompts of a store: their tokens, and which of their entries are left under each action."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from log.delta.commits import Commit, guards
+from schema.tables import PROMPTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from log.delta.folder import DeltaFolder
+    from log.delta.snapshot import Snapshot
+
+MOST_COUNTS = 1 << 18
+"""Of one prompt and action: layers are counted in groups if layers times positions are more."""
+
+_NAMES = PROMPTS.key
+
+
+@dataclass(frozen=True)
+class KeptEntries:
+    """What is left of a prompt's entries after a step.
+
+    Attributes:
+        layers: L, the layers of the model.
+        pairs: The (layer, KV head) pairs that were looked at; after a step, of each stream.
+        counts: int32[G, n], the pairs of each group of layers that have the entry of a position.
+        step: After how many generated tokens; 0 is right after prefill.
+
+    """
+
+    layers: int
+    pairs: int
+    counts: NDArray[np.int32]
+    step: int = 0
+
+
+def layer_groups(layers: int, entries: int) -> int:
+    """Return into how many groups layers are put for a prompt of some entries: one a layer, if that is few counts."""
+    return max(1, min(layers, MOST_COUNTS // entries))
+
+
+def kept_entries(of_layer: Sequence[NDArray[np.int64]], pairs: int, step: int = 0) -> KeptEntries:
+    """Count what is left by groups of layers.
+
+    Args:
+        of_layer: Of each layer, how many of its pairs have the entry of each position, int64 [n].
+        pairs: All pairs of all layers that were looked at.
+        step: After how many generated tokens.
+
+    """
+    layers = len(of_layer)
+    groups = layer_groups(layers, len(of_layer[0]))
+    bounds = [group * layers // groups for group in range(groups + 1)]
+    counts = [np.sum(of_layer[first:last], axis=0) for first, last in itertools.pairwise(bounds)]
+    return KeptEntries(layers, pairs, np.stack(counts).astype(np.int32), step)
+
+
+def kept_row(unit: Mapping[str, Any], kept: KeptEntries) -> dict[str, Any]:
+    """Return the row of PROMPTS for what is left of a prompt under the action of a unit, given its ``units`` row."""
+    names = {name: unit[name] for name in ("study", "model", "doc", "action")}
+    return names | {
+        "action_revision": unit.get("action_revision", 0),
+        "document_revision": 0,
+        "step": kept.step,
+        "tokens": None,
+        "records": None,
+        "layers": kept.layers,
+        "pairs": kept.pairs,
+        "kept": kept.counts.reshape(-1),
+    }
+
+
+class PromptRows:
+    """Appends rows of PROMPTS; rows whose keys the table has are left out, whatever they say."""
+
+    def __init__(self, folder: DeltaFolder) -> None:
+        self._folder = folder
+        self._keys: dict[str, frozenset[tuple[Any, ...]]] = {}  # by path: a file does not change
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> int:
+        """Append rows by one commit; return how many are new."""
+        given = {tuple(row[name] for name in _NAMES): row for row in rows}
+        new: list[Mapping[str, Any]] = []
+
+        def attempt(loaded: Snapshot) -> Commit | None:
+            known = self._known(loaded)
+            keys = [key for key in given if not any(key in of_file for of_file in known)]
+            new[:] = [given[key] for key in keys]
+            if not new:
+                return None
+            file = self._folder.put_rows("prompts", pa.Table.from_pylist(new, schema=PROMPTS.schema))
+            return Commit([file], guards((f"kvdrift.prompts-{key!r}", 1) for key in keys))
+
+        if given:
+            self._folder.commit("prompts", attempt)
+        return len(new)
+
+    def _known(self, loaded: Snapshot) -> list[frozenset[tuple[Any, ...]]]:
+        """Return the keys of each visible file."""
+        self._keys = {path: self._keys.get(path) or self._read(loaded, path) for path in loaded.paths()}
+        return list(self._keys.values())
+
+    def _read(self, loaded: Snapshot, path: str) -> frozenset[tuple[Any, ...]]:
+        rows = self._folder.read(loaded, _NAMES, paths=[path])
+        return frozenset(zip(*(rows[name].to_pylist() for name in _NAMES), strict=True))

@@ -1,0 +1,145 @@
+"""The prompts of the explorer's documents, packed one by one: the page unpacks the one that it shows.
+
+A document's text is base64 of gzip of, one after the other:
+
+    tokens     token index [n]           places in the manifest's ``tokens``, 2 bytes or 4 as those of X and Y
+    shares     byte [groups, n]          of each action and step, as the manifest lists them
+
+A share is that of the (layer, KV head) pairs of a group of layers that have the entry, times 255: 0 is none, 255 is
+all, and nothing else is either. Bytes of a token index are apart by their place in the number, the lowest first.
+
+The rule of what is there, in this order, until there are ``MOST_BYTES``:
+
+1. the documents that jumps lead to, in the order of the jumps;
+2. all other documents of the sample, the first of each stratum, then the second, and so on.
+
+Layers are put in fewer groups if a prompt has more than ``MOST_SHARES`` of layers times positions.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from report.explorer.outcomes import Ints, Outcomes
+from report.explorer.sample import Sample
+from report.reading.source import StudyRows, ViewRow
+
+MOST_BYTES: Final = 1_500_000
+"""Of all prompts, as text."""
+
+MOST_SHARES: Final = 1 << 16
+"""Of one prompt, action and step."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A stored prompt with what its actions keep.
+
+    Attributes:
+        place: its document's place in the outcomes.
+        tokens: int32[n].
+        records: where it states its answers: rows of answer, piece, first and last.
+        layers: those of the model; 0 if no action says.
+        kept: action's place, step and shares, uint8[groups, n], of each action and step.
+
+    """
+
+    place: int
+    tokens: NDArray[np.int32]
+    records: list[list[int]]
+    layers: int
+    kept: list[tuple[int, int, NDArray[np.uint8]]]
+
+
+def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[Prompt]:
+    """Read the stored prompts of a sample's documents, in the order of the rule above; none of a store without any."""
+    order = _order(outcomes, sample)
+    found = {}
+    for places in (order[at : at + _AT_ONCE] for at in range(0, len(order), _AT_ONCE)):
+        names = {outcomes.documents[place]["doc"]: place for place in places}
+        rows = dict[str, list[ViewRow]]()
+        for row in source.of("prompts", doc=[*names]):
+            rows.setdefault(row["doc"], []).append(row)
+        found |= {names[doc]: prompt for doc, own in rows.items() if (prompt := _prompt(outcomes, names[doc], own))}
+        if sum(prompt.tokens.size * (2 + len(prompt.kept)) for prompt in found.values()) > _ENOUGH:
+            break
+    return [found[place] for place in order if place in found]
+
+
+_AT_ONCE = 16
+_ENOUGH = 32 * MOST_BYTES  # bytes, before they are compressed: what comes after does not fit in any case
+
+
+def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Pack prompts as long as there is room.
+
+    Args:
+        prompts: in the order of the rule.
+        tokens: the sorted tokens of the manifest; those of prompts are among them.
+
+    Returns:
+        Of each prompt what the manifest says, and its text.
+
+    """
+    kind = np.dtype("<u2" if len(tokens) <= 1 << 16 else "<u4")
+    said, texts, room = [], list[str](), MOST_BYTES
+    for prompt in prompts:
+        index = np.searchsorted(tokens, prompt.tokens).astype(kind)
+        planes = index.view(np.uint8).reshape(-1, kind.itemsize).T.tobytes()
+        data = planes + b"".join(shares.tobytes() for _, _, shares in prompt.kept)
+        text = base64.b64encode(gzip.compress(data, mtime=0)).decode("ascii")
+        if len(text) > room:
+            break
+        room -= len(text)
+        texts.append(text)
+        kept = [[action, step, len(shares)] for action, step, shares in prompt.kept]
+        said.append({"place": prompt.place, "entries": len(index), "records": prompt.records, "kept": kept})
+    return said, texts
+
+
+def _order(outcomes: Outcomes, sample: Sample) -> list[int]:
+    """Return the places of the sample's documents, in the order of the rule."""
+    led = [int(outcomes.doc[row]) for jump in sample.jumps for row in jump.rows]
+    places = np.unique(outcomes.doc[sample.rows])
+    turn = np.zeros(len(places), np.int64)
+    for stratum in range(len(outcomes.strata)):
+        own = np.flatnonzero(outcomes.stratum[places] == stratum)
+        turn[own] = np.arange(len(own))
+    rest: Ints = places[np.lexsort((places, turn))]
+    return list(dict.fromkeys([*led, *rest.tolist()]))
+
+
+def _prompt(outcomes: Outcomes, place: int, rows: list[ViewRow]) -> Prompt | None:
+    """Return the prompt of a document from its rows; None if they lack its tokens."""
+    own = [row for row in rows if row["action"] is None]
+    if not own:
+        return None
+    newest = max(own, key=lambda row: int(row["document_revision"]))
+    tokens = np.array(newest["tokens"], np.int32)
+    records = [[record[name] for name in ("answer", "piece", "first", "last")] for record in newest["records"] or ()]
+    kept = [
+        (outcomes.actions.index(row["action"]), int(row["step"]), _shares(row, len(tokens)))
+        for row in rows
+        if row["action"] in outcomes.actions
+    ]
+    layers = max((row["layers"] or 0 for row in rows), default=0)
+    return Prompt(place, tokens, records, layers, sorted(kept, key=lambda one: one[:2]))
+
+
+def _shares(row: ViewRow, entries: int) -> NDArray[np.uint8]:
+    """Return the shares of a row's groups of layers, joined if they are too many."""
+    counts = np.array(row["kept"], np.int64).reshape(-1, entries)
+    layers, groups = int(row["layers"]), len(counts)
+    of_group = np.diff([group * layers // groups for group in range(groups + 1)])
+    fewer = max(1, min(groups, MOST_SHARES // entries))
+    bounds = [group * groups // fewer for group in range(fewer)]
+    counts, of_group = np.add.reduceat(counts, bounds, axis=0), np.add.reduceat(of_group, bounds)
+    pairs = int(row["pairs"]) // layers * of_group[:, None]
+    shares = np.rint(255 * counts / pairs).clip(1, 254)
+    return np.where(counts == 0, 0, np.where(counts == pairs, 255, shares)).astype(np.uint8)

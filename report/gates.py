@@ -1,0 +1,71 @@
+"""What gates have said of a study, on its page: kept beside it in ``gates.json``, and shown between two marks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from log.delta.durability import replace_durably
+
+GATES: Final = "gates.json"
+_BEGIN, _END = "<!-- gates -->", "<!-- end of gates -->"
+_QUESTION = ("quantity", "action", "baseline", "stratum", "margin", "level")
+
+
+def gates_block(folder: Path) -> str:
+    """Return what a page in a folder says of gates, as HTML between two marks; nothing is between without any."""
+    told = "".join(f"<li>{escape(gate['line'])}</li>\n" for gate in _kept(folder))
+    said = (
+        f'<details class="gates"><summary>What gates said of this study</summary>\n<ul>\n{told}</ul></details>\n'
+        if told
+        else ""
+    )
+    return f"{_BEGIN}\n{said}{_END}\n"
+
+
+def record_gate(folder: Path, asked: Mapping[str, Any], line: str) -> Path | None:
+    """Write an answer to the page in a folder; an answer to the same question goes.
+
+    Args:
+        folder: The folder of a report.
+        asked: The question and its answer, as ``kvdrift gate --json`` has them.
+        line: The answer in words.
+
+    Returns:
+        The page; None if there is none that shows gates.
+
+    Raises:
+        OSError: The page cannot be written.
+
+    """
+    page = folder / "index.html"
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    before, mark, rest = text.partition(_BEGIN)
+    if not mark or _END not in rest:
+        return None
+    own = {name: asked[name] for name in _QUESTION}
+    others = [gate for gate in _kept(folder) if any(gate.get(name) != value for name, value in own.items())]
+    gates = [*others, own | {"decision": asked["decision"], "versions": asked["versions"], "line": line}]
+    _replace(folder / GATES, json.dumps(gates, ensure_ascii=False, indent=1) + "\n")
+    after = rest.partition(f"{_END}\n")[2]
+    _replace(page, before + gates_block(folder) + after)
+    return page
+
+
+def _kept(folder: Path) -> list[dict[str, Any]]:
+    """The answers that a folder has; none if its file cannot be read."""
+    try:
+        content = json.loads((folder / GATES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    known = isinstance(content, list) and all(isinstance(one, dict) and "line" in one for one in content)
+    return content if known else []
+
+
+def _replace(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_text(text, encoding="utf-8", newline="\n")
+    replace_durably(aside, path)

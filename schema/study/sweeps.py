@@ -1,0 +1,101 @@
+"""Lists in a study file's actions: an action of each member, which differ in what is listed and in name alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Final
+
+from schema.errors import InputError
+from schema.retention import Retention
+from schema.study.section import MOST_LISTED
+
+SWEPT: Final = ("keep", "codec")
+"""The keys of an action that may be lists, in the order in which a member's name has their values."""
+
+SIGN: Final = "@"
+"""Stands before each value in a member's name."""
+
+
+def of_each_member(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a study file's content with an action for each member of its sweeps, in place of the sweep.
+
+    The action NAME with ``keep = ["1/8", "1/4"]`` becomes ``NAME@1/8`` and ``NAME@1/4``; with a list of codecs too, an
+    action for each combination, as in ``NAME@1/8@int4``.
+
+    Args:
+        content: The file's content, which need not be valid.
+
+    Raises:
+        InputError: A list is empty or too long, or has a value twice or one that cannot be.
+    """
+    actions = content.get("actions")
+    if not isinstance(actions, list):
+        return content
+    made = [member for number, action in enumerate(actions) for member in _members(action, f"actions[{number}]")]
+    if len(made) > max(MOST_LISTED, len(actions)):
+        raise InputError(f"actions: their lists make {len(made):,} actions; write at most {MOST_LISTED}")
+    return content | {"actions": made}
+
+
+def family_of(action: str) -> str | None:
+    """Return the sweep that an action is a member of, by its name; None of an action of its own."""
+    name, sign, _ = action.partition(SIGN)
+    return name if sign else None
+
+
+def families(actions: list[str]) -> dict[str, list[str]]:
+    """Return the members of each sweep, in the order of ``actions``; a sweep of one member is no sweep.
+
+    Combinations with different codecs are different sweeps: one for each codec.
+    """
+    found: dict[str, list[str]] = {}
+    for action in actions:
+        parts = action.split(SIGN)
+        if len(parts) > 1:
+            found.setdefault(SIGN.join([parts[0], *parts[2:]]), []).append(action)
+    return {name: members for name, members in found.items() if len(members) > 1}
+
+
+def _members(action: Any, where: str) -> list[Any]:
+    """The actions that one section makes: itself, unless it has a list; what is no section the schema refuses."""
+    if not isinstance(action, dict):
+        return [action]
+    swept = [key for key in SWEPT if isinstance(action.get(key), list)]
+    if not swept or not isinstance(action.get("name"), str):
+        return [action]
+    labels = [_labels(action[key], key, f"{where}.{key}") for key in swept]
+    found = []
+    for chosen in itertools.product(*(zip(labels[at], action[key], strict=True) for at, key in enumerate(swept))):
+        name = SIGN.join([action["name"], *(label for label, _ in chosen)])
+        values = {key: value for key, (_, value) in zip(swept, chosen, strict=True)}
+        found.append(action | values | {"name": name})
+    return found
+
+
+def _labels(listed: list[Any], key: str, where: str) -> list[str]:
+    """What the members are called after their value."""
+    if not listed:
+        raise InputError(f"{where} = []: has no value; write one, or several as in {_EXAMPLES[key]}")
+    labels = [_label(value, key, f"{where}[{place}]") for place, value in enumerate(listed)]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"{where}: '{label}' is given {labels.count(label)} times; give each value once")
+    return labels
+
+
+def _label(value: Any, key: str, where: str) -> str:
+    if key == "keep":
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise InputError(f'{where} = {value!r}: write an integer, or an exact fraction such as "1/2"')
+        try:
+            Retention.parse(value)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        return str(value).replace(" ", "")
+    name = value.get("name") if isinstance(value, dict) else value
+    if not isinstance(name, str) or not name:
+        raise InputError(f'{where} = {value!r}: write a codec\'s name, or {{ name = "int4", group = 64 }}')
+    return name
+
+
+_EXAMPLES: Final = {"keep": '["1/8", "1/4", "1/2"]', "codec": '["int8", "int4"]'}

@@ -1,0 +1,164 @@
+"""Prompts in the explorer: what is packed is what the store says, as much as there is room for; and how readers see it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from fixtures.browser import Tabs, overflow
+
+from generator.transformer.tokenizer import token_reader
+from log.store import Store
+from report.explorer import prompts
+from report.explorer.outcomes import read_outcomes
+from report.explorer.page import write_explorer
+from report.explorer.sample import choose
+from report.reading.content import PageContent, read_content
+from report.reading.source import Provenance, StudyRows
+from sql.catalog import Views, open_views
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+MODEL = "kvdrift/tiny"
+
+
+@pytest.fixture(scope="module")
+def views(finished: Path) -> Iterator[Views]:
+    with open_views(Store.open(finished)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def content(views: Views) -> PageContent:
+    return read_content(
+        StudyRows(views, "small", MODEL), baseline=None, token_text=None, provenance=Provenance("small"), latex=False
+    )
+
+
+@pytest.fixture(scope="module")
+def path(content: PageContent, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    written = write_explorer(content, tmp_path_factory.mktemp("explorer"), token_reader(MODEL))
+    assert written is not None
+    return written
+
+
+def test_shares_are_those_of_the_store(content: PageContent, views: Views) -> None:
+    outcomes = read_outcomes(content)
+    found = prompts.read_prompts(content.source, outcomes, choose(outcomes))
+    assert len(found) == 6
+    for prompt in found:
+        doc = outcomes.documents[prompt.place]["doc"]
+        rows = {row["action"]: row for row in views.rows("prompts", doc=doc).to_pylist()}
+        assert prompt.tokens.tolist() == rows[None]["tokens"]
+        assert prompt.records == [list(record.values()) for record in rows[None]["records"]]
+        assert prompt.layers == 3
+        for action, step, shares in prompt.kept:
+            row = rows[outcomes.actions[action]]
+            assert (step, shares.shape) == (0, (3, len(prompt.tokens)))
+            counts = np.array(row["kept"]).reshape(shares.shape)
+            assert (shares == np.array([0, 128, 255])[counts]).all(), "of two KV heads"
+
+
+def test_what_does_not_fit_is_left_out_and_layers_are_joined(
+    content: PageContent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = read_outcomes(content)
+    sample = choose(outcomes)
+    monkeypatch.setattr(prompts, "MOST_SHARES", 800)
+    monkeypatch.setattr(prompts, "MOST_BYTES", 3000)
+    found = prompts.read_prompts(content.source, outcomes, sample)
+    first_jump = int(outcomes.doc[sample.jumps[0].rows[0]])
+    assert found[0].place == first_jump
+    assert all(len(shares) == 2 for prompt in found for _, _, shares in prompt.kept)
+    tokens = np.unique(np.concatenate([prompt.tokens for prompt in found]))
+    said, texts = prompts.pack_prompts(found, tokens)
+    assert 0 < len(said) == len(texts) < len(found)
+    assert sum(map(len, texts)) <= 3000
+    data = gzip.decompress(base64.b64decode(texts[0]))
+    n = said[0]["entries"]
+    planes = np.frombuffer(data, np.uint8, 2 * n).reshape(2, n).astype(int)
+    assert (tokens[planes[0] + 256 * planes[1]] == found[0].tokens).all()
+    assert len(data) == 2 * n + sum(groups * n for _, _, groups in said[0]["kept"])
+
+
+def opened(tabs: Tabs, path: Path, fragment: str, **how: Any) -> Page:
+    tab = tabs.open(path, fragment, **how)
+    tab.locator("#prompt:not([hidden])").wait_for()
+    return tab
+
+
+def address(action: str = "recent-half", **more: object) -> str:
+    parts = {"doc": "needle-384-00002", "action": action, "replicate": 0, **more}
+    return "#" + "&".join(f"{name}={value}" for name, value in parts.items())
+
+
+def test_records_and_layers_are_shown(tabs: Tabs, path: Path, views: Views) -> None:
+    """A record that is gone is pale and named beside its answer; a click says it of each layer and each action."""
+    (row,) = views.rows("documents", doc="needle-384-00002").to_pylist()
+    kept = views.rows("answer_records", doc="needle-384-00002", action="recent-half").to_pylist()
+    gone = [one["answer"] for one in kept if one["kept"] == 0]
+    assert gone, "a study with something to show"
+    tab = opened(tabs, path, address())
+    assert tab.locator("#answers .record-gone").count() == len(gone)
+    assert f"of {len(row['answers'])} records of answers {len(gone)} " in tab.locator("#prompt-note").inner_text()
+    tab.click(f"#record-buttons button:has-text('answer {gone[0] + 1}')")
+    here = tab.locator("#prompt-here")
+    assert f"of the record of answer {gone[0] + 1}" in here.inner_text()
+    assert re.findall(r"(\d) (\d+)%", here.locator(".layers").inner_text()) == [("0", "0"), ("1", "0"), ("2", "0")]
+    words = tab.locator("#prompt-text .of-record.gone").all_inner_texts()
+    assert row["answers"][gone[0]] in " ".join(word.strip() for word in words)
+    tab.check("#compare")
+    tab.locator(".strip").nth(1).wait_for()
+    assert here.locator(".layers b").all_inner_texts() == ["recent-half", "snapkv-half"]
+
+
+def test_search_and_folds(tabs: Tabs, path: Path, views: Views) -> None:
+    (prompt,) = [row for row in views.rows("prompts", doc="needle-384-00002").to_pylist() if row["action"] is None]
+    text = token_reader(MODEL)
+    assert text is not None
+    words = [text(token).strip() for token in prompt["tokens"]]
+    places = [at + 1 for at in range(len(words) - 1) if words[at : at + 2] == [";", words[-1]]]
+    tab = opened(tabs, path, address())
+    assert tab.locator(".fold").count() > 0
+    tab.keyboard.press("/")
+    tab.keyboard.type("rec K")  # over two tokens, whatever the case
+    tab.keyboard.press("Enter")
+    records = [at + 1 for at, word in enumerate(words) if word == "REC"]
+    assert tab.locator("#found").inner_text() == f"1 of {len(records)}"
+    assert tab.locator("#prompt-text .at").get_attribute("data-p") == str(records[0])
+    tab.keyboard.press("Enter")
+    assert tab.locator("#prompt-text .at").get_attribute("data-p") == str(records[1])
+    tab.fill("#wanted", "nothing like it")
+    tab.keyboard.press("Enter")
+    assert tab.locator("#found").inner_text() == "not in the prompt"
+    assert not places
+    while tab.locator(".fold").count():
+        tab.locator(".fold").first.click()
+    assert tab.locator("#prompt-text .token").count() == len(words)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_wider_than_the_window(tabs: Tabs, path: Path, width: int) -> None:
+    tab = opened(tabs, path, address(compare=1), width=width, scheme="dark")
+    tab.keyboard.press("r")
+    assert tab.locator("#prompt-text .at").count() == 1
+    assert overflow(tab) == 0
+
+
+def test_a_store_without_prompts_says_so(
+    tabs: Tabs, content: PageContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("report.explorer.page.read_prompts", lambda *_: [])
+    written = write_explorer(content, tmp_path, token_reader(MODEL))
+    assert written is not None
+    tab = tabs.open(written)
+    tab.locator("#score table").first.wait_for()
+    assert "The store has no prompts" in tab.locator("#prompt-note").inner_text()
+    assert tab.locator("#prompt").is_hidden()
