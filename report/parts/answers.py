@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from report.parts.verdict.contrasts import said_once, shown
 from report.printing.canvas import action_styles, new_figure
 from report.printing.estimate_tables import CellColumn, EstimateColumn, action_tables, columns_of, contrast_rows_table
 from report.printing.numbers import count, fixed, in_text
@@ -98,12 +99,12 @@ def _sentence(content: PageContent, action: str) -> str:
     names = ("accuracy", "accuracy_reference", "score_gap", "lost", "gained", "lost_share")
     found = {name: content.estimates.get(name, action) for name in names}
     points = {name: in_text(replace(row, low=None), ALL_QUANTITIES[name].scale) for name, row in found.items()}
-    change = in_text(found["score_gap"], Scale.POINTS)
+    change = shown(found["score_gap"], Scale.POINTS)
     told = f"With {action}, accuracy is {points['accuracy']} instead of {points['accuracy_reference']}: {change}."
     if found["lost_share"].estimate is None:
         return f"{told} The reference is never right, so no right answer can be lost; {points['gained']} are gained."
-    share = in_text(found["lost_share"], Scale.PERCENT)
-    return (
+    share = shown(found["lost_share"], Scale.PERCENT)
+    return said_once(
         f"{told} Right answers are lost in {points['lost']} of pairs and gained in {points['gained']}; of the "
         f"reference’s right answers {share} are lost."
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from faults.disk.laws import write_laws
 from faults.outcomes import SURVIVED, tell
-from faults.test_two_at_once import unmeasured
 from fixtures.dask_cluster import DaskCluster
 from fixtures.processes import Command, run_command
+from fixtures.stored_rows import unmeasured
 
 from log.store import Store
 

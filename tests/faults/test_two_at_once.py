@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import time
@@ -17,7 +16,7 @@ from faults.outcomes import SURVIVED, tell
 from faults.test_system_calls import start
 from fixtures.processes import Command, run_command
 from fixtures.small_study import run_of
-from fixtures.stored_rows import assert_alike, rows
+from fixtures.stored_rows import assert_alike, rows, unmeasured
 from fixtures.study_files import load_study
 
 from flows import stages
@@ -86,13 +85,6 @@ def test_a_clock_that_goes_back(library: Path, finished_laws: Path, tmp_path: Pa
     assert run_command("compact", tmp_path / "store", "--vacuum")[0] == 0
     assert unmeasured(tmp_path / "store") == unmeasured(finished_laws / "store")
     tell("the clock set back amid a study, by a minute to 400 days, and further at each look", [SURVIVED])
-
-
-def unmeasured(store: Path) -> dict[str, list[str]]:
-    """All rows but what is estimated from measured seconds; of the plan, that there is one."""
-    found = rows(store)
-    estimates = [row for row in found["results"] if "second" not in json.loads(row)["quantity"]]
-    return found | {"plans": ["one"] * len(found["plans"]), "results": estimates}
 
 
 @pytest.mark.parametrize("watching", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html import unescape
 from pathlib import Path
@@ -21,6 +22,8 @@ from generator.generation import engine_models
 from log.store import Store
 from schema.errors import ControlError, InputError
 from schema.study import Study
+from sql.catalog import open_views
+from stats.quantities import SIMULTANEOUS_GAP
 from verification.whole_store import verify
 
 ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
@@ -94,6 +97,22 @@ def test_gate_over_the_floor(measured: Path, capsys: pytest.CaptureFixture[str])
     code, out, _ = call(capsys, *asked, "--over-floor")
     assert code in {1, 3}
     assert "bits-1 less floor" in out
+    with open_views(Store.open(str(measured / "store"))) as views:
+        pairs = {
+            row["action"]: (row["low"], row["high"])
+            for row in views.rows("estimates", quantity=SIMULTANEOUS_GAP, baseline="floor").to_pylist()
+        }
+    page = (measured / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
+    near = re.search(r"Not told from the floor (?:is|are) ([^.]*)", page)
+    for action, (low, high) in pairs.items():
+        told = low > 0 or high < 0
+        _, line, _ = call(capsys, *asked[:5], action, *asked[6:], "--over-floor")
+        assert ("; told from the floor in R: " in line) == told
+        assert ("; not told from the floor in R: " in line) == (not told)
+        assert (near is not None and action in near[1]) == (not told)
+        answer = json.loads(call(capsys, *asked[:5], action, *asked[6:], "--over-floor", "--json")[1])
+        assert (answer["told_from_floor"], answer["from_floor"]) == (told, [low, high])
+    assert len(pairs) > 1
     assert "give one of the two" in mistake(capsys, *asked)
     assert "give one of the two" in mistake(capsys, *asked, "--over-floor", "--baseline", "bits-4")
 
