@@ -185,7 +185,7 @@ def test_prompts_that_the_weights_cannot_read_are_refused(tmp_path: Path) -> Non
     document = make_document("needle", 384, 0, 3)
     with pytest.raises(InputError, match="token 256 is none of the vocabulary"):
         generate_units(model, "engine", replace(document, tokens=(1, 256)), pending, 12, 3)
-    with pytest.raises(InputError, match="more than the model's 4096 positions"):
+    with pytest.raises(InputError, match="more than the 4096 positions of the reference"):
         generate_units(model, "engine", document, pending, 4000, 3)
 
 
