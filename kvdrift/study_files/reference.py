@@ -43,8 +43,8 @@ above 0.
 
 _SWEEPS = """\
 `keep = ["1/8", "1/4", "1/2"]` makes an action of each, called by the sweep's name and the value: `snapkv@1/8`. A list
-of codecs does the same, and both lists together make every combination: `snapkv@1/8@int4`. Plans, gates and `--redo` name
-members. An action that is called `snapkv@1/8` by itself is the same action, so that a sweep may grow.
+of codecs does the same, and both lists together make every combination: `snapkv@1/8@int4`. Plans, gates and `--redo`
+name members. An action that is called `snapkv@1/8` by itself is the same action, so that a sweep may grow.
 """
 
 
