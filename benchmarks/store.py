@@ -84,9 +84,9 @@ def verify(location: str) -> float:
 PARTS = (status, derive, views, catalogue, append)  # of both forms
 
 
-def write(folder: Path, units: int) -> None:
+def write(location: str | Path, units: int) -> None:
     """Make a store as runs do that follow each other."""
-    store = Store.create(folder)
+    store = Store.create(location)
     documents = [document_row(1, number) | ANSWERED for number in range(-(-units // SIZES.actions))]
     store.append_rows("documents", pa.Table.from_pylist([*documents, APPENDED], schema=DOCUMENTS.schema))
     store.append_rows("studies", pa.Table.from_pylist([study_row(SIZES, 0)], schema=STUDIES.schema))

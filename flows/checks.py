@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from flows.forecast import stored
 from flows.material import Material
 from flows.study_run import StudyRun
-from generator.engines.registry import engine_model
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
+from generator.generation.engine_models import engine_model
 from generator.generation.events import library_versions
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import local_configuration, local_folder, model_location

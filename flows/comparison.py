@@ -28,7 +28,7 @@ from log.units.revisions import current_actions
 from schema.document import SPLITS
 from schema.errors import PlanError
 from schema.sampling import SamplingLaw
-from schema.study import FINITE_STATE, Study
+from schema.study import FINITE_STATE, HTTP, Study
 from schema.tables import ACTIONS
 
 # What of an action decides its units; the other columns say where it comes from.
@@ -293,7 +293,11 @@ def _identity(
     """Differences in what makes an action's units; changed parameters, which are told, change the selector's hash."""
     finite = run.study.model.kind == FINITE_STATE
     named = {
-        "weights_sha256": "reference laws" if finite else "model files (weights and configuration)",
+        "weights_sha256": "reference laws"
+        if finite
+        else "the reference's server"
+        if run.study.model.engine == HTTP
+        else "model files (weights and configuration)",
         "tokenizer_sha256": "tokenizer",
         "selector_sha256": "laws"
         if finite

@@ -11,9 +11,8 @@ from generator.actions import Action, build_actions
 from generator.documents.held import NOTHING_HELD, HeldDocuments
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from generator.documents.source import document_of
-from generator.engines.model import check_prompt as check_engine_prompt
-from generator.engines.registry import engine_model
 from generator.finite.study_systems import study_systems, system_document
+from generator.generation.engine_models import engine_model
 from generator.transformer.configuration import head_size, position_limit, vocabulary_size
 from generator.transformer.decoder import check_prompt
 from generator.transformer.local_folders import (
@@ -122,9 +121,9 @@ class SharedMaterial:
 def _check_with_model(material: Material, *, offline: bool) -> None:
     """Refuse heads that a codec cannot code, and prompts that the model cannot read or that an action cannot cut."""
     if material.study.model.engine is not None:
-        reference = engine_model(material.study).reference
+        made = engine_model(material.study)
         for document in (document for split in SPLITS for document in material.of_split(split)):
-            check_engine_prompt(document, material.study.study.horizon, reference)
+            made.check_prompt(document, material.study.study.horizon)
         return
     location, revision = model_location(material.study.model), material.study.model.revision
     limit = vocabulary = None

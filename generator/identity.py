@@ -40,7 +40,8 @@ class ActionIdentity:
     """What makes the units of an action, as columns of ``identities`` and ``units``; None is unknown.
 
     Attributes:
-        weights_sha256: SHA-256 of the model's configuration and weights, or of a finite-state reference's laws.
+        weights_sha256: SHA-256 of the model's configuration and weights, of a finite-state reference's laws, or of what
+            the reference's server says of itself.
         tokenizer_sha256: SHA-256 of the tokenizer's files; None where there are none.
         selector_sha256: SHA-256 of the source and parameters of the selector, and of the codec where there is one; or
             of a finite-state action's laws.

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from ingestion.records import RecordKind, is_text, read_records, shown
 from schema.document import SPLITS
-from schema.errors import InputError, first_line, nearest, reading
-from schema.location import check_regular
+from schema.errors import InputError, nearest
 from schema.study import POOLED
 from schema.tables import DOCUMENTS
 
 REQUIRED = ("doc", "stratum", "split")
-MOST_BYTES = 1 << 28  # of a file, and of the values of one column
-MOST_ROWS = 1 << 20
-_SHOWN = 80  # characters of a value
+_KIND = RecordKind("a document", "a documents file", DOCUMENTS.columns, REQUIRED)
 _INT32_END = 2**31
 
 
@@ -86,93 +80,9 @@ def read_documents(path: Path) -> DocumentRows:
         InputError: The file cannot be read, or a row has an error; the line names the path and the row.
 
     """
-    check_regular(path)
-    if not path.exists():
-        raise InputError(f"{path}: no such documents file")
-    with reading(f"{path}: cannot be read"):
-        if (size := path.stat().st_size) > MOST_BYTES:
-            raise InputError(f"{path}: {size:,} bytes, a documents file may have {MOST_BYTES:,} at most")
-        data = path.read_bytes()
-        numbered = "row" if data.startswith(b"PAR1") else "line"
-        records = _parquet(path, data) if numbered == "row" else _text(path, data)
-    if len(records) > MOST_ROWS:
-        raise InputError(f"{path}: {len(records):,} rows, a documents file may have {MOST_ROWS:,} at most")
-    unknown = {name for _, record in records for name in record if name not in DOCUMENTS.columns}
-    places = ((f"{path}, {numbered} {number}", record) for number, record in records)
-    return DocumentRows((DocumentRow(_clean(record, where), where) for where, record in places), unknown)
-
-
-Records = list[tuple[int, dict[str, Any]]]  # with their row or line number, from 1
-
-
-def _text(path: Path, data: bytes) -> Records:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: neither Parquet nor UTF-8 text (CSV or JSONL)") from None
-    return _jsonl(path, text) if text.lstrip()[:1] in {"{", "["} else _csv(path, text)
-
-
-def _parquet(path: Path, data: bytes) -> Records:
-    with (
-        reading(f"{path}: cannot be read as Parquet", pa.ArrowException),
-        pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet,
-    ):
-        names = parquet.schema_arrow.names
-        _check_columns(path, names)
-        _check_size(path, parquet.metadata)
-        records = parquet.read(columns=[name for name in names if name in DOCUMENTS.columns]).to_pylist()
-    others = dict.fromkeys(name for name in names if name not in DOCUMENTS.columns)
-    return list(enumerate([{**others, **record} for record in records], 1))
-
-
-def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
-    """Refuse a small file that holds more than memory takes."""
-    if metadata.num_rows > MOST_ROWS:
-        raise InputError(f"{path}: {metadata.num_rows:,} rows, a documents file may have {MOST_ROWS:,} at most")
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    for column in (group.column(place) for group in groups for place in range(group.num_columns)):
-        if column.total_uncompressed_size > MOST_BYTES:
-            raise InputError(f"{path}: column '{column.path_in_schema}' is too large, {MOST_BYTES:,} bytes at most")
-
-
-def _jsonl(path: Path, text: str) -> Records:
-    records: Records = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or lists in lists
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
-            raise InputError(f"{path}, line {number}: not JSON ({reason}); write one object per line") from None
-        if not isinstance(record, dict):
-            raise InputError(f"{path}, line {number}: not a JSON object; write one object per line")
-        records.append((number, record))
-    return records
-
-
-def _csv(path: Path, text: str) -> Records:
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    records: Records = []
-    try:
-        _check_columns(path, [name.strip() for name in reader.fieldnames or []])
-        for record in reader:
-            if None in record or None in record.values():
-                raise InputError(f"{path}, line {reader.line_num}: the number of fields differs from the header's")
-            records.append((reader.line_num, {name.strip(): value or None for name, value in record.items()}))
-    except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: not CSV ({first_line(error)})") from None
-    return records
-
-
-def _check_columns(path: Path, names: list[str]) -> None:
-    missing = [name for name in REQUIRED if name not in names]
-    if missing:
-        raise InputError(f"{path}: no column {', '.join(map(repr, missing))}; a document has {', '.join(REQUIRED)}")
-    for name in names:
-        if name in DOCUMENTS.columns and names.count(name) > 1:
-            raise InputError(f"{path}: {names.count(name)} columns are named '{name}', must be one")
+    records = read_records(path, _KIND)
+    unknown = {name for record in records for name in record.values if name not in DOCUMENTS.columns}
+    return DocumentRows((DocumentRow(_clean(record.values, record.where), record.where) for record in records), unknown)
 
 
 def _clean(record: dict[str, Any], where: str) -> dict[str, Any]:
@@ -194,29 +104,15 @@ def _value(name: str, value: Any, where: str) -> Any:
         text = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
         digits = text.isdecimal() and text.isascii() and len(text) <= len(str(_INT32_END))
         if not digits or int(text) >= _INT32_END:
-            raise InputError(f"{where}: {name} is {_shown(value)}, must be a whole number of tokens")
+            raise InputError(f"{where}: {name} is {shown(value)}, must be a whole number of tokens")
         return int(text)
     if pa.types.is_list(kind):
         items = [value] if isinstance(value, str) else value
-        if not isinstance(items, list) or not all(_is_text(item) for item in items):
-            raise InputError(f"{where}: {name} is {_shown(value)}, must be a list of strings")
+        if not isinstance(items, list) or not all(is_text(item) for item in items):
+            raise InputError(f"{where}: {name} is {shown(value)}, must be a list of strings")
         if not all(item.strip() for item in items):
-            raise InputError(f"{where}: {name} is {_shown(value)}, and every continuation states an empty one")
+            raise InputError(f"{where}: {name} is {shown(value)}, and every continuation states an empty one")
         return items
-    if not _is_text(value):
-        raise InputError(f"{where}: {name} is {_shown(value)}, must be a string")
+    if not is_text(value):
+        raise InputError(f"{where}: {name} is {shown(value)}, must be a string")
     return value
-
-
-def _is_text(value: Any) -> bool:
-    """Tell whether a value can be stored as text; JSON may escape half of a surrogate pair."""
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False
-
-
-def _shown(value: Any) -> str:
-    """Return a value as an error line shows it, which is one line and no long one."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

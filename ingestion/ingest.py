@@ -27,6 +27,7 @@ import numpy as np
 
 from ingestion.checks import Anomaly, SortedRows, find_errors, find_remarks
 from ingestion.documents import DocumentRows, read_documents
+from ingestion.facts import FactRows, read_facts_file
 from ingestion.files import EventFile, EventRows, FileGroups
 from ingestion.intake import Intake, Refusal
 from log.store import Store
@@ -114,6 +115,7 @@ def ingest(
     files: Sequence[str | Path],
     documents: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    facts: str | Path | None = None,
 ) -> IngestReport:
     """Append the events of files to a store; repeating the call changes nothing.
 
@@ -122,19 +124,24 @@ def ingest(
         files: Parquet or Arrow IPC files, or folders of them.
         documents: CSV, JSONL or Parquet file of documents; without it the store must know every document.
         progress: Called with the number of events checked so far and the number of events in all files.
+        facts: CSV, JSONL or Parquet file of bytes, seconds and engines, for units that go in with it.
 
     Returns:
         What is new in the store, what it had already, and what was kept out and why.
 
     Raises:
-        InputError: The documents file has an error, a folder has no files, or the store cannot be opened or written.
+        InputError: A side file has an error, a folder has no files, or the store cannot be opened or written.
 
     """
     given = DocumentRows() if documents is None else read_documents(Path(documents))
+    known = FactRows() if facts is None else read_facts_file(Path(facts))
     paths = [path for file in files for path in expanded(Path(file))]
     report = IngestReport(len(paths))
-    if given.unknown:
-        report.remarks.append(f"{documents}: columns ignored: {', '.join(given.unknown)}")
+    report.remarks += [
+        f"{side}: columns ignored: {', '.join(names)}"
+        for side, names in ((documents, given.unknown), (facts, known.unknown))
+        if names
+    ]
     opened = []
     for path in paths:
         try:
@@ -144,7 +151,7 @@ def ingest(
     if not opened:
         return report  # and no store is made
     total, seen = sum(file.rows for file in opened), 0
-    intake = Intake(Store.create(location), given)
+    intake = Intake(Store.create(location), given, facts=known)
     if progress is not None:
         progress(seen, total)
     for file in opened:
@@ -153,6 +160,8 @@ def ingest(
             if progress is not None:
                 progress(seen, total)
     intake.flush()
+    if known.unused:
+        report.remarks.append(f"{facts}: no unit that went in is of {', '.join(known.unused)}")
     return report
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestion.documents import DocumentRow, DocumentRows
+from ingestion.facts import FactRows
 from ingestion.files import VALUES, EventRows
 from log.store import Store, Unit
 from log.units.revisions import current_documents, newest_plans, newest_revisions
@@ -56,19 +57,22 @@ class _Held(NamedTuple):
 class Intake:
     """A store that takes units, many in one commit."""
 
-    def __init__(self, store: Store, documents: DocumentRows, horizon: int | None = None) -> None:
+    def __init__(
+        self, store: Store, documents: DocumentRows, horizon: int | None = None, facts: FactRows | None = None
+    ) -> None:
         """Read what the store knows.
 
         Args:
             store: The store.
             documents: The rows of a documents file.
+            facts: The rows of a facts file.
             horizon: H of studies and models that the store does not know.
 
         Raises:
             InputError: The store cannot be read.
 
         """
-        self._store, self._given = store, documents
+        self._store, self._given, self._facts = store, documents, facts or FactRows()
         self._declared = {
             (row["study"], row["model"]): int(row["horizon"]) for row in store.read("studies").to_pylist()
         }
@@ -203,6 +207,7 @@ class Intake:
             "first_replicate": first,
             "replicates": count,
             "horizon": horizon,
+            **self._facts.of_unit(dict(zip(GROUP_KEY, key, strict=True))),
         }
         self._units.append(Unit(record, pa.Table.from_arrays(columns, names=[*GROUP_KEY, *VALUES])))
         self._held.setdefault(key, []).append(_Held(first, first + count, horizon, None))
@@ -264,6 +269,7 @@ class Intake:
                 "study": study, "action": action, "selector": selector, "keep": "all" if control else "unknown",
                 "position_mode": "unknown", "control": control, "action_revision": 0, "dropped": False,
                 "prespecified": control or study not in self._planned or action in self._planned[study],
+                **self._facts.of_action(study, model, action),
             })  # fmt: skip
 
 

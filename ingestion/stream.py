@@ -16,6 +16,7 @@ import numpy as np
 
 from ingestion.checks import Anomaly, SortedRows, find_errors
 from ingestion.documents import DocumentRows, read_documents
+from ingestion.facts import FactRows, read_facts_file
 from ingestion.files import EventFile, EventRows, FileGroups
 from ingestion.ingest import Filing, IngestReport, expanded, note_unread
 from ingestion.intake import Intake
@@ -45,19 +46,22 @@ Stamp = tuple[int, int, int]  # of a file: inode, size, time of the last change
 class Stream:
     """A store that takes files one after the other."""
 
-    def __init__(self, store: Store, documents: DocumentRows, horizon: int | None = None) -> None:
+    def __init__(
+        self, store: Store, documents: DocumentRows, horizon: int | None = None, facts: FactRows | None = None
+    ) -> None:
         """Read what the store knows, and what waits in it.
 
         Args:
             store: The store, on a local disk.
             documents: The rows of a documents file.
             horizon: H of studies and models that the store does not know.
+            facts: The rows of a facts file.
 
         Raises:
             InputError: The store cannot be read.
 
         """
-        self._intake, self._pieces = Intake(store, documents, horizon), Pieces(store.location)
+        self._intake, self._pieces = Intake(store, documents, horizon, facts), Pieces(store.location)
         self._pieces.done(one for one in self._pieces.replicates if self._intake.has(*one))
 
     @property
@@ -177,6 +181,7 @@ def ingest_pieces(
     taken: Callable[[Path, IngestReport], None] = lambda *_: None,
     progress: Callable[[int, int], None] = lambda *_: None,
     wait: Callable[[], bool] | None = None,
+    facts: str | Path | None = None,
 ) -> IngestReport:
     """Take files and folders of files that may have pieces of replicates; again and again, as long as ``wait`` says so.
 
@@ -188,19 +193,21 @@ def ingest_pieces(
         taken: Called with each file that was taken and what became of it.
         progress: Called with the number of files that were looked at, and of all, where they are taken once.
         wait: Waits for a while, and tells whether to look for new files; without it files are taken once.
+        facts: CSV, JSONL or Parquet file of bytes, seconds and engines, for units that go in with it.
 
     Returns:
         The counts of all files, and the first finding.
 
     Raises:
-        InputError: The documents file has an error, the store cannot be opened or written, is behind a URL, or another
+        InputError: A side file has an error, the store cannot be opened or written, is behind a URL, or another
             ingestion of pieces is at work.
 
     """
     given = DocumentRows() if documents is None else read_documents(Path(documents))
+    known = FactRows() if facts is None else read_facts_file(Path(facts))
     store, total, seen = Store.create(location), IngestReport(0), dict[Path, Stamp]()
     with alone(store.location):
-        stream = Stream(store, given, horizon)
+        stream = Stream(store, given, horizon, known)
         total.waiting.units = stream.waiting
         while True:
             paths = [path for file in files for path in expanded(Path(file), may_be_empty=wait is not None)]

@@ -1,7 +1,9 @@
 """kvdrift: when, and for how long, a smaller KV cache makes a language model diverge from itself.
 
 ``kvdrift.open(store).sql("select * from decomposition")`` gives a DuckDB relation over a store's views;
-``kvdrift.run("study.toml")`` runs a study and returns the path of its report.
+``kvdrift.run("study.toml")`` runs a study and returns the path of its page. ``kvdrift.report`` writes pages again, and
+``kvdrift.gate`` decides whether an action passes. A selector, codec or policy of one's own takes all that it needs from
+here: ``from kvdrift import ScoringSelector``.
 """
 
 from __future__ import annotations
@@ -9,12 +11,75 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from schema.errors import DamagedStoreError, InputError, KvdriftError, OperationError
 
 if TYPE_CHECKING:
+    from flows.analysis.gate import Verdict
+    from kvdrift.interfaces import (
+        GROUP_BYTES,
+        TOVA,
+        CacheRule,
+        Codec,
+        CodedEntries,
+        Policy,
+        PromptLayer,
+        QueryChunk,
+        ScoringPolicy,
+        ScoringSelector,
+        Selector,
+        SnapKV,
+        Statistic,
+        StoredBytes,
+        at_least,
+        channels_back,
+        entries_back,
+        packed_bytes,
+        window_attention,
+    )
     from sql.catalog import Views
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "GROUP_BYTES",
+    "TOVA",
+    "CacheRule",
+    "Codec",
+    "CodedEntries",
+    "DamagedStoreError",
+    "InputError",
+    "KvdriftError",
+    "OperationError",
+    "Policy",
+    "PromptLayer",
+    "QueryChunk",
+    "ScoringPolicy",
+    "ScoringSelector",
+    "Selector",
+    "SnapKV",
+    "Statistic",
+    "StoredBytes",
+    "at_least",
+    "channels_back",
+    "entries_back",
+    "gate",
+    "open",
+    "packed_bytes",
+    "report",
+    "run",
+    "window_attention",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the interfaces when one is asked for: they need torch, which takes a second."""
+    if name not in __all__:
+        raise AttributeError(f"module 'kvdrift' has no attribute '{name}'")
+    from kvdrift import interfaces
+
+    return getattr(interfaces, name)
 
 
 def open(store: str | Path, *, checked: bool = False) -> Views:  # noqa: A001 - kvdrift.open reads like the built-in it resembles
@@ -80,3 +145,67 @@ def run(
     services = named_services(addresses, token, certificates, endpoint_timeout)
     workers = named_workers(studies, cluster, gpus, served=bool(services))
     return run_file(studies, store, services, SILENT, cluster=workers).pages[-1]
+
+
+def report(store: str | Path, output: str | Path | None = None, study: str | None = None) -> list[Path]:
+    """Write the page of each study of a store, as ``kvdrift report`` does.
+
+    Args:
+        store: folder or URL of a store.
+        output: the folder of the page, or of the pages' folders if there are several; in the store by default.
+        study: the one study whose page is written; all by default.
+
+    Returns:
+        The paths of the pages.
+
+    Raises:
+        schema.errors.InputError: there is no such store or study, or the folder may not be written.
+        schema.errors.OperationError: the disk is full or broken.
+
+    """
+    from kvdrift.commands.results.report import report_pages
+
+    return report_pages(str(store), None if output is None else Path(output), study, latex=False)
+
+
+def gate(
+    store: str | Path,
+    quantity: str,
+    action: str,
+    margin: float,
+    *,
+    baseline: str | None = None,
+    level: float = 0.95,
+    study: str | None = None,
+    model: str | None = None,
+    stratum: str | None = None,
+) -> Verdict:
+    """Decide whether an action is at most a margin worse than a baseline, as ``kvdrift gate`` does.
+
+    Args:
+        store: folder or URL of a store with a finished study.
+        quantity: such as ``mismatch``; ``kvdrift list quantities`` has all.
+        action: the action that is to pass.
+        margin: how much worse is still no worse; 0.02 is 2 percentage points.
+        baseline: the action that it is held against; the floor of the study's engine by default.
+        level: how sure an answer must be.
+        study: of several in the store.
+        model: of several of the study.
+        stratum: the documents that count; all by default.
+
+    Returns:
+        The verdict; ``decision`` is equivalent, worse or unresolved.
+
+    Raises:
+        schema.errors.InputError: there is no such store, study, quantity, action or stratum, or the study is not
+            finished.
+
+    """
+    from flows.analysis.gate import GateQuestion, gate_stored
+    from log.store import Store
+    from schema.study import FLOOR_ACTION, POOLED
+
+    question = GateQuestion(
+        quantity, action, baseline or FLOOR_ACTION, margin, level, study, model, POOLED if stratum is None else stratum
+    )
+    return gate_stored(Store.open(store), question)

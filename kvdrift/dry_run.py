@@ -15,14 +15,17 @@ from flows.material import Material, SharedMaterial
 from flows.revisions import begun_revisions
 from flows.study_file.remarks import remarks
 from flows.study_run import StudyRun
-from generator.engines.footprint import engine_footprint
-from generator.engines.registry import engine_model
+from generator.engines.http.cost import position_cost
+from generator.engines.http.engine import ServerSide
+from generator.engines.model import EngineModel
+from generator.generation.engine_footprint import EngineFootprint, engine_footprint
+from generator.generation.engine_models import engine_model
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
 from generator.transformer.local_folders import has_local_weights, local_configuration, model_location
 from kvdrift.timing import Extent, Seconds, study_time
 from log.units.revisions import newest_revisions
 from schema.errors import KvdriftError
-from schema.study import FINITE_STATE, Study
+from schema.study import FINITE_STATE, FLOOR_ACTION, HTTP, Study
 from schema.study.described import described_action
 from schema.tables import PLAIN, SWRB
 
@@ -201,10 +204,26 @@ def _engine_lines(material: Material, found: Forecast) -> Iterator[str]:
     """What an engine's study needs."""
     for action in material.actions:
         yield f"  action {action.name}: {described_action(action.row(material.study.name, prespecified=True))}"
-    need = engine_footprint(engine_model(material.study), _lengths(material), material.study.study.horizon)
-    yield f"  memory of generation: {need.words}"
+    made = engine_model(material.study)
+    need = engine_footprint(made, _lengths(material), material.study.study.horizon)
+    if material.study.model.engine == HTTP:
+        yield from _server_lines(material, made, need)
+    else:
+        yield f"  memory of generation: {need.words}"
     if need.fits:
         yield from _measured_lines(material, found, gpus=0)
+
+
+def _server_lines(material: Material, made: EngineModel, need: EngineFootprint) -> Iterator[str]:
+    """What a position costs on each server, of the longest prompt."""
+    longest = max(material.of_split("development"), key=lambda document: document.prompt_tokens)
+    for name, side in {"reference": made.reference, **made.sides}.items():
+        if isinstance(side, ServerSide) and name != FLOOR_ACTION:
+            yield f"  {name} at {position_cost(side, longest.tokens).words}"
+    yield (
+        "  a pair has two streams on its action's server, and shares the reference's with other actions; up to "
+        f"{need.replicates_at_once} replicates at once"
+    )
 
 
 def _time_lines(

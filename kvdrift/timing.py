@@ -16,8 +16,8 @@ from flows.generation.local import load_transformer
 from flows.material import Material, replicates_of
 from generator.actions import Action
 from generator.engines.model import EngineModel
-from generator.engines.registry import engine_model
 from generator.generation import PendingUnit, generate_units
+from generator.generation.engine_models import engine_model
 from generator.generation.model import Model
 from schema.document import Document
 from schema.errors import OperationError

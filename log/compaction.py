@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from log.units.commits import ROW_GROUP_ROWS as SMALL_ROW_GROUP_ROWS
 from log.units.numbers import NUMBERED, with_numbers
 from log.units.rows import UnitRows
 from schema.errors import InputError
-from schema.location import join
+from schema.location import is_local, join
 from schema.rows import Wide, combined_codes
 from schema.tables import TABLES
 
@@ -38,9 +38,22 @@ PACK_ROWS: Final = 1 << 22
 GATHERED_ROWS: Final = 1 << 20
 """The same of a file that many become while a store grows."""
 
-_OF_A_SIZE = 16  # files of one size that may be there
+
+class Tiers(NamedTuple):
+    """How files are told apart by size, in rows.
+
+    Attributes:
+        base: Sizes are powers of it; there may be so many files of a size.
+        small: Files of fewer rows are of one size.
+
+    """
+
+    base: int
+    small: int
+
+
+_LOCAL, _REMOTE = Tiers(16, 1), Tiers(4, 1 << 14)  # behind a URL each file is some requests
 _LARGE_BYTES = 1 << 26  # compressed; a small table's file of half of it is left as it is
-_OPEN_FILES = 16  # read at once: Arrow holds a tenth of a megabyte for each, whatever its size
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ def gather(folder: DeltaFolder, rows: UnitRows, table: str, most: int = GATHERED
 
     """
     count = 0
-    for sources in tiers(folder.load(table).files(), most):
+    for sources in too_many(folder.load(table).files(), most, _LOCAL if is_local(folder.location) else _REMOTE):
         for part in _cut(sources, most):
             count += put_together(folder, rows, table, part).replaced
     return count
@@ -104,13 +117,13 @@ def compact(folder: DeltaFolder, rows: UnitRows, table: str, done: Callable[[int
     return Rewritten(replaced, tuple(damaged))
 
 
-def tiers(files: Iterable[StoredFile], most: int) -> list[list[StoredFile]]:
-    """Choose the files of each size that are too many, small ones first; sizes are powers, in rows."""
+def too_many(files: Iterable[StoredFile], most: int, tiers: Tiers = _LOCAL) -> list[list[StoredFile]]:
+    """Choose the files of each size of which there are too many, small ones first."""
     sizes = defaultdict[int, list[StoredFile]](list)
     for file in files:
         if (rows := file.rows or 0) < most // 2:
-            sizes[int(math.log(max(rows, 1), _OF_A_SIZE))].append(file)
-    return [sizes[size] for size in sorted(sizes) if len(sizes[size]) > _OF_A_SIZE]
+            sizes[int(math.log(max(rows, tiers.small), tiers.base))].append(file)
+    return [sizes[size] for size in sorted(sizes) if len(sizes[size]) > tiers.base]
 
 
 def put_together(
@@ -155,12 +168,11 @@ def put_together(
 def _read_whole(folder: DeltaFolder, loaded: Snapshot, paths: list[str]) -> tuple[dict[str, pa.Table], list[str]]:
     """Read files by path, texts as dictionaries; and a line for each that cannot be read."""
     names, read, damaged = TABLES[loaded.table].columns, dict[str, pa.Table](), list[str]()
-    for begin in range(0, len(paths), _OPEN_FILES):
-        for path in paths[begin : begin + _OPEN_FILES]:
-            try:
-                read[path] = folder.read(loaded, names, paths=[path], coded=True)
-            except InputError as error:
-                damaged.append(f"{loaded.table}/{path}: {error}")
+    for path in paths:
+        try:
+            read[path] = folder.read(loaded, names, paths=[path], coded=True)
+        except InputError as error:
+            damaged.append(f"{loaded.table}/{path}: {error}")
     return read, damaged
 
 

@@ -60,7 +60,8 @@ PINNING = (
 MOMENT_VIEWS = ("windows", "moments", "position_moments", "lag_moments")
 
 
-_HELD_BYTES = 1 << 25  # of a table behind a URL, compressed as its files are; in memory it is a few times as much
+# Of a table behind a URL that is read into memory, compressed as its files are: in memory it is a few times as large.
+_HELD_BYTES, _SMALL_BYTES = 1 << 25, 1 << 20  # if many views are going to be read, and if one is
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,8 @@ def open_views(
         _be_quiet(connection)
         create_views(connection, stored=moments.stored, waiting=moments.waits)
         for table, version in pinned.items():
-            sources = {} if table in without else _sources(connection, store, table, version, held=bool(kept))
+            most = _HELD_BYTES if kept else _SMALL_BYTES
+            sources = {} if table in without else _sources(connection, store, table, version, most)
             create_stored_view(connection, table, sources)
         moments.insert_waiting(connection)
         refuse_unlike_units(connection, kept)
@@ -323,18 +325,19 @@ def describe_views() -> tuple[Contract, ...]:
 
 
 def _sources(
-    connection: duckdb.DuckDBPyConnection, store: Store, table: str, version: int, *, held: bool
+    connection: duckdb.DuckDBPyConnection, store: Store, table: str, version: int, most: int
 ) -> dict[str, Sequence[str]]:
-    """A table as sources of ``create_stored_view``; behind a URL it is scanned by Arrow when a query asks for rows.
+    """Return a table as sources of ``create_stored_view``.
 
-    DuckDB hands the columns and the conditions of a query to the scan, which leaves the rest of the files unread. A
-    small table that many queries are going to ask for is read once instead, if it is to be ``held``.
+    A table behind a URL of at most ``most`` bytes is read into memory: one view reads a small table ten times. Arrow
+    scans a larger one when a query asks for rows: DuckDB hands the columns and the conditions of the query to the scan,
+    which leaves the rest of the files unread.
     """
     if is_local(store.location):
         return parquet_sources(store, table, version)
     name = f"stored_{table}"
-    small = sum(file.size for file in store.stored_files(table, version)) <= _HELD_BYTES
-    connection.register(name, store.read(table, version) if held and small else store.dataset(table, version))
+    small = sum(file.size for file in store.stored_files(table, version)) <= most
+    connection.register(name, store.read(table, version) if small else store.dataset(table, version))
     return {quoted(name): ()}
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import betaincinv, stdtrit
 
+from stats.linearization.cluster_blocks import effective
 from stats.linearization.ordered_sums import ordered_sum
-from stats.linearization.standard_errors import effective
 from stats.pooling import evaluate
 from stats.quantities import quantity_named
 from stats.registry import Pooled

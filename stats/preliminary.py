@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
-from stats.alike import MOST_UNLIKE, most_unlike
-from stats.linearization.standard_errors import effective
+from stats.alike import Alike
+from stats.ends import STUDENTIZED, Studentized, at_distances, at_least
+from stats.linearization.cluster_blocks import effective
+from stats.registry import Between
 
 LEVEL = 0.95
+_FRACTION = Between(0.0, 1.0)
 
 
 def preliminary_mean(
@@ -19,9 +23,9 @@ def preliminary_mean(
     """Pool a document mean of fractions as the estimates do, with Student's t for the clusters in place of a bootstrap.
 
     M = sum of w_d x_d with w_d = 1 / (S n_stratum(d)) and V = sum over strata of n_s / (n_s - 1) times the squared
-    deviations of the clusters' u_c = sum of w_d (x_d - M_s) (definitions, "Pooling" and "Intervals"). The interval
-    is at least what documents that are alike leave open. The strata are taken for independent, and the interval as it
-    would be if the study ended now: looks are not corrected for.
+    deviations of the clusters' u_c = sum of w_d (x_d - M_s) (definitions, "Pooling" and "Intervals"). Ends are on the
+    logit scale, and at least what documents that are alike leave open. The strata are taken for independent, and the
+    interval as it would be if the study ended now: looks are not corrected for.
 
     Args:
         values: x_d of D > 0 documents, in [0, 1], [D].
@@ -48,14 +52,18 @@ def preliminary_mean(
         count += float(effective(np.bincount(cluster).astype(np.float64)))
         middle[own] = np.sort(x[own])[(len(own) - 1) // 2]
         everything += [(s, one) for one in cluster.tolist()]
-    reach = float(stats.t.ppf((1 + LEVEL) / 2, count - len(names)) * np.sqrt(variance))
     distance = np.abs(x - middle)
     order = np.argsort(stratum, kind="stable")
-    unlike = len({one for one, away in zip(everything, distance[order], strict=True) if away > 1e-12})
-    low, high = mean - reach, mean + reach
-    if unlike <= MOST_UNLIKE and 2 * unlike < count:
-        share = float(most_unlike(np.array(float(unlike)), np.array(count), np.array(LEVEL)))
-        value, farthest = float(weights @ middle), float(distance.max()) if unlike else 1.0
-        low = min(low, value - share * min(farthest, value))
-        high = max(high, value + share * min(farthest, 1 - value))
-    return mean, max(low, 0.0), min(high, 1.0)
+    unlike = len({one for one, away in zip(everything, distance[order], strict=True) if away > _FRACTION.resolution})
+    says = 2 * unlike < count
+    value, spread, differing, effective_clusters, farthest = (
+        np.array([float(one)]) for one in (weights @ middle, 0.0, unlike if says else np.inf, count, distance.max())
+    )
+    alike = Alike(value, spread, differing, effective_clusters, farthest, np.array([False]))
+    estimate, errors = np.array([mean]), np.array([math.sqrt(variance)])
+    reach = -stdtrit(np.array([count - len(names)]), (1 - LEVEL) / 2)
+    ends = at_distances(Studentized(estimate, errors, np.empty((0, 1)), np.empty((0, 1))), reach, reach, _FRACTION)
+    low, high = (np.clip(one, 0.0, 1.0) for one in ends)
+    traits = (np.array([LEVEL]), np.array([count]), np.array([len(names)]), _FRACTION)
+    low, high, _ = at_least(low, high, np.array([STUDENTIZED]), estimate, *traits, alike)
+    return (mean, None, None) if np.isnan(low[0]) else (mean, float(low[0]), float(high[0]))

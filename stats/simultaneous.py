@@ -19,7 +19,7 @@ from stats.alike import alike_documents
 from stats.bootstrap import observed, observed_errors, resample
 from stats.ends import Studentized, at_least, distance_quantiles, document_intervals
 from stats.intervals import COLUMNS, EXPLORATORY, Estimates, nullable, whole_clusters
-from stats.linearization.standard_errors import ClusterBlocks
+from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.pooling import Pooling
 from stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF, quantity_named
 

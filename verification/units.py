@@ -120,7 +120,7 @@ class UnitWalk:
     def _check_chunk(self, chunk: Sequence[UnitRecord]) -> None:
         numbers, docs = [record["unit"] for record in chunk], {record["doc"] for record in chunk}
         events = self._readers["events"].read(numbers, docs, EVENTS.columns).cast(EVENTS.schema)
-        whole: dict[str, list[tuple[UnitRecord, pa.Table]]] = defaultdict(list)
+        whole: dict[str, list[UnitRecord]] = defaultdict(list)
         for record, own in zip(chunk, by_unit(events, numbers), strict=True):
             if own.num_rows != record["event_rows"] and self._readers["events"].unreadable:
                 continue  # they are in files that have faults of their own
@@ -131,12 +131,13 @@ class UnitWalk:
                 self._faults["events"].append(Fault("events", what))
                 rows = own if own.num_rows == record["event_rows"] else None
             else:
-                whole[record["estimator"]].append((record, rows))
+                whole[record["estimator"]].append(record)
             if rows is not None and (record["study"], record["action"]) in self._pinned.controls:
                 self._control_replicates += record["replicates"]
                 self._faults["controls"] += _control_faults(record, rows)
-        for estimator, own in whole.items():
-            self._check_derived(estimator, [record for record, _ in own], pa.concat_tables([rows for _, rows in own]))
+        for estimator, records in whole.items():
+            own = pc.is_in(events["unit"], pa.array([record["unit"] for record in records], pa.int64()))
+            self._check_derived(estimator, records, events.filter(own))
 
     def _check_derived(self, estimator: str, records: Sequence[UnitRecord], events: pa.Table) -> None:
         try:

@@ -99,15 +99,16 @@ def estimate_study(
     parts = parts_of(analysis, moments, lacking, coefficients)
     parts += parts_of(analysis.of_answers, answers, lacking, answers=True) if answers is not None else []
     estimates = [*(run(parts) if parts else ()), *_branching_estimates(branching, analysis, lacking)]
-    together = {"draws": analysis.exploratory_draws, "seed": analysis.seed, "level": analysis.request.level}
+    draws, seed, level = analysis.exploratory_draws, analysis.seed, analysis.request.level
     if any(subject.together and subject.baseline is not None for subject in lacking):
-        estimates.append(simultaneous_gaps(moments, **together))
+        estimates.append(simultaneous_gaps(moments, draws=draws, seed=seed, level=level))
     for name, measured_by in (("mismatch", moments), ("accuracy", answers)):
         of_answers = name in ANSWER_QUANTITIES
         swept = [one for one in lacking if one.together and one.baseline is None and one.answers == of_answers]
         if measured_by is not None and swept:
             members = [one.action for one in swept]
-            estimates.append(simultaneous_members(measured_by, name, members, **together))
+            bands = simultaneous_members(measured_by, name, members, draws=draws, seed=seed, level=level)
+            estimates.append(bands)
     new = _result_rows(Estimates.join(estimates), analysis, cited, revisions, inputs)
     rows = pa.concat_tables([standing, new]).sort_by([(name, "ascending") for name in _ORDER])
     made, subjects = (sum(not one.together for one in part) for part in (lacking, inputs))

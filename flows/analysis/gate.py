@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from flows.analysis.answers import answer_moments
 from flows.analysis.estimation import document_moments
-from flows.analysis.parts import EXPLORATORY_LEVEL
+from flows.analysis.parts import EXPLORATORY_DRAWS, EXPLORATORY_LEVEL
 from flows.frozen_plan import FrozenPlan, find_plan
 from flows.planning.seen import EVALUATION, seen_actions
 from flows.scores import known_answers
@@ -25,7 +25,7 @@ from log.store import Store
 from log.studies import chosen_study
 from log.units.revisions import current_actions
 from schema.errors import ControlError, InputError, nearest
-from schema.study import CONTROL_ACTION, POOLED
+from schema.study import CONTROL_ACTION, FLOOR_ACTION, POOLED
 from schema.windows import Windows
 from sql.catalog import Views, open_views
 from stats.alike import alike_documents, settling_factor
@@ -35,8 +35,10 @@ from stats.ends import ALIKE, STUDENTIZED
 from stats.intervals import EXPLORATORY, SEEN, Request, planned_status
 from stats.moments import DocumentMoments
 from stats.pooling import Pooling
+from stats.quantities import SIMULTANEOUS_GAP
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.registry import Between, Higher, Quantity
+from stats.simultaneous import simultaneous_gaps
 
 _DRAWS = 10_000  # definitions, "Bootstrap": of a study that has no plan
 
@@ -89,6 +91,8 @@ class Verdict:
             but a few, and may lack those that fail.
         more: how many more documents would then settle it, if their share of unlike ones is the same; None if no
             number would, or if the documents are not alike.
+        from_floor: the interval of the difference in R from the engine's floor, which holds for all pairs of actions
+            together; None if the baseline is no floor.
 
     """
 
@@ -107,6 +111,12 @@ class Verdict:
     plan_sha256: str | None
     alike: bool
     more: int | None
+    from_floor: tuple[float, float] | None = None
+
+    @property
+    def told_from_floor(self) -> bool | None:
+        """Whether that interval excludes 0; None without one."""
+        return None if self.from_floor is None else self.from_floor[0] > 0 or self.from_floor[1] < 0
 
     @property
     def interval_level(self) -> float:
@@ -135,7 +145,7 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
         _check_control(views, study, model)
         _check_actions(store, views, question, study)
         _check_finished(store, views, question, study, model, plan)
-        moments = document_moments(views, study, model, EVALUATION, profiles=False)
+        moments = of_all = document_moments(views, study, model, EVALUATION, profiles=False)
         if contrast.name in ANSWER_QUANTITIES or contrast.difference_of in ANSWER_QUANTITIES:
             moments = _answers(store, views, study, model, moments.windows)
     _check_pair(moments, question)
@@ -152,6 +162,7 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
         _status(store, plan, contrast, question),
         version, None if plan is None else plan.sha256, rare,
         _more_documents(moments, contrast, question, row["documents"]) if rare else None,
+        _from_floor(of_all, question, plan) if question.baseline == FLOOR_ACTION else None,
     )  # fmt: skip
 
 
@@ -182,6 +193,16 @@ def _estimated(
         request=request, quantities=[contrast.name], pairs=[pair],
     )  # fmt: skip
     return estimates.row(Endpoint(contrast.name, question.action, question.baseline, question.stratum))
+
+
+def _from_floor(
+    moments: DocumentMoments, question: GateQuestion, plan: FrozenPlan | None
+) -> tuple[float, float] | None:
+    """The interval of the difference in R from the floor, as the study's page has it."""
+    draws, seed = (EXPLORATORY_DRAWS, 0) if plan is None else (plan.exploratory_draws, plan.seed)
+    pairs = simultaneous_gaps(moments, draws=draws, seed=seed, level=EXPLORATORY_LEVEL)
+    row = pairs.row(Endpoint(SIMULTANEOUS_GAP, question.action, question.baseline))
+    return None if row["low"] is None else (row["low"], row["high"])
 
 
 def _more_documents(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, documents: int) -> int | None:

@@ -20,6 +20,7 @@ from stats.endpoints import Endpoint
 from stats.moments import DocumentMoments
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.sequential.repeated import repeated_intervals
+from stats.sequential.resolution import EQUIVALENCE
 
 REPEATED = "repeated"
 
@@ -56,12 +57,16 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
         parts.append((_answers(store, views, plan, moments), of_answers))
     constant = taken.looks.constants[look - 1]
     last = look == len(taken.looks)
+    resolution = taken.looks.resolution
+    within = resolution.bound if resolution.rule == EQUIVALENCE else 0.0
     rows = []
     for found in (
         one
         for measured, own in parts
         if own
-        for one in repeated_intervals(measured, own, constant=constant, draws=plan.draws, seed=plan.seed, last=last)
+        for one in repeated_intervals(
+            measured, own, constant=constant, draws=plan.draws, seed=plan.seed, last=last, alike_within=within
+        )
     ):
         endpoint = found.endpoint
         rows.append({

@@ -13,9 +13,9 @@ from flows.generation.pending import Work
 from flows.generation.side_processes import SideProcess, SideProcesses, work_beside
 from generator.actions import Action
 from generator.engines.model import EngineModel
-from generator.engines.registry import engine_model
 from generator.finite.model import FiniteModel, finite_model
 from generator.generation import generate_documents, generate_together, together
+from generator.generation.engine_models import engine_model
 from generator.generation.model import Model
 from generator.identity import ActionIdentity
 from generator.transformer.fingerprints import model_identity

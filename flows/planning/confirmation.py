@@ -203,11 +203,17 @@ def _toml(content: dict[str, Any]) -> str:
     for name, value in content.items():
         heading, tables = (f"[{name}]", [value]) if isinstance(value, dict) else (f"[[{name}]]", value)
         for table in tables:
-            lines = [f"{key if key.isidentifier() else json.dumps(key)} = {_value(one)}" for key, one in table.items()]
+            lines = [f"{_key(key)} = {_value(one)}" for key, one in table.items()]
             parts.append("\n".join([heading, *lines]) + "\n")
     return "\n".join(parts)
 
 
+def _key(key: str) -> str:
+    return key if key.isidentifier() else json.dumps(key)
+
+
 def _value(value: Any) -> str:
-    """A value as TOML writes it: JSON, whose texts, numbers, lists and truth values TOML has too."""
+    """A value as TOML writes it: JSON, whose texts, numbers, lists and truth values TOML has too; a table in a line."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_key(key)} = {_value(one)}' for key, one in value.items())} }}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -85,6 +85,7 @@ def make_plan(
             constant=last_constant(planned, level),
             answers=answers,
             reduced=reduced,
+            alike_within=planned.margin or 0.0,
         )
         for variance, reduced in ((PLAIN_VARIANCE, None), (REDUCED_VARIANCE, reduced_replicates(development)))
     }

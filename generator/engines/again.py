@@ -37,7 +37,12 @@ class Again:
     def capabilities(self) -> Capabilities:
         """Those of the side, with half as many streams."""
         own = self.side.capabilities
-        return Capabilities(own.row_invariant, own.most_streams // 2)
+        return Capabilities(own.row_invariant, own.most_streams // 2, own.full_laws)
+
+    @property
+    def said(self) -> Mapping[str, Any]:
+        """That of the side."""
+        return self.side.said
 
     @property
     def weights_sha256(self) -> str | None:
@@ -86,7 +91,7 @@ class _Doubled:
         doubles = [self._double[stream] for stream in streams]
         return self._session.step([*doubles, *streams], [*tokens, *tokens])[len(doubles) :]
 
-    def prompt_bytes(self) -> int:
+    def prompt_bytes(self) -> int | None:
         return self._session.prompt_bytes()
 
     def close(self) -> None:

@@ -23,10 +23,13 @@ class Capabilities:
         row_invariant: Whether the logits of a stream are the same bits whatever streams are decoded beside it, and
             wherever its entries lie. The floor must then be exactly 0, or a run fails.
         most_streams: How many streams a session can have open at once.
+        full_laws: Whether logits are those of all tokens; else they say which token is the most probable, and nothing
+            more.
     """
 
     row_invariant: bool
     most_streams: int
+    full_laws: bool = True
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,11 @@ class Session(Protocol):
 
     @property
     def read_back(self) -> Mapping[str, Any]:
-        """The settings as the engine says them, by name."""
+        """The settings as the engine says them, by name.
+
+        Raises:
+            OperationError: The engine is another one than when the session was opened.
+        """
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Decode a prompt, in place of the one before and its streams, and return the logits after it, [V]."""
@@ -65,8 +72,8 @@ class Session(Protocol):
     def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append one token to each of some streams, and return the next logits, [streams, V]."""
 
-    def prompt_bytes(self) -> int:
-        """Return how many bytes the prompt's entries take, as the engine measures it."""
+    def prompt_bytes(self) -> int | None:
+        """Return how many bytes the prompt's entries take, as the engine measures it; None if it does not say."""
 
     def close(self) -> None:
         """Free the cache."""
@@ -82,6 +89,10 @@ class Side(Protocol):
     @property
     def asked(self) -> Mapping[str, Any]:
         """All settings by name, those that nobody gave at their defaults."""
+
+    @property
+    def said(self) -> Mapping[str, Any]:
+        """What else makes the side's laws, as an engine that is not in this process says; {} in this process."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -105,11 +116,15 @@ class Side(Protocol):
         """Return about how many bytes the weights take in memory."""
 
 
-class Engine(Protocol):
-    """An engine by name: it makes sides of weights and settings."""
+class Described(Protocol):
+    """What says what decodes."""
 
     def description(self) -> Mapping[str, Any]:
         """What the engine is: name, version, digests of its libraries, and the environment variables that move it."""
+
+
+class Engine(Described, Protocol):
+    """An engine in this process: it makes sides of weights and settings."""
 
     @property
     def fewer_bits(self) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,6 @@ from generator.llama_cpp.library import PACKAGE, library
 from generator.llama_cpp.settings import ContextSettings
 from generator.llama_cpp.tokenizer import gguf_tokenizer_sha256
 from generator.llama_cpp.weights import GgufFacts, Weights, gguf_facts
-from generator.transformer.fingerprints import file_sha256
 from schema.errors import InputError
 
 NAME: Final = "llama.cpp"
@@ -25,8 +24,15 @@ _ENVIRONMENT: Final = ("LLAMA_", "GGML_", "OMP_", "GOMP_")  # beginnings of the 
 _loaded: weakref.WeakValueDictionary[tuple[Path, str], Weights] = weakref.WeakValueDictionary()
 
 
+@dataclass(frozen=True)
 class LlamaCpp:
-    """llama.cpp in this process, through the library of the package xllamacpp."""
+    """llama.cpp in this process, through the library of the package xllamacpp.
+
+    Attributes:
+        digest: SHA-256 of a file, in hexadecimal.
+    """
+
+    digest: Callable[[Path], str]
 
     def description(self) -> Mapping[str, Any]:
         """What the engine is, with its library's digest and every variable of the environment that moves it."""
@@ -36,7 +42,7 @@ class LlamaCpp:
             "library": f"{PACKAGE} {found.version}",
             "build": found.calls.llama_version().decode(),
             "system": found.system,
-            "libraries": {found.file.name: file_sha256(found.file)},
+            "libraries": {found.file.name: self.digest(found.file)},
             "environment": environment(),
         }
 
@@ -55,7 +61,7 @@ class LlamaCpp:
         if facts.unsupported is not None:
             raise InputError(f"{weights}: {facts.architecture}: {facts.unsupported}")
         own.check_heads(facts.key_size, facts.value_size, where)
-        return LlamaCppSide(weights, own, facts)
+        return LlamaCppSide(weights, own, facts, self.digest)
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class LlamaCppSide:
     file: Path
     settings: ContextSettings
     gguf: GgufFacts
+    digest: Callable[[Path], str]
 
     @functools.cached_property
     def facts(self) -> SideFacts:
@@ -79,6 +86,11 @@ class LlamaCppSide:
         return self.settings.asked
 
     @property
+    def said(self) -> Mapping[str, Any]:
+        """The file's digest and the settings say all of it."""
+        return {}
+
+    @property
     def capabilities(self) -> Capabilities:
         """Nothing is promised of rows: attention adds up a shared cache in the order in which entries lie there."""
         return Capabilities(row_invariant=False, most_streams=MOST_STREAMS)
@@ -86,7 +98,7 @@ class LlamaCppSide:
     @property
     def weights_sha256(self) -> str:
         """SHA-256 of the GGUF file."""
-        return file_sha256(self.file)
+        return self.digest(self.file)
 
     def open(self, entries: int) -> Session:
         """Open a context; sides of one file share its weights.

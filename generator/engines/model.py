@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from generator.actions import Action
 from generator.coupling.streams import Savings
-from generator.engines.engine import Engine, Side
+from generator.engines.engine import Described, Side
 from generator.engines.kernels import EngineKernels, PromptSide
 from generator.identity import ActionIdentity
 from schema.document import Document
@@ -42,7 +42,7 @@ class EngineModel:
     """
 
     id: str
-    engine: Engine
+    engine: Described
     reference: Side
     sides: Mapping[str, Side]
     tokenizer_sha256: str | None
@@ -71,8 +71,9 @@ class EngineModel:
         """What makes an action's units: both sides' weights and settings, and the engine with what moves it."""
         side = self.sides[action.name]
         said = [self.description, self.reference.asked, side.asked, side.weights_sha256]
-        own = hashlib.sha256(json.dumps(said, sort_keys=True, default=dict).encode()).hexdigest()
-        return ActionIdentity(self.reference.weights_sha256, self.tokenizer_sha256, own)
+        said += [dict(one.said) for one in (self.reference, side) if one.said]
+        weights = self.reference.weights_sha256 or _sha256(dict(self.reference.said))
+        return ActionIdentity(weights, self.tokenizer_sha256, _sha256(said))
 
     def twins(self, count: int, before: Callable[[], None]) -> list[EngineModel]:  # noqa: ARG002 - one thread asks
         """The model itself: the engine has threads of its own."""
@@ -88,9 +89,18 @@ class EngineModel:
         Raises:
             InputError: The prompt has tokens that the vocabulary lacks, or is too long for the model.
         """
-        check_prompt(document, horizon, self.reference)
+        self.check_prompt(document, horizon)
         prepared = [self._prefilled(side, document, horizon) for side in (self.reference, *self._sides(actions))]
         return PreparedSides(self, document, tuple(actions), horizon, prepared, self.law)
+
+    def check_prompt(self, document: Document, horizon: int) -> None:
+        """Refuse a prompt that a side cannot read.
+
+        Raises:
+            InputError: It has tokens beyond the vocabulary, or too many tokens.
+        """
+        for name, side in {"the reference": self.reference, **self.sides}.items():
+            _check_prompt(document, horizon, side, name)
 
     def _sides(self, actions: Sequence[Action]) -> list[Side]:
         return [self.sides[action.name] for action in actions]
@@ -104,11 +114,14 @@ class EngineModel:
 
 @dataclass(frozen=True)
 class _Prefilled:
-    """A side with a prompt: its bytes as the engine measures them, and the seconds that decoding it took."""
+    """A side with a prompt: its bytes as the engine measures them, and the seconds that decoding it took.
+
+    The bytes are None if the engine does not say.
+    """
 
     side: Side
     decoded: PromptSide
-    prompt_bytes: int
+    prompt_bytes: int | None
     seconds: float
 
 
@@ -168,9 +181,12 @@ class PreparedSides:
             "weights_sha256": own.side.weights_sha256,
             "row_invariant": self._model.reference.capabilities.row_invariant,
         }
+        if reference.side.said:
+            said["reference_said"] = dict(reference.decoded.session.read_back)
+        beside = None if own.prompt_bytes is None else 0
         return {
-            "prompt_entries": entries, "kept_entries": entries, "payload_bytes": own.prompt_bytes, "scale_bytes": 0,
-            "index_bytes": 0, "metadata_bytes": 0, "resident_bytes": own.prompt_bytes,
+            "prompt_entries": entries, "kept_entries": entries, "payload_bytes": own.prompt_bytes,
+            "scale_bytes": beside, "index_bytes": beside, "metadata_bytes": beside, "resident_bytes": own.prompt_bytes,
             "prefill_seconds": own.seconds + share, "engine": json.dumps(said, sort_keys=True),
         }  # fmt: skip
 
@@ -188,19 +204,18 @@ def streams_at_once(side: Side, entries: int, horizon: int) -> int:
     return min(max(room, _STREAMS), side.capabilities.most_streams)
 
 
-def check_prompt(document: Document, horizon: int, reference: Side) -> None:
-    """Refuse a prompt that the weights cannot read.
+def _sha256(said: Any) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=dict).encode()).hexdigest()
 
-    Raises:
-        InputError: It has tokens beyond the vocabulary, or too many tokens.
-    """
-    facts, where = reference.facts, f"document '{document.doc}'"
+
+def _check_prompt(document: Document, horizon: int, side: Side, name: str) -> None:
+    facts, where = side.facts, f"document '{document.doc}'"
     if document.tokens and max(document.tokens) >= facts.vocabulary:
         raise InputError(
             f"{where}: token {max(document.tokens)} is none of the vocabulary, which has {facts.vocabulary}"
         )
     if facts.positions and document.prompt_tokens + horizon > facts.positions:
         raise InputError(
-            f"{where}: {document.prompt_tokens} prompt tokens and {horizon} generated ones are more than the model's "
-            f"{facts.positions} positions; ask for shorter prompts or a shorter horizon"
+            f"{where}: {document.prompt_tokens} prompt tokens and {horizon} generated ones are more than the "
+            f"{facts.positions} positions of {name}; ask for shorter prompts or a shorter horizon"
         )

@@ -112,7 +112,7 @@ def _check_bytes(engine: Engine, weights: Path) -> str:
     sizes = []
     for settings in ({}, engine.fewer_bits):
         with _opened(engine.side(weights, settings, "check")) as (session, _):
-            sizes.append(session.prompt_bytes())
+            sizes.append(session.prompt_bytes() or 0)
     if not 0 < sizes[1] < sizes[0]:
         raise OperationError(f"{dict(engine.fewer_bits)} holds {sizes[1]:,} bytes, and the defaults {sizes[0]:,}")
     return f"{sizes[1]:,} bytes instead of {sizes[0]:,}"

@@ -14,7 +14,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from schema.errors import InputError, alike, reading
-from schema.study import ModelSection
+from schema.study import HTTP, ModelSection
 
 EMBEDDED_ID = "kvdrift/tiny"
 EMBEDDED_GGUF = Path(__file__).parents[1] / "embedded" / "gguf"
@@ -54,6 +54,8 @@ def model_location(section: ModelSection) -> str:
         InputError: The working folder has a folder of this name, and the study file's folder has none; or there is no
             such folder, and no hub can have a model of this name.
     """
+    if section.engine == HTTP:
+        return section.id  # a name of the user's own, or an id whose tokenizer prompts go through
     if section.engine is not None:
         return str(gguf_file(section.id, section.folder))
     written, folder = section.id, section.folder

@@ -45,7 +45,7 @@ def check(
 
     A module is found in the working folder, or else among installed ones. Exit code 1: a check fails.
     """
-    from generator.engines.registry import ENGINES
+    from generator.generation.engine_models import ENGINES
 
     if name in ENGINES:
         _check_engine(name, weights)
@@ -68,7 +68,7 @@ def check(
 def _check_engine(name: str, weights: Path | None) -> NoReturn:
     """Try what an engine's adapter must hold, and end with the exit code."""
     from generator.engines.promises import PROMISES
-    from generator.engines.registry import ENGINES
+    from generator.generation.engine_models import ENGINES
     from generator.transformer.local_folders import EMBEDDED_GGUF
 
     engine, file = ENGINES[name](), EMBEDDED_GGUF / "tiny-F32.gguf" if weights is None else weights

@@ -31,6 +31,14 @@ def ingest(
             "--documents", metavar="FILE", help="CSV, JSONL or Parquet: doc, stratum, split, and what is known."
         ),
     ] = None,
+    facts: Annotated[
+        Path | None,
+        typer.Option(
+            "--facts",
+            metavar="FILE",
+            help="CSV, JSONL or Parquet: action, and the bytes, seconds and engine that are known.",
+        ),
+    ] = None,
     pieces: Annotated[bool, typer.Option("--pieces", help="Put replicates together from several files.")] = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Go on taking new files of the folders until interrupted; implies --pieces.")
@@ -47,7 +55,7 @@ def ingest(
     --watch files are taken as they appear.
     """
     if pieces or watch:
-        report = _pieces(store, files, documents, horizon, interval if watch else None)
+        report = _pieces(store, files, documents, facts, horizon, interval if watch else None)
         typer.echo(summary(report, store))
         raise typer.Exit(InputError.exit_code if report.findings else 0)
     if horizon is not None:
@@ -68,7 +76,7 @@ def ingest(
             console.advance(done - seen)
             seen = done
 
-        report = ingested(store, files, documents, progress)
+        report = ingested(store, files, documents, progress, facts)
     for line in _lines(report):
         typer.echo(f"kvdrift: {printable(line)}", err=True)
     typer.echo(summary(report, store))
@@ -76,7 +84,12 @@ def ingest(
 
 
 def _pieces(
-    store: str, files: list[Path], documents: Path | None, horizon: int | None, interval: float | None
+    store: str,
+    files: list[Path],
+    documents: Path | None,
+    facts: Path | None,
+    horizon: int | None,
+    interval: float | None,
 ) -> IngestReport:
     """Take files that may have pieces; again and again with an interval."""
     from ingestion.stream import ingest_pieces
@@ -105,10 +118,10 @@ def _pieces(
                 elif total >= _MANY_FILES:
                     console.advance(1)
 
-            return ingest_pieces(store, files, documents, horizon, taken=taken, progress=progress)
+            return ingest_pieces(store, files, documents, horizon, taken=taken, progress=progress, facts=facts)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
-    return ingest_pieces(store, files, documents, horizon, taken=taken, wait=wait)
+    return ingest_pieces(store, files, documents, horizon, taken=taken, wait=wait, facts=facts)
 
 
 def _replicates(report: IngestReport) -> str:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _FORGETTING = {"delta.setTransactionRetentionDuration": "interval 1 days"}  # of ``commits.guards``
 # Commits say how many rows a file has, and nothing of its columns: who loads a log then looks for nothing more.
 _ROW_COUNTS_ALONE = {"delta.dataSkippingNumIndexedCols": "0"}
-_REMOTE_CHECKPOINTS = {"delta.checkpointInterval": "20"}  # versions; behind a URL each log file is a request
+_REMOTE_CHECKPOINTS = {"delta.checkpointInterval": "5"}  # versions; behind a URL each log file is two requests
 
 # A lost race is always another writer's progress, so this bound is met only when the log cannot be written at all.
 _ATTEMPTS = 200

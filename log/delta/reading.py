@@ -35,7 +35,7 @@ class TableReading(TableVersions):
         self._changing: dict[tuple[str, int], bool] = {}  # whether a version changed rows
 
     def _check_readable(self, snapshot: Snapshot) -> None:
-        if self._newest(snapshot.table) == snapshot.version:
+        if self._newest_known(snapshot.table) == snapshot.version:
             return
         since = self.load(snapshot.table).transaction_version(READABLE_SINCE) or 0
         if snapshot.version < since:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-import pyarrow.fs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -47,6 +46,7 @@ class TableVersions(DataFiles):
         self._disk = LocalDisk(Path(self.location)) if self._local else None
         self._tables = OpenTables(self.location, None if self._disk is None else self._disk.logs)
         self._snapshots: dict[str, dict[int, tuple[LogState | int | None, Snapshot]]] = {}  # by table and version
+        self._known_version = 1  # the schema version that the store has at least; every store has the tables of 1
 
     def load(self, table: str, version: int | None = None) -> Snapshot:
         """Load a table at a version, by default the latest.
@@ -68,27 +68,25 @@ class TableVersions(DataFiles):
 
     def _newest(self, table: str) -> int:
         """Return the newest version of a table as its log's files say; -1 where it is not known without loading it."""
-        if self._disk is not None:
-            return self._disk.logs[table].newest()
-        known = max(self._snapshots.get(table, ()), default=-1)
-        if known < 0:
-            return -1
-        following = join(self._root, table, "_delta_log", f"{known + 1:020d}.json")
+        known = self._newest_known(table)
+        if self._disk is not None or known < 0:
+            return known
         try:
-            return known if self._files.get_file_info(following).type is pyarrow.fs.FileType.NotFound else -1
+            self._files.open_input_file(join(self._root, table, "_delta_log", f"{known + 1:020d}.json")).close()
+        except FileNotFoundError:
+            return known
         except OSError:  # what loads the log says what is wrong
             return -1
+        return -1
+
+    def _newest_known(self, table: str) -> int:
+        """Return the newest version that is known without a request to an object store; -1 if none is."""
+        if self._disk is not None:
+            return self._disk.logs[table].newest()
+        return max(self._snapshots.get(table, ()), default=-1)
 
     def _load(self, table: str, version: int | None) -> Snapshot:
-        since = TABLES[table].since
-        # A store of an older version may lack the table. An upgrade makes it before it touches ``events``, so look for
-        # the table first and at the version of ``events`` second.
-        if (
-            since > 1
-            and table not in self._snapshots
-            and not self._exists(table)
-            and self._events_schema_version() < since
-        ):
+        if table not in self._snapshots and self._lacks(table):
             self._check_version(table, version, 0)
             return Snapshot(table, None, lambda _: None)
         with self._opened(table, version) as loaded:
@@ -119,9 +117,23 @@ class TableVersions(DataFiles):
         yield loaded
         self._tables.give_back(table, loaded)
 
-    def _events_schema_version(self) -> int:
-        with self._opened("events") as loaded:
-            return self._schema_version("events", loaded)
+    def _lacks(self, table: str) -> bool:
+        """Tell whether the store is of an older schema version, which lacks a table.
+
+        An upgrade makes a table before it raises the version of ``events``, so a store of the table's version has it.
+        """
+        since = TABLES[table].since
+        if self._local and self._exists(table):  # a look at the disk, where a request would be made
+            return False
+        if since > self._known_version:
+            try:
+                with self._opened("events") as loaded:
+                    self._known_version = self._schema_version("events", loaded)
+            except MissingStoreError:  # it is being made, ``events`` last
+                if not self._exists(table):
+                    raise
+                return False
+        return since > self._known_version and not self._exists(table)
 
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
         uri = join(self.location, table)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from log.delta.commits import Commit, guards
 from log.units.kept_sets import COMPARED, check_alike
 from log.units.records import as_rows, footer_of, missing_records
+from log.units.rows import by_path
 from log.units.unit import SPAN, conform_unit, group_of, unit_name, unit_number
 from schema.errors import InputError
 from schema.tables import GROUP_KEY
@@ -154,19 +155,18 @@ class UnitCommits:
         found: list[dict[str, Any]] = self._folder.read(units, _READ, where=where, paths=paths).to_pylist()
         return found
 
-    def _groups_of(self, units: Snapshot, paths: Iterable[str]) -> dict[str, frozenset[int]]:
+    def _groups_of(self, units: Snapshot, paths: Sequence[str]) -> dict[str, frozenset[int]]:
         """Return the hashes of the groups that small files have rows of: a writer of new ones reads none of their rows.
 
         What was read of a file is kept, since a file does not change.
         """
-        known = self._groups
-        found = {path: known[path] if path in known else self._read_groups(units, path) for path in paths}
+        found = {path: self._groups[path] for path in paths if path in self._groups}
+        if new := [path for path in paths if path not in found]:
+            rows = self._folder.read(units, GROUP_KEY, paths=new, with_path=True)
+            for path, own in by_path(rows):
+                found[path] = frozenset(map(hash, zip(*(own[name].to_pylist() for name in GROUP_KEY), strict=True)))
         self._groups = found
         return found
-
-    def _read_groups(self, units: Snapshot, path: str) -> frozenset[int]:
-        rows = self._folder.read(units, GROUP_KEY, paths=[path])
-        return frozenset(map(hash, zip(*(rows[name].to_pylist() for name in GROUP_KEY), strict=True)))
 
 
 def _guards(records: Iterable[Mapping[str, Any]]) -> list[Any]:

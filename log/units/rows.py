@@ -107,7 +107,7 @@ class UnitRows:
             rows = self._folder.read(units, _COUNTED, paths=new, with_path=True)
             if rows["unit"].null_count:  # of an older schema version: the names tell
                 rows = self._folder.read(units, [*dict.fromkeys((*_COUNTED, *SPAN))], paths=new, with_path=True)
-            there |= {path: UnitCounts.of(own) for path, own in _by_path(rows)}
+            there |= {path: UnitCounts.of(own) for path, own in by_path(rows)}
         self._counts = there
         return UnitCounts.all([*there.values()])
 
@@ -254,8 +254,8 @@ class UnitRows:
         return self._folder.count_rows(self._folder.load("events")) < rows
 
 
-def _by_path(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield each file's path and rows; the rows of a file follow each other."""
+def by_path(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield each file's path and rows, of rows with a column ``path``; the rows of a file follow each other."""
     coded = rows["path"].combine_chunks().dictionary_encode()
     begins = [*np.flatnonzero(run_begins(coded.indices.to_numpy())), rows.num_rows] if rows.num_rows else []
     for begin, end in itertools.pairwise(begins):

@@ -60,7 +60,7 @@ class Prompt:
 def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[Prompt]:
     """Read the stored prompts of a sample's documents, in the order of the rule above; none of a store without any."""
     order = _order(outcomes, sample)
-    found = {}
+    found = dict[int, Prompt]()
     for places in (order[at : at + _AT_ONCE] for at in range(0, len(order), _AT_ONCE)):
         names = {outcomes.documents[place]["doc"]: place for place in places}
         rows = dict[str, list[ViewRow]]()

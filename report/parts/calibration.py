@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import legend_patch, new_figure
 from report.printing.estimate_tables import contrast_rows_table
-from report.printing.numbers import MISSING, count, decimals_of, fixed, level
+from report.printing.numbers import MISSING, count, decimals_of, fixed, level, sure_decimals
 from report.printing.palette import ACTION_COLOURS, INK, QUIET, SHADE
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH, published_handle, zero_line
@@ -170,7 +170,10 @@ def _judged(row: ViewRow, places: dict[str, int], published: PublishedStudy) -> 
         beside["decision"] = f"published {printed.decision}"
     bounds = ""
     if row["low"] is not None and row["high"] is not None:
-        bounds = f"[{_points(row['low'], places['error'])}, {_points(row['high'], places['error'])}]"
+        decimals = sure_decimals(
+            100 * row["low"], 100 * row["high"], row.get("level"), row.get("draws"), places["error"]
+        )
+        bounds = f"[{_points(row['low'], decimals)}, {_points(row['high'], decimals)}]"
     texts = {name: _points(row[name], places[name]) for name in ("error", "mae", "rmse")}
     texts["decision"] = row["decision"] or MISSING
     under = {"error": bounds}

@@ -20,7 +20,7 @@ _STRATA = 3
 _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "⇥"})
 
 TEMPLATE = """
-<p>The examples are chosen by a rule, not by hand: of {% if documents | length > 1 %}each of the first {{ documents | length }} strata{% else %}the first stratum{% endif %}, the first {{ content.split }} document by id, with replicate 0 of each action. Positions are aligned: the reference is above, the compressed model below. Mismatches are shaded, with the lower token in bold, and <b>τ</b> marks the first one. The EOS of a side is boxed, and what follows it is grey.</p>
+<p>The examples are chosen by a rule, not by hand: of {% if documents | length > 1 %}each of the first {{ documents | length }} strata{% else %}the first stratum{% endif %}, the first {{ content.split }} document by id, with replicate 0 of each action. Positions are aligned: the reference is above, {{ facts.other }} below. Mismatches are shaded, with the lower token in bold, and <b>τ</b> marks the first one. The EOS of a side is boxed, and what follows it is grey.</p>
 <p>The <a href="trajectories.html">trajectory explorer</a> has many more, with δ and f at each position.</p>
 {% for document in documents %}
 {% if loop.index == 2 %}<details><summary>More examples</summary>
@@ -30,7 +30,7 @@ TEMPLATE = """
 {% endif %}
 {% for example in document.examples %}
 <p class="answers"><b>{{ example.action }}</b> <span class="quiet">– {{ example.summary }}</span></p>
-<div class="pair"><span class="sides"><u>t</u><b>reference X</b><i>compressed Y</i></span>
+<div class="pair"><span class="sides"><u>t</u><b>reference X</b><i>{{ other }} Y</i></span>
 {%- for pair in example.pairs %}<span class="{% if pair.mismatch %}m{% endif %}{% if pair.entry %} e{% endif %}"><u>{% if pair.entry %}τ{% elif pair.t == 1 or pair.t % 10 == 0 %}{{ pair.t }}{% endif %}</u><b{% if pair.x_mark %} class="{{ pair.x_mark }}"{% endif %}>{{ pair.x }}</b><i{% if pair.y_mark %} class="{{ pair.y_mark }}"{% endif %}>{{ pair.y }}</i></span>{% endfor -%}
 </div>
 {% endfor %}
@@ -83,7 +83,16 @@ def section(content: PageContent) -> Section | None:
         own = [row for row in facts.documents if row["stratum"] == stratum and row["split"] == content.split]
         chosen += own[:1]
     documents = [document for document in _documents(content, chosen) if document.examples]
-    return Section("examples", "Examples", TEMPLATE, values={"documents": documents}) if documents else None
+    return (
+        Section("examples", "Examples", TEMPLATE, values={"documents": documents, "other": _other(content)})
+        if documents
+        else None
+    )
+
+
+def _other(content: PageContent) -> str:
+    """What the lower of two texts is of, in a word."""
+    return "compressed" if content.facts.other == "the compressed model" else "action"
 
 
 def visible(text: str) -> str:
@@ -101,13 +110,13 @@ def _documents(content: PageContent, chosen: list[ViewRow]) -> Iterator[ExampleD
     for row in chosen:
         keys = [(row["doc"], action) for action in content.actions]
         examples = tuple(
-            _example(trajectories[key], events[key], content.token_text)
+            _example(trajectories[key], events[key], content.token_text, _other(content))
             for key in keys if key in trajectories and key in events
         )  # fmt: skip
         yield ExampleDocument(row["doc"], row["stratum"], row["task"] or "", tuple(row["answers"] or ()), examples)
 
 
-def _example(trajectory: ViewRow, events: list[ViewRow], token_text: TokenReader) -> Example:
+def _example(trajectory: ViewRow, events: list[ViewRow], token_text: TokenReader, other: str) -> Example:
     tau, eos_x, eos_y = trajectory["tau"], trajectory["eos_x"], trajectory["eos_y"]
     last = max(eos_x, eos_y) if eos_x is not None and eos_y is not None else trajectory["horizon"]
     pairs = tuple(
@@ -127,7 +136,7 @@ def _example(trajectory: ViewRow, events: list[ViewRow], token_text: TokenReader
     story = f"first mismatch at τ = {tau}, {mismatches} of {horizon} positions differ"
     if tau is None:
         story = f"agrees through position {horizon}"
-    summary = f"{story}; {_end('reference', eos_x)}, {_end('compressed', eos_y)}"
+    summary = f"{story}; {_end('reference', eos_x)}, {_end(other, eos_y)}"
     return Example(trajectory["action"], summary, pairs)
 
 

@@ -13,12 +13,12 @@ from report.reading.study_text import study_text
 from schema.location import folder_name
 
 DEFINITIONS = """
-<p>X is the reference’s continuation, Y {{ "the action’s" if facts.finite or facts.engine else "the compressed model’s" }} continuation, and H = {{ windows.horizon }} the horizon. P and Q are their next-token laws{% if facts.other_law %}, as tokens are drawn by them: {{ facts.other_law }}{% endif %}. {% if facts.law and facts.law.greedy %}A greedy law is all on one token, so δ and f are 0 or 1, and all replicates of a document are the same. {% endif %}I<sub>t</sub> = 1 where X<sub>t</sub> ≠ Y<sub>t</sub>, and τ is the first such t. M averages over a document’s replicates, then over documents, then over strata, each with equal weight. A ratio is a ratio of such means.</p>
+<p>X is the reference’s continuation, Y {{ facts.other }}’s continuation, and H = {{ windows.horizon }} the horizon. P and Q are their next-token laws{% if facts.other_law %}, as tokens are drawn by them: {{ facts.other_law }}{% endif %}. {% if facts.law and facts.law.greedy %}A greedy law is all on one token, so δ and f are 0 or 1, and all replicates of a document are the same. {% endif %}I<sub>t</sub> = 1 where X<sub>t</sub> ≠ Y<sub>t</sub>, and τ is the first such t. M averages over a document’s replicates, then over documents, then over strata, each with equal weight. A ratio is a ratio of such means.</p>
 <dl class="facts">
 <dt id="means-delta">δ<sub>t</sub></dt><dd>total variation between P given X and Q given Y, each with its own history: the probability that the tokens at t differ</dd>
 <dt id="means-f">f<sub>t</sub></dt><dd>total variation between P and Q, both given X: what the action changes while the histories are the same</dd>
 <dt id="means-r">R</dt><dd>disagreement: M(Σ I<sub>t</sub>) / H, or from δ: M(Σ δ<sub>t</sub>) / H. The share of positions with different tokens</dd>
-<dt id="means-forced">F</dt><dd>fixed history: M(Σ f<sub>t</sub>) / H. The mean distance where the compressed model reads the reference’s text</dd>
+<dt id="means-forced">F</dt><dd>fixed history: M(Σ f<sub>t</sub>) / H. The mean distance where {{ facts.other }} reads the reference’s text</dd>
 <dt id="means-o">O</dt><dd>occurrence: M(1{τ ≤ H}) / H. What the first mismatch alone contributes</dd>
 <dt id="means-e">E</dt><dd>exposure: M((H − τ) 1{τ ≤ H}) / H. The share of positions that come after the first mismatch</dd>
 <dt id="means-c">C</dt><dd>mismatch rate: M(Σ<sub>t&gt;τ</sub> I<sub>t</sub>) / M((H − τ) 1{τ ≤ H}). How often tokens differ after the first mismatch; R = O + E · C exactly</dd>

@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
 
 from report.reading.estimates import Estimate
+from stats.ends import error_of_ends
 from stats.registry import Scale
 
 MISSING = "–"
 _BYTE_STEP = 1024
+_MOST_DECIMALS = 6  # of an end of an interval
 _NOISE = 6  # decimals beyond those that are printed: sums in another order differ by less
 _LINED_UP = {Scale.PERCENT, Scale.POINTS, Scale.TOKENS}  # a column of them has one count of decimals
 
@@ -32,11 +34,12 @@ def fixed(value: float | None, decimals: int) -> str:
     return text.replace("-", "−")
 
 
-def significant(value: float | None, digits: int = 3) -> str:
-    """A number to so many significant digits, without an exponent."""
+def significant(value: float | None, digits: int = 3, most: int | None = None) -> str:
+    """A number to so many significant digits, without an exponent, and with no more than ``most`` decimals."""
     if not value:
         return MISSING if value is None else "0"
-    return fixed(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return fixed(value, decimals if most is None else min(decimals, most))
 
 
 def decimals_for(estimates: Iterable[Estimate], scale: Scale) -> int:
@@ -57,10 +60,43 @@ def scaled(value: float | None, scale: Scale, decimals: int) -> str:
 
 
 def interval(estimate: Estimate, scale: Scale, decimals: int) -> str:
-    """``[low, high]`` without unit; empty where there is no interval."""
-    if estimate.low is None or estimate.high is None:
+    """``[low, high]`` without unit, with the decimals that the draws are sure of; empty without an interval."""
+    low, high = estimate.low, estimate.high
+    if low is None or high is None:
         return ""
-    return f"[{scaled(estimate.low, scale, decimals)}, {scaled(estimate.high, scale, decimals)}]"
+    low, high = scale.factor * low, scale.factor * high
+    if scale in _LINED_UP:
+        decimals = sure_decimals(low, high, estimate.level, estimate.draws, decimals)
+        return f"[{fixed(low, decimals)}, {fixed(high, decimals)}]"
+    most = sure_decimals(low, high, estimate.level, estimate.draws, _MOST_DECIMALS)
+    return f"[{significant(low, most=most)}, {significant(high, most=most)}]"
+
+
+def sure_decimals(
+    low: float, high: float, level: float | None, draws: int | None, decimals: int, boundary: float = 0.0
+) -> int:
+    """Return how many decimals the ends of an interval are printed with, of values in their printed unit.
+
+    They are no more than the draws are sure of: two Monte Carlo standard errors of an end are at most one unit of its
+    last decimal. They are more if an end would else be printed as a boundary that it is not, or as the other end.
+
+    Args:
+        low: the lower end.
+        high: the upper end.
+        level: the interval's level; None if unknown.
+        draws: how many draws it was made from; 0 or None if it rests on none.
+        decimals: those of the estimate.
+        boundary: a number that ends are compared with.
+
+    """
+    while decimals < _MOST_DECIMALS and fixed(low, decimals) == fixed(high, decimals) and low != high:
+        decimals += 1
+    if not draws or level is None or not high > low:
+        return decimals
+    sure = max(0, min(decimals, math.floor(-math.log10(2 * error_of_ends(high - low, level, draws)))))
+    while sure < decimals and any(end != boundary and fixed(end, sure) == fixed(boundary, sure) for end in (low, high)):
+        sure += 1
+    return sure
 
 
 def in_text(estimate: Estimate, scale: Scale) -> str:

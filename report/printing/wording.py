@@ -29,19 +29,22 @@ _MEANINGS = {
     "mean_entry": "mean τ the position where these part",
     "exposure": "E the share of positions after that, up to the horizon",
     "exposure_written": "E, written the same up to the later end of both texts",
-    "accuracy": "accuracy of Y the mean score of the compressed model’s answers",
+    "accuracy": "accuracy of Y the mean score of {other}’s answers",
     "lost_share": "lost share the share of the right answers of {whole} that it loses",
 }
 
 
-def meanings(whole: str, horizon: str, quantities: Collection[str]) -> str:
+def meanings(whole: str, other: str, horizon: str, quantities: Collection[str]) -> str:
     """What the columns of ranked actions are, as a sentence for readers who have not met the symbols.
 
     Args:
         whole: what the actions are held against, in words.
+        other: what is held against it, in words.
         horizon: the horizon as it stands in a sentence, such as ``H = 64``.
         quantities: the columns, R among them.
 
     """
-    said = [text.format(whole=whole, horizon=horizon) for name, text in _MEANINGS.items() if name in quantities]
+    said = [
+        text.format(whole=whole, other=other, horizon=horizon) for name, text in _MEANINGS.items() if name in quantities
+    ]
     return f"{', '.join(said[:-1])}, and {said[-1]}."

@@ -158,6 +158,16 @@ class Facts:
         return any(row["settings"] is not None for row in self.actions)
 
     @property
+    def whole(self) -> str:
+        """What actions are held against, in words."""
+        return "the reference" if self.finite or self.engine else "the full cache"
+
+    @property
+    def other(self) -> str:
+        """What is held against it, in words."""
+        return "the action" if self.finite or self.engine else "the compressed model"
+
+    @property
     def whole_cache(self) -> str | None:
         """The action whose bytes are those of the whole cache: the control, or with an engine its floor."""
         floors = self.noise_floors if self.engine else []
@@ -335,7 +345,14 @@ def _engine(said: dict[str, Any]) -> str:
     named = ", ".join(str(said[key]) for key in ("engine", "library", "build") if said.get(key))
     settings = ", ".join(f"{name} {str(value).lower()}" for name, value in (said.get("reference") or {}).items())
     environment = ", ".join(f"{name}={value}" for name, value in (said.get("environment") or {}).items())
-    parts = (named, settings and f"the reference with {settings}", environment and f"environment {environment}")
+    server = said.get("reference_said") or {}
+    served = " ".join(str(server[key]) for key in ("server", "version", "build_info") if server.get(key))
+    parts = (
+        named,
+        served and f"the reference’s server {served}",
+        settings and f"the reference with {settings}",
+        environment and f"environment {environment}",
+    )
     return "; ".join(filter(None, parts))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from report.reading.facts import DEVELOPMENT, EVALUATION, Facts
 from report.reading.source import ViewRow
+from schema.study import HTTP, NUMERICS
 from schema.study.documents import DocumentsSection
 from schema.windows import Windows
 
@@ -29,7 +30,7 @@ def study_text(facts: Facts) -> str | None:
         stratum = section["stratum"] or DocumentsSection.model_validate(section).stratum_name
         own = {split: facts.listed.get((stratum, split), 0) for split in (DEVELOPMENT, EVALUATION)}
         tables.append(("[[documents]]", section | own))
-    tables += [("[[actions]]", _action(row)) for row in facts.actions if not row["control"]]
+    tables += [("[[actions]]", _action(row)) for row in facts.actions if not row["control"] and not _is_floor(row)]
     if facts.plan is not None:
         tables.append(("[plan]", _plan(facts.plan.content)))
     windows = asdict(facts.windows)
@@ -38,10 +39,21 @@ def study_text(facts: Facts) -> str | None:
     head = "# Written from the store, which keeps what a study file says and not the file.\n"
     if any(not section.get("tasks") for section in content["documents"]):
         head += "# Stores keep no paths either: give documents that were read from a file their path.\n"
+    if content["model"].get("engine") == HTTP:
+        head += "# Stores keep no addresses of servers: give [model] and each action a url.\n"
     return "\n".join([head, *(_table(title, values) for title, values in tables)])
 
 
+def _is_floor(row: ViewRow) -> bool:
+    """Whether an action is the floor of an engine, which every such study adds by itself."""
+    return row["settings"] is not None and row["selector"] == NUMERICS
+
+
 def _action(row: ViewRow) -> dict[str, Any]:
+    if row["settings"] is not None:
+        settings = json.loads(row["settings"])
+        said = {"settings": settings} if settings or row["weights"] is None else {}
+        return {"name": row["action"], **said, **({} if row["weights"] is None else {"weights": row["weights"]})}
     keep = int(row["keep"]) if str(row["keep"]).isdigit() else row["keep"]
     action: dict[str, Any] = {"name": row["action"], "keep": keep}
     if row["policy"]:

@@ -57,7 +57,7 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
         temperatures=list(temperatures),
         sentences=difference_sentences(comparison),
         obstacles=obstacles(comparison),
-        meanings=meanings("the full cache", "H", shown_quantities(places)),
+        meanings=meanings("the full cache", "the compressed model", "H", shown_quantities(places)),
         policies=any(entry.content.facts.policies for entry in comparison.entries),
         colours=[properties(dark=dark) for dark in (False, True)],
     )  # fmt: skip

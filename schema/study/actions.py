@@ -10,7 +10,7 @@ from pydantic.json_schema import SkipJsonSchema
 from schema.errors import InputError
 from schema.retention import Retention
 from schema.study.mistakes import missing
-from schema.study.model import FINITE_STATE
+from schema.study.model import FINITE_STATE, HTTP
 from schema.study.section import ActionName, Section, Value, meaning
 
 CONTROL_ACTION = "full"
@@ -20,6 +20,8 @@ FLOOR_ACTION = "floor"
 NUMERICS = "numerics"  # the selector of noise floors
 
 _WHOLE: dict[str, Any] = {"selector": CONTROL_ACTION, "keep": "all"}  # of an action that names no selector
+
+_SIDE = ("settings", "weights", "url")  # keys of an engine's side
 
 Named = str | dict[str, Value]
 """What an action has beside its selector: a name, or a table of a name and parameters."""
@@ -93,11 +95,19 @@ class ActionSection(Section):
         meaning("With an engine, other weights of the same model and tokenizer.", example="model-Q4_K_M.gguf"),
     ] = None
 
+    url: Annotated[
+        str | None,
+        meaning(
+            'With `engine = "http"`, the address of the action\'s server, which has the same model and tokenizer.',
+            example="http://127.0.0.1:8081",
+        ),
+    ] = None
+
     @model_validator(mode="before")
     @classmethod
     def _whole_without_selector(cls, values: Any) -> Any:
         """Keep everything where a codec stands alone, at first where there is a policy, and with an engine."""
-        if isinstance(values, dict) and any(values.get(name) is not None for name in ("settings", "weights")):
+        if isinstance(values, dict) and any(values.get(name) is not None for name in _SIDE):
             return _WHOLE | values
         if isinstance(values, dict) and values.keys() == {"name"} and values["name"] == FLOOR_ACTION:
             return values | {"selector": NUMERICS, "keep": "all"}
@@ -151,7 +161,7 @@ class ActionSection(Section):
         if engine is not None:
             self._check_engine(where, engine)
             return
-        for name in ("settings", "weights"):
+        for name in _SIDE:
             if getattr(self, name) is not None:
                 raise InputError(f'{where}.{name}: belongs to an engine; write engine = "llama.cpp" under [model]')
         if finite and given:
@@ -169,19 +179,30 @@ class ActionSection(Section):
     def _check_engine(self, where: str, engine: str) -> None:
         """Check that the action says how the engine decodes, and nothing of what kvdrift itself would do."""
         if self.name == FLOOR_ACTION:
-            others = (self.settings, self.weights, self.codec, self.policy)
+            others = (self.settings, self.weights, self.url, self.codec, self.policy)
             if self.selector != NUMERICS or any(one is not None for one in others) or self.parameters:
                 raise InputError(f"{where}: '{FLOOR_ACTION}' is the reference again, which a study adds by itself")
             return
         whole = {"selector": self.selector, "keep": self.keep} == _WHOLE
         given = [name for name in ("codec", "policy") if getattr(self, name) is not None]
         other = [*([] if whole else ["keep"]), *given, *self.parameters]
-        if self.settings is None and self.weights is None:
+        if engine == HTTP:
+            self._check_server(where)
+        elif self.url is not None:
+            raise InputError(f'{where}.url: belongs to servers; write engine = "http" under [model]')
+        elif self.settings is None and self.weights is None:
             raise InputError(
                 f'{where}: says nothing of {engine}; write settings = {{ type_k = "q8_0" }} or weights = "OTHER.gguf"'
             )
         if other:
             raise InputError(f"{where}.{other[0]}: {engine} decodes, and what it keeps are its settings and weights")
+
+    def _check_server(self, where: str) -> None:
+        """Check that the action is a server, which has weights of its own."""
+        if self.url is None:
+            raise InputError(f'{where}.url: missing; the address of the action\'s server, "http://127.0.0.1:8081", say')
+        if self.weights is not None:
+            raise InputError(f"{where}.weights: a server has its own weights; start one that has these")
 
     def _check_policy(self, where: str) -> None:
         """Check that nothing else decides what is kept."""

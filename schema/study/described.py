@@ -49,9 +49,10 @@ def _side(row: Mapping[str, Any]) -> str:
     if row["selector"] == NUMERICS:
         return "the reference again, in a cache and with streams of its own"
     settings, weights = json.loads(row["settings"]), row.get("weights")
+    started = [settings.pop("started")] if "started" in settings else []  # a server's, in the user's words
     said = [f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
     named = [] if weights is None else [f"weights {weights.rpartition('/')[2]}"]
-    return ", ".join([*named, *said]) or "as the reference"
+    return ", ".join([*started, *named, *said]) or "as the reference"
 
 
 def _count(keep: str) -> str:

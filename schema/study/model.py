@@ -12,6 +12,8 @@ from schema.study.section import Section, Value, meaning
 
 TRANSFORMER: Final = "transformer"
 FINITE_STATE: Final = "finite-state"
+HTTP: Final = "http"
+"""The engine whose sides are servers."""
 
 
 class ModelSection(Section):
@@ -45,13 +47,25 @@ class ModelSection(Section):
     engine: Annotated[
         str | None,
         meaning(
-            'What decodes in place of kvdrift\'s own forward pass: "llama.cpp", with which `id` is a GGUF file. '
-            "Actions are then other settings of the engine, or other weights."
+            'What decodes in place of kvdrift\'s own forward pass: "llama.cpp", with which `id` is a GGUF file, or '
+            '"http", with which the reference and each action are a server and `id` is a name of your own. Actions are '
+            "then other settings of the engine, other weights or other servers."
         ),
     ] = None
     settings: Annotated[
         dict[str, Value] | None,
         meaning('The engine\'s settings of the reference, such as `{ type_k = "f16", threads = 2 }`.'),
+    ] = None
+    url: Annotated[
+        str | None,
+        meaning('With `engine = "http"`, the address of the reference\'s server.', example="http://127.0.0.1:8080"),
+    ] = None
+    requests: Annotated[
+        dict[str, Value] | None,
+        meaning(
+            'With `engine = "http"`, how servers are asked: `at_once`, requests at a time; `timeout`, seconds of a '
+            "request; `patience`, seconds for which a lost server is waited for."
+        ),
     ] = None
     tokenizer: Annotated[
         str | None,
@@ -117,13 +131,21 @@ class ModelSection(Section):
             raise InputError('model: a finite-state model has family and alphabet, or tables = "FILE.json"')
         if self.finite and self.logits_dtype is not None:
             raise InputError("model.logits_dtype: belongs to transformers; finite-state laws are given")
-        if self.engine is None and (self.settings is not None or self.tokenizer is not None):
-            key = "settings" if self.settings is not None else "tokenizer"
-            raise InputError(f'model.{key}: belongs to an engine; write engine = "llama.cpp" with it')
+        self._check_sides()
         if self.engine is not None:
             self._check_engine()
         if self.device_map is not None and self.device != "cpu":
             raise InputError("model.device: device_map chooses the devices; write one of the two")
+
+    def _check_sides(self) -> None:
+        """Refuse keys of engines without one, and keys of servers with another engine."""
+        for key, kind, belongs in (
+            ("settings", "llama.cpp", "an engine"), ("tokenizer", "llama.cpp", "an engine"),
+            ("url", HTTP, "servers"), ("requests", HTTP, "servers"),
+        ):  # fmt: skip
+            absent = self.engine is None if kind != HTTP else self.engine != HTTP
+            if absent and getattr(self, key) is not None:
+                raise InputError(f'model.{key}: belongs to {belongs}; write engine = "{kind}" with it')
 
     def _check_engine(self) -> None:
         """Refuse keys that say how kvdrift itself computes."""
@@ -132,3 +154,5 @@ class ModelSection(Section):
         for name in ("device", "device_map", "dtype", "logits_dtype", "revision"):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise InputError(f"model.{name}: says how kvdrift computes, and {self.engine} does; use model.settings")
+        if self.engine == HTTP and self.url is None:
+            raise InputError('model.url: missing; the address of the reference\'s server, "http://127.0.0.1:8080", say')

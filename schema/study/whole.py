@@ -24,6 +24,7 @@ from schema.windows import Windows
 POOLED = "pooled"
 
 _LATER_KEYS = ("kind", "family", "alphabet", "tables", "device_map", "logits_dtype", "engine", "settings", "tokenizer")
+_PLACES = ("mixed_gpus", "url", "requests")  # of the model: a permission, and where and how servers are asked
 
 
 class Study(Section):
@@ -105,6 +106,10 @@ class Study(Section):
             action.check_kind(f"actions[{number}]", finite=self.model.finite, engine=self.model.engine)
         names = [action.name for action in self.actions]
         check_distinct("actions", names)
+        urls = [
+            url.rstrip("/") for url in (self.model.url, *(action.url for action in self.actions)) if url is not None
+        ]
+        check_distinct("url", urls)
         if CONTROL_ACTION in names:
             raise InputError(f"actions: kvdrift adds the control '{CONTROL_ACTION}' to every study; remove it")
         for action in self.actions:
@@ -197,8 +202,8 @@ class Study(Section):
     @cached_property
     def settings(self) -> str:
         """What decides the events, as JSON: horizon, seed, law, model and document sources; actions may be added."""
-        model = values_of(self.model, _LATER_KEYS)
-        del model["mixed_gpus"]  # a permission: each unit says which GPU made it
+        # Each unit says which GPU made it, or what a server said of itself.
+        model = {name: value for name, value in values_of(self.model, _LATER_KEYS).items() if name not in _PLACES}
         study = values_of(self.study, LAW_KEYS)
         del study["store_prompts"]  # no event depends on it
         deciding = {

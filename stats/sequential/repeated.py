@@ -20,7 +20,7 @@ from stats.alike import alike_documents
 from stats.bootstrap import observed, observed_errors, resample
 from stats.ends import ALIKE, STUDENTIZED, Studentized, distance_quantiles, document_intervals, expanded_tails
 from stats.intervals import whole_clusters
-from stats.linearization.standard_errors import ClusterBlocks
+from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
 
@@ -64,7 +64,14 @@ class RepeatedInterval:
 
 
 def repeated_intervals(
-    moments: DocumentMoments, endpoints: Sequence[Endpoint], *, constant: float, draws: int, seed: int, last: bool
+    moments: DocumentMoments,
+    endpoints: Sequence[Endpoint],
+    *,
+    constant: float,
+    draws: int,
+    seed: int,
+    last: bool,
+    alike_within: float = 0.0,
 ) -> list[RepeatedInterval]:
     """Estimate endpoints at a look, with their repeated confidence intervals.
 
@@ -79,6 +86,8 @@ def repeated_intervals(
         draws: how many bootstrap draws are made at least, of those looks whose tail ``MOST_DRAWS`` resolve.
         seed: their seed.
         last: whether it is the last look of the plan.
+        alike_within: how far apart documents may be that count as alike; the margin of a study that resolves
+            equivalence, since documents that differ by less do not show those that fail.
 
     """
     moments = moments.in_canonical_order()
@@ -100,7 +109,7 @@ def repeated_intervals(
         number = _Number(
             float(estimates[quantity.name][cell]), float(errors[quantity.name][cell]), float(clusters[row, subject]),
             int(sets[row, subject]), quantity.range.between(moments.windows.horizon),
-            alike_documents(pooling, quantity).of(tuple(np.array([place]) for place in cell)),
+            alike_documents(pooling, quantity, alike_within).of(tuple(np.array([place]) for place in cell)),
         )  # fmt: skip
         given = None
         if sample is not None:

@@ -64,8 +64,9 @@ def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ..
         root = math.sqrt(time)
         constants.append(_constant(float(spending[k]), _leaving(points, mass, float(steps[k]), root)))
         if k + 1 < len(times):
-            following, weights = _rule(min(constants[k], _INSIDE) * root, float(steps[k + 1]))
-            points, mass = following, weights * _density(following, points, mass, float(steps[k]))
+            reach = min(constants[k], _INSIDE) * root
+            following, weights = integration_points(-reach, reach, float(steps[k + 1]))
+            points, mass = following, weights * density_after(following, points, mass, float(steps[k]))
     return tuple(constants)
 
 
@@ -90,15 +91,16 @@ def _constant(spending: float, probability: Callable[[float], float]) -> float:
     return float(brentq(excess, 0.0, _LARGEST, xtol=1e-12))
 
 
-def _rule(reach: float, step: float) -> tuple[Float, Float]:
-    """Points and weights of an integral from -reach to reach of what varies over steps of S: Gauss's in equal parts."""
-    parts = min(max(4, math.ceil(reach / step)), _PARTS)
+def integration_points(low: float, high: float, step: float) -> tuple[Float, Float]:
+    """Points and weights of an integral of what varies over steps of S: Gauss's in equal parts."""
+    parts = min(max(4, math.ceil((high - low) / (2 * step))), _PARTS)
     points, weights = np.polynomial.legendre.leggauss(_POINTS)
-    middles = reach * (np.arange(1 - parts, parts, 2) / parts)
-    return (middles[:, None] + reach / parts * points).ravel(), np.tile(reach / parts * weights, parts)
+    half = (high - low) / (2 * parts)
+    middles = low + half * np.arange(1, 2 * parts, 2)
+    return (middles[:, None] + half * points).ravel(), np.tile(half * weights, parts)
 
 
-def _density(at: Float, points: Float, mass: Float, step: float) -> Float:
+def density_after(at: Float, points: Float, mass: Float, step: float) -> Float:
     """Return the density of S one step of it after the points."""
     result: Float = np.exp(-0.5 * ((at[:, None] - points) / step) ** 2) @ mass / (step * math.sqrt(2 * math.pi))
     return result

@@ -28,6 +28,7 @@ from generator.transformer.configuration import head_size, position_limit, vocab
 from generator.transformer.loading import load_model
 from generator.transformer.model_checks import check_model
 from ingestion.documents import read_documents
+from ingestion.facts import read_facts_file
 from ingestion.files import EventFile
 from schema.errors import InputError
 from schema.study import load_studies
@@ -79,6 +80,8 @@ READERS = [
     Reader("documents.csv", read_documents),
     Reader("documents.jsonl", read_documents),
     Reader("documents.parquet", read_documents),
+    Reader("facts.csv", read_facts_file),
+    Reader("facts.jsonl", read_facts_file),
     Reader("events.parquet", read_events),
     Reader("events.arrow", read_events),
     Reader("config.json", read_model),
@@ -104,6 +107,8 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = pa.csv.read_csv(documents_csv(folder))
     (folder / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents.to_pylist()))
     pq.write_table(documents, folder / "documents.parquet")
+    (folder / "facts.csv").write_text('action,payload_bytes,engine\nhalf,52,"{""engine"": ""mine""}"\n')
+    (folder / "facts.jsonl").write_text('{"action": "half", "payload_bytes": 52, "engine": {"engine": "mine"}}\n')
     log = make_log()
     pq.write_table(log, folder / "events.parquet")
     with pa.ipc.new_file(folder / "events.arrow", log.schema) as writer:

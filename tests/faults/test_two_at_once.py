@@ -1,23 +1,27 @@
-"""Several of one command on one store at the same time: all end well, and the store is as after one."""
+"""Several commands on one store at the same time, and other programs: all end well, and the store is as after one."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from faults.outcomes import SURVIVED, tell
+from faults.test_system_calls import start
 from fixtures.processes import Command, run_command
 from fixtures.small_study import run_of
-from fixtures.stored_rows import rows
+from fixtures.stored_rows import assert_alike, rows, unmeasured
 from fixtures.study_files import load_study
 
 from flows import stages
 from log.store import Store
+from schema.tables import TABLES
 
 TIMES = 5
 
@@ -35,11 +39,52 @@ def test_two_runs(finished_laws: Path, tmp_path: Path) -> None:
     tell("two runs at once", [SURVIVED] * TIMES)
 
 
-def unmeasured(store: Path) -> dict[str, list[str]]:
-    """All rows but what is estimated from measured seconds; of the plan, that there is one."""
-    found = rows(store)
-    estimates = [row for row in found["results"] if "second" not in json.loads(row)["quantity"]]
-    return found | {"plans": ["one"] * len(found["plans"]), "results": estimates}
+def test_two_runs_beside_compaction(finished_laws: Path, tmp_path: Path) -> None:
+    """Of kvdrift, and of another Delta program that rewrites and checkpoints all tables as fast as it can."""
+    rewritten = Counter[str]()
+    for number in range(TIMES):
+        store = tmp_path / str(number)
+        runs = [Command("run", finished_laws / "laws.toml", "--store", store) for _ in range(2)]
+        while any(run.running for run in runs):
+            if not (store / "events" / "_delta_log").is_dir():
+                continue
+            for table in TABLES:
+                rewritten[table] += rewrite(store / table)
+            assert run_command("compact", store)[0] == 0
+        ended = [run.end() for run in runs]
+        assert [code for code, _, _ in ended] == [0, 0], [err for _, _, err in ended]
+        assert_alike(unmeasured(store), unmeasured(finished_laws / "store"))
+        assert run_command("verify", store)[0] == 0
+    assert all(rewritten[table] for table in ("events", "units"))
+    tell("two runs at once beside `compact` and beside another program's `optimize` of every table", [SURVIVED] * TIMES)
+
+
+def rewrite(table: Path) -> int:
+    """Have Delta Lake's own tools put a table's files together; return how many, none if another commit was first."""
+    try:
+        loaded = DeltaTable(table)
+        replaced = loaded.optimize.compact()["numFilesRemoved"]
+        loaded.create_checkpoint()
+    except DeltaError:
+        return 0
+    return int(replaced)
+
+
+@pytest.mark.parametrize("seconds", [60, 86_400, 40 * 86_400, 400 * 86_400])
+def test_a_clock_that_goes_back(library: Path, finished_laws: Path, tmp_path: Path, seconds: int) -> None:
+    """Half of a study is run, and then the other half is, earlier by the clock."""
+    run = run_of(load_study(finished_laws / "laws.toml"), tmp_path / "store")
+    stages.prepare(run)
+    stages.develop(run)
+    arguments = ("run", finished_laws / "laws.toml", "--store", tmp_path / "store")
+    program = start(library, "failing_command.py", tmp_path / "store", "CLOCK", seconds, *arguments)
+    _, err = program.communicate(timeout=300)
+    assert program.returncode == 0, err
+    assert unmeasured(tmp_path / "store") == unmeasured(finished_laws / "store")
+    assert run_command("verify", tmp_path / "store")[0] == 0
+    assert run_command("compact", tmp_path / "store", "--vacuum")[0] == 0
+    assert unmeasured(tmp_path / "store") == unmeasured(finished_laws / "store")
+    tell("the clock set back amid a study, by a minute to 400 days, and further at each look", [SURVIVED])
 
 
 @pytest.mark.parametrize("watching", [False, True])
@@ -55,7 +100,7 @@ def test_derivations(finished_laws: Path, tmp_path: Path, *, watching: bool) -> 
         options = ["--watch"] if watching else []
         commands = [Command("derive", store, *options) for _ in range(2 if watching else 3)]
         if watching:
-            wait_until(lambda at=store: not Store.open(at).pending_segments(Store.open(at).version("events")))
+            wait_until(lambda at=store: Store.open(at).all_underived().size == 0)
             for command in commands:
                 command.signal(signal.SIGTERM)
         ended = [command.end() for command in commands]

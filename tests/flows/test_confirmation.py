@@ -107,3 +107,14 @@ def test_clusters_of_files_that_were_seen_are_left_out(tmp_path: Path, monkeypat
     ):
         write_confirmation(prompts_study(tmp_path, 10), ["recent-half"], again, tmp_path / "few.toml")
     assert not (tmp_path / "few.toml").exists()
+
+
+def test_a_table_of_an_action_is_written_as_one(tmp_path: Path) -> None:
+    codec = 'codec = { name = "int4", group = 64 }'
+    text = write_study(tmp_path).read_text()
+    assert "[[actions]]" in text
+    study = tmp_path / "coded.toml"
+    study.write_text(f'{text}\n[[actions]]\nname = "coded"\n{codec}\nselector = "recent"\nkeep = "1/2"\n')
+    made = write_confirmation(study, ["coded"], Store.create(tmp_path / "store"), tmp_path / "new.toml")
+    (action,) = (one for one in load_study(made.path).actions if one.name == "coded")
+    assert action.codec == {"name": "int4", "group": 64}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from html import unescape
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 from fixtures.command import call, mistake
@@ -15,10 +18,12 @@ from fixtures.study_files import load_study
 import kvdrift
 from flows import stages
 from flows.checks import floor_line
-from generator.engines import registry
+from generator.generation import engine_models
 from log.store import Store
 from schema.errors import ControlError, InputError
 from schema.study import Study
+from sql.catalog import open_views
+from stats.quantities import SIMULTANEOUS_GAP
 from verification.whole_store import verify
 
 ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
@@ -27,7 +32,7 @@ ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
 @pytest.fixture(scope="module", autouse=True)
 def _fake() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry.ENGINES, "fake", FakeEngine)
+        patch.setitem(engine_models.ENGINES, "fake", FakeEngine)
         yield
 
 
@@ -66,10 +71,20 @@ def test_the_floor_is_an_action_and_the_whole_cache(measured: Path) -> None:
 def test_the_page_says_nothing_that_is_not_true_of_engines(measured: Path) -> None:
     page = (measured / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
     text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page))
-    for word in ("evict", "full cache", "compressed model’s continuation", "retention", "left out or coded"):
+    for word in ("evict", "full cache", "the full one", "of full", "compressed", "retention", "left out or coded"):
         assert word not in text, word
     for words in ("the reference once more with streams of its own", "Engine", "fake, numpy, 1", "bits 4", "floor"):
         assert words in text, words
+
+
+def test_the_study_file_on_the_page_is_the_one_that_was_run(measured: Path, tmp_path: Path) -> None:
+    page = (measured / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
+    write_engine_study(tmp_path)
+    path = tmp_path / "shown.toml"
+    path.write_text(unescape(re.findall(r"<pre><code>(# Written.*?)</code></pre>", page, re.DOTALL)[0]))
+    shown, written = load_study(path), load_study(tmp_path / "engine.toml")
+    assert shown.sha256 == written.sha256
+    assert {action.name: action for action in shown.actions} == {action.name: action for action in written.actions}
 
 
 def test_the_store_is_sound(measured: Path) -> None:
@@ -82,6 +97,22 @@ def test_gate_over_the_floor(measured: Path, capsys: pytest.CaptureFixture[str])
     code, out, _ = call(capsys, *asked, "--over-floor")
     assert code in {1, 3}
     assert "bits-1 less floor" in out
+    with open_views(Store.open(str(measured / "store"))) as views:
+        pairs = {
+            row["action"]: (row["low"], row["high"])
+            for row in views.rows("estimates", quantity=SIMULTANEOUS_GAP, baseline="floor").to_pylist()
+        }
+    page = (measured / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
+    near = re.search(r"Not told from the floor (?:is|are) ([^.]*)", page)
+    for action, (low, high) in pairs.items():
+        told = low > 0 or high < 0
+        _, line, _ = call(capsys, *asked[:5], action, *asked[6:], "--over-floor")
+        assert ("; told from the floor in R: " in line) == told
+        assert ("; not told from the floor in R: " in line) == (not told)
+        assert (near is not None and action in near[1]) == (not told)
+        answer = json.loads(call(capsys, *asked[:5], action, *asked[6:], "--over-floor", "--json")[1])
+        assert (answer["told_from_floor"], answer["from_floor"]) == (told, [low, high])
+    assert len(pairs) > 1
     assert "give one of the two" in mistake(capsys, *asked)
     assert "give one of the two" in mistake(capsys, *asked, "--over-floor", "--baseline", "bits-4")
 
@@ -150,6 +181,27 @@ def test_settings_need_an_engine(tmp_path: Path) -> None:
 def test_a_dumped_study_is_the_same_study(tmp_path: Path) -> None:
     study = load_study(write_engine_study(tmp_path))
     assert Study.model_validate(study.model_dump()).actions == study.actions
+
+
+def test_an_action_of_an_engine_is_confirmed_on_documents_that_nobody_saw(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copytree(measured, tmp_path / "copy")
+    store = tmp_path / "copy" / "store"
+    explored = write_engine_study(tmp_path / "copy")
+    code, out, err = call(capsys, "confirm", explored, "--action", "bits-1", "--store", store)
+    assert (code, err) == (0, "")
+    assert "study 'engine-confirm' of bits-4, bits-1 with seed 4" in out
+    run = run_of(load_study(tmp_path / "copy" / "engine-confirm.toml"), store)
+    assert [action.name for action in run.study.actions] == ["bits-4", "bits-1", "floor"]
+    assert run.study.model == load_study(explored).model
+    finish(run)
+    with kvdrift.open(store) as views:
+        status = views.sql(
+            "select distinct status from estimates where study = 'engine-confirm' and quantity = 'mismatch' "
+            "and stratum = 'pooled' and action = 'bits-1'"
+        ).fetchall()
+    assert status == [("prespecified",)]
 
 
 @pytest.mark.parametrize("options", [("--endpoint", "grpc://127.0.0.1:1"), ("--cluster", "tcp://127.0.0.1:1")])

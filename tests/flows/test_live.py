@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fixtures.command import call
 from fixtures.event_logs import documents_csv, make_log, write
-from scipy import stats
+from scipy import special, stats
 
 from flows.analysis.live import Divergence, LiveStore, StudyLook
 from flows.planning.work import Work
@@ -68,20 +68,24 @@ def test_the_divergence_is_that_of_the_views(finished: Path) -> None:
         assert one.mismatch_low is not None
 
 
+def on_the_logit_scale(mean: float, half: float) -> tuple[float, float, float]:
+    center, reach = special.logit(mean), half / (mean * (1 - mean))
+    return mean, float(special.expit(center - reach)), float(special.expit(center + reach))
+
+
 def test_the_quick_interval_is_the_textbooks() -> None:
     x = np.random.default_rng(1).random(9)
     names = [f"d{place}" for place in range(9)]
     half = stats.t.ppf(0.975, 8) * x.std(ddof=1) / 3
-    assert preliminary_mean(list(x), ["a"] * 9, names) == pytest.approx((x.mean(), x.mean() - half, x.mean() + half))
+    assert preliminary_mean(list(x), ["a"] * 9, names) == pytest.approx(on_the_logit_scale(x.mean(), half))
     strata = ["a"] * 4 + ["b"] * 5
     mean, half = (x[:4].mean() + x[4:].mean()) / 2, stats.t.ppf(0.975, 7)
     half *= np.sqrt(x[:4].var(ddof=1) / 4 + x[4:].var(ddof=1) / 5) / 2
-    assert preliminary_mean(list(x), strata, names) == pytest.approx((mean, mean - half, mean + half))
+    assert preliminary_mean(list(x), strata, names) == pytest.approx(on_the_logit_scale(mean, half))
     pairs = [f"c{place // 2}" for place in range(8)]  # clusters of two documents
     of_pairs = x[:8].reshape(4, 2).mean(axis=1)
     mean, half = of_pairs.mean(), stats.t.ppf(0.975, 3) * of_pairs.std(ddof=1) / 2
-    ends = (max(mean - half, 0), min(mean + half, 1))
-    assert preliminary_mean(list(x[:8]), ["a"] * 8, pairs) == pytest.approx((mean, *ends))
+    assert preliminary_mean(list(x[:8]), ["a"] * 8, pairs) == pytest.approx(on_the_logit_scale(mean, half))
     assert preliminary_mean([0.5], ["a"], ["c"]) == (0.5, None, None)
     assert preliminary_mean([0.0] * 24, ["a"] * 24, [str(i) for i in range(24)]) == pytest.approx(
         (0.0, 0.0, 1 - 0.025 ** (1 / 24))

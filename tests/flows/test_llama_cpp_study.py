@@ -18,8 +18,8 @@ import kvdrift
 from generator.actions import build_actions
 from generator.embedded.documents import make_document
 from generator.embedded.vocabulary import SYMBOLS
-from generator.engines.registry import engine_model
 from generator.generation import PendingUnit, generate_units
+from generator.generation.engine_models import engine_model
 from generator.transformer.local_folders import EMBEDDED_FOLDER
 from log.store import Store, Unit
 from schema.sampling import SamplingLaw

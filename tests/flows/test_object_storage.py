@@ -11,13 +11,14 @@ import pytest
 from fixtures.command import call
 from fixtures.dask_cluster import DaskCluster, run_on
 from fixtures.finite_study import write_finite_study
-from fixtures.processes import start_process
+from fixtures.processes import run_command, start_process
 from fixtures.s3_server import S3Server, s3_server
 from fixtures.small_study import finish, run_of
 from fixtures.stored_rows import rows
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
+from benchmarks.store import write
 from log.store import Store, Unit
 from schema.location import filesystem_of
 from sql.catalog import open_views
@@ -123,6 +124,21 @@ def test_a_store_that_is_open_sees_what_others_commit(server: S3Server) -> None:
         before = server.counts()
         reader.version("events")
         assert sum((server.counts() - before).values()) <= 3  # a look for a later version, without the log
+
+
+@pytest.mark.parametrize(
+    ("units", "allowed"), [(99, 1.0), pytest.param(600, 1.1, marks=pytest.mark.slow),
+                           pytest.param(999, 1.1, marks=pytest.mark.slow)]
+)  # fmt: skip
+def test_requests_of_commands(server: S3Server, units: int, allowed: float, tmp_path: Path) -> None:
+    """Few at 100 units, and hardly more at 1,000, as runs leave the store: nobody compacts it."""
+    location = f"{server.url}/requests-{units}"
+    write(location, units)
+    commands = (("status",), ("sql", "from summary"), ("report", "-o", tmp_path / "page"))
+    for (command, *options), most in zip(commands, (120, 150, 300), strict=True):
+        before = server.counts()
+        assert run_command(command, location, *options)[0] == 0
+        assert sum((server.counts() - before).values()) <= most * allowed, command
 
 
 @pytest.mark.slow

@@ -147,8 +147,8 @@ def test_more_that_source_may_take(tmp_path: Path) -> None:
         "helper.py, line 14: random.random takes a global random state",
         "helper.py, line 15: numpy.random.default_rng takes a global random state",
         "helper.py, line 16: torch.rand takes a global random state",
-        "my_selector.py, line 25: import of nowhere takes a module found at run time",
-        "my_selector.py, line 26: os.environ takes the environment",
+        "my_selector.py, line 24: import of nowhere takes a module found at run time",
+        "my_selector.py, line 25: os.environ takes the environment",
     ]
 
 

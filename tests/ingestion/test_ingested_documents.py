@@ -12,7 +12,7 @@ import pytest
 from fixtures.event_logs import LOG, Run, command, make_log, write
 from fixtures.refusals import refused
 
-from ingestion import documents
+from ingestion import records
 from ingestion.documents import read_documents
 from log.store import Store
 
@@ -139,16 +139,16 @@ def test_a_documents_file_that_cannot_be_taken(
 def test_documents_files_that_memory_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"doc": f"d{number}", "stratum": "S", "split": "evaluation"} for number in range(4)]
     paths = [rows_of(tmp_path, kind, rows) for kind in ("csv", "jsonl", "parquet")]
-    monkeypatch.setattr(documents, "MOST_ROWS", 3)
+    monkeypatch.setattr(records, "MOST_ROWS", 3)
     for path in paths:
         assert refused(read_documents, path) == f"{path}: 4 rows, a documents file may have 3 at most"
-    monkeypatch.setattr(documents, "MOST_BYTES", 20)
+    monkeypatch.setattr(records, "MOST_BYTES", 20)
     assert refused(read_documents, paths[0]).endswith(" bytes, a documents file may have 20 at most")
-    monkeypatch.setattr(documents, "MOST_ROWS", 4)
+    monkeypatch.setattr(records, "MOST_ROWS", 4)
     many = pa.table({name: ["x" * 9999] * 4 for name in rows[0]})
     pq.write_table(many, paths[2], compression="zstd", use_dictionary=False)
-    monkeypatch.setattr(documents, "MOST_BYTES", 9999)
-    assert refused(read_documents, paths[2]).endswith("column 'doc' is too large, 9,999 bytes at most")
+    monkeypatch.setattr(records, "MOST_BYTES", 9999)
+    assert refused(read_documents, paths[2]).endswith(" bytes, must be 9,999 at most")
 
 
 def test_documents_files_that_are_none(tmp_path: Path) -> None:

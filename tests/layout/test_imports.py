@@ -49,7 +49,7 @@ def test_the_rooms_of_the_generator(imports: dict[str, set[str]]) -> None:
     depth: dict[str, int] = {}
     for room in graphlib.TopologicalSorter(rooms).static_order():
         depth[room] = 1 + max((depth[other] for other in rooms[room]), default=0)
-    assert max(depth.values()) <= 7
+    assert max(depth.values()) <= 6
 
 
 def test_few_siblings_a_folder() -> None:

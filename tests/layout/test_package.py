@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
+from pathlib import Path
 
+import pytest
 from fixtures.house import PACKAGES, ROOT
+
+import kvdrift
+from kvdrift import interfaces
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Imported where they are installed, and said in one line where they are not: extras, and what comes with CUDA.
@@ -44,6 +50,21 @@ def test_every_pattern_of_data_files_finds_some() -> None:
 def test_training_and_tests_are_not_installed() -> None:
     included = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
     assert sorted(included) == sorted(f"{package}*" for package in PACKAGES)
+
+
+def test_the_package_is_found_beside_a_folder_of_its_name(tmp_path: Path) -> None:
+    """As in the folder that holds a clone."""
+    (tmp_path / "kvdrift" / "kvdrift").mkdir(parents=True)
+    program = "import kvdrift; print(kvdrift.open.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "open\n"
+
+
+def test_interfaces_are_those_that_kvdrift_names() -> None:
+    assert set(interfaces.__all__) < set(kvdrift.__all__)
+    assert all(getattr(kvdrift, name) is not None for name in kvdrift.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Selektor'"):
+        kvdrift.Selektor  # noqa: B018
 
 
 def normal(name: str) -> str:

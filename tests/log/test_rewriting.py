@@ -21,13 +21,13 @@ from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
 
-from log.compaction import tiers
+from log.compaction import too_many
 from log.delta.folder import DeltaFolder
 from log.delta.parquet_files import StoredFile
 from log.store import Store, Unit
 from log.units.commits import UnitCommits
 from log.units.unit import DERIVED_TABLES
-from schema.tables import TABLES
+from schema.tables import GROUP_KEY, TABLES
 from schema.windows import Windows
 from sql.catalog import open_views, view_texts
 from sql.materialization import keep_up_moments, materialize_moments
@@ -188,13 +188,14 @@ def test_what_is_there_is_there_once(store: Store) -> None:
 def test_a_writer_of_new_groups_reads_what_came_since(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     compact(store)
     store.append_units(some_units("new"))
-    read, read_groups = [], UnitCommits._read_groups
+    read, read_rows = [], DeltaFolder.read
 
-    def reading(rows: UnitCommits, units: Any, path: str) -> frozenset[int]:
-        read.append(path)
-        return read_groups(rows, units, path)
+    def reading(folder: DeltaFolder, table: Any, columns: Any, **options: Any) -> pa.Table:
+        if options.get("with_path") and tuple(columns) == GROUP_KEY:
+            read.extend(options["paths"])
+        return read_rows(folder, table, columns, **options)
 
-    monkeypatch.setattr(UnitCommits, "_read_groups", reading)
+    monkeypatch.setattr(DeltaFolder, "read", reading)
     assert store.append_units(some_units("newer")) == len(some_units("newer"))
     assert len(read) == 1, "the rows of the append before"
     assert store.append_units(some_units("newer")) == 0
@@ -338,7 +339,7 @@ def test_files_of_every_size_that_are_too_many_are_put_together() -> None:
     small, large, few = (
         [StoredFile(f"{rows}-{n}", 1, rows) for n in range(n)] for rows, n in ((20, 20), (900, 18), (2, 3))
     )
-    assert tiers([*large, *few, *small], 1 << 18) == [small, large]
+    assert too_many([*large, *few, *small], 1 << 18) == [small, large]
 
 
 def test_a_store_that_grows_gathers_its_files(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from fixtures.report_views import (
     number,
     pdf_of_these_alone,
     records,
+    unit_of_ends,
 )
 
 from report.parts.branching import LOSES, OPEN, PAYS, verdict
@@ -117,7 +118,8 @@ def test_printed_numbers_are_the_estimates(drawn: tuple[Path, str], table: str) 
         shown, bounds = cell.split(" ", 1)
         expected = [scale.factor * float(record[name]) for name in ("estimate", "low", "high")]
         rounding = {"abs": 0.0501} if scale is Scale.PERCENT else {"rel": 0.0051}  # one decimal, or three digits
-        assert [number(shown), *ends(bounds)] == pytest.approx(expected, **rounding)
+        assert number(shown) == pytest.approx(expected[0], **rounding)
+        assert list(ends(bounds)) == pytest.approx(expected[1:], abs=0.501 * unit_of_ends(bounds))
 
 
 def test_both_risks_stand_side_by_side_with_their_difference(drawn: tuple[Path, str]) -> None:
@@ -276,7 +278,7 @@ def test_systems_stand_beside_the_papers(finite: tuple[Path, str]) -> None:
         "variance ratio, greatest": ["100", "110", "289"],
         "evaluations ratio": ["1.25 [1.15, 1.35]", "1.20", "1.37"],
         # (1 + 2 + 3 + 4 + 5) / (5 / 22) / 1.2: ratios of means, not the mean of ratios
-        "efficiency: variance for evaluations, ratio of means": ["32.0 [29.4, 34.6]", "55.0", "20.0"],
+        "efficiency: variance for evaluations, ratio of means": ["32.0 [29, 35]", "55.0", "20.0"],
     }
     systems = [row for row in tables["table-swrb_systems"][1:] if len(row) > 1]
     assert [row[0] for row in systems] == [*(f"system-{c} · snapkv-half" for c in range(1, 6)), "system-1", "system-2",

@@ -34,7 +34,10 @@ def read(rows: list[Row], planned: dict[str, object] | None) -> PageContent:
     views: FakeViews = make_views()
     plan = views.views["plans"][0]
     if planned is not None:
-        plan["plan"] = json.dumps(json.loads(plan["plan"]) | {"sequential": planned | {"looks": [{}] * 3}})
+        plan["plan"] = json.dumps(
+            json.loads(plan["plan"])
+            | {"sequential": planned | {"looks": [{"share": share} for share in (0.5, 0.75, 1.0)]}}
+        )
     views.views["sequence"] = rows
     source = StudyRows(views, STUDY, MODEL)
     return read_content(source, baseline=None, token_text=None, provenance=Provenance("store"), latex=False)
@@ -88,6 +91,30 @@ def test_every_look_has_its_row() -> None:
         ["1", "12", "12", "30.00 %", "–", "no", "no interval yet", second],
         ["2", "24", "24", "30.00 %", "student", "yes", "25.00 to 35.00", second],
     ]
+
+
+def test_the_median_unbiased_estimate_stands_beside_the_one_that_ended_the_study() -> None:
+    """Only one action was open at look 1, and passed it by; the other one's estimate had no part in going on.
+
+    At the first look the two are equal; a study that ends by widths has none.
+    """
+    sign = {"resolve": "sign", "bound": 0.0}
+    rows = looks(0.35, 0.2)
+    for row in rows:
+        row["resolved"] = row["look"] == 2 or row["action"] == max(PAIR)
+    found = made(rows, sign)
+    assert found is not None
+    assert found.values["corrected"] is True
+    (table,) = found.tables
+    place = [column.head for column in table.columns].index("median-unbiased")
+    texts = [row.cells[place].text for row in table.rows]
+    assert (texts[0], *texts[2:]) == ("—", "—", "30.00")
+    assert 20 < float(texts[1]) < 30
+    at_once = [row | {"resolved": True} for row in looks(0.2)]
+    (table,) = made(at_once, sign).tables  # type: ignore[union-attr]
+    assert [row.cells[place].text for row in table.rows] == ["30.00", "30.00"]
+    (table,) = made(looks(None, 0.05), HALF_WIDTH).tables  # type: ignore[union-attr]
+    assert "median-unbiased" not in [column.head for column in table.columns]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_the_first_table_says_when_how_much_and_at_what_cost() -> None:
               if row["quantity"] == "mismatch"]  # fmt: skip
     views.views["estimates"] = rows + scored
     (gap, *_) = (row.cells[-1] for row in glance_table(content_of(views), choice).rows)
-    assert (gap.text, gap.under) == ("−25.0", "[−30.0, −20.0]")
+    assert (gap.text, gap.under) == ("−25.0", "[−30, −20]")
 
 
 def test_fewer_bytes_for_more_divergence_is_a_choice_and_a_worse_one_is_ruled_out() -> None:
@@ -123,12 +124,15 @@ def test_points_alone_decide_nothing() -> None:
 TWELVE = tuple(f"{selector}-{share}" for selector in ("snapkv", "recent", "knorm") for share in (90, 75, 50, 25))
 
 
+ALL_PAIRS = " (95% over all pairs, exploratory)"
+
+
 def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> None:
     """Whatever the intervals leave open; what is named in them is in the paragraphs below, and in the table."""
     views = gaps(make_views(TWELVE, strata=("NIAH-4K",), documents_each=12), low=-0.5, high=0.9)
     content = content_of(views)
     words = recommendation(content, choose(content))
-    assert words.lead == "No action can be recommended: 66 pairs of 12 actions are not told apart in R."
+    assert words.lead == f"No action can be recommended: 66 pairs of 12 actions are not told apart in R{ALL_PAIRS}."
     assert len(words.reasons) == 3
     (margin,) = words.settles
     assert margin.startswith("Where a small difference does not matter, kvdrift gate says ")
@@ -143,9 +147,11 @@ def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> No
             row.update({"low": 0.1, "high": 0.2} if row["baseline"] == "snapkv-90" else {"low": -0.2, "high": -0.1})
     content = content_of(bytes_of(views, "snapkv-90", 1.5))
     words = recommendation(content, choose(content))
-    assert words.lead == "Take snapkv-90 at 890 KiB of prompt cache; 11 others are not settled."
+    assert words.lead == f"Take snapkv-90 at 890 KiB of prompt cache; 11 others are not settled{ALL_PAIRS}."
     (open_ones,) = [reason for reason in words.reasons if reason.startswith("Not settled are ")]
-    assert open_ones.endswith(" and 5 more: 55 intervals of differences in R between two of them include 0.")
+    assert open_ones.endswith(
+        " and 5 more: 55 intervals of differences in R between two of them include 0" + f"{ALL_PAIRS}."
+    )
 
     for row in views.views["estimates"]:  # all are told apart, those of more bytes have less R
         if row["quantity"] in GAPS:
@@ -157,7 +163,7 @@ def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> No
     words = recommendation(content, choose(content))
     assert re.fullmatch(
         r"The choice is one of bytes: 12 actions can be recommended, from snapkv-90 at [\d.]+ KiB down to knorm-25 at "
-        r"[\d.]+ KiB of prompt cache\.",
+        r"[\d.]+ KiB of prompt cache \(95% over all pairs, exploratory\)\.",
         words.lead,
     )
 
@@ -166,7 +172,8 @@ def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> No
     content = content_of(views)
     words = recommendation(content, choose(content))
     assert words.lead == (
-        "Take snapkv-90: each of the other 11 actions holds at least as many bytes and disagrees more with the full cache."
+        "Take snapkv-90: each of the other 11 actions holds at least as many bytes and disagrees more with the full "
+        f"cache{ALL_PAIRS}."
     )
     (told,) = [
         reason for reason in words.reasons if reason.startswith("Ruled out, each by one that holds no more bytes ")
@@ -216,6 +223,16 @@ def test_what_loses_most_right_answers_is_not_recommended() -> None:
     assert words.startswith(
         "Take snapkv-half, which holds 597 KiB of prompt cache. snapkv-10 holds fewer bytes, but loses "
     )
+    assert "The plan named" not in words
+    assert "This rests on 3 intervals, all exploratory. Those over all pairs of actions hold together. " in words
+    assert "Those of lost answers hold for one action at a time. kvdrift confirm writes a study" in words
+    for row in views.views["estimates"]:
+        if row["quantity"] in GAPS and row["stratum"] == "pooled":
+            row |= {"status": "prespecified", "family": "primary"}
+    assert "This rests on 3 intervals, 2 prespecified and 1 exploratory. " in said(views)
+    ranked = {row.cells[0].text: row.cells[-1].under for row in ranked_table(content_of(views), choice).rows}
+    assert ranked["snapkv-10"] == "loses right answers, 95%, exploratory"
+    assert ranked["recent-half"] == "by snapkv-half, 95% over all pairs, prespecified"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +246,26 @@ def test_what_loses_most_right_answers_is_not_recommended() -> None:
 )
 def test_what_stands_in_the_way_is_said(views: FakeViews, words: str) -> None:
     assert said(views).startswith(f"No action can be recommended: {words}")
+
+
+def test_a_look_that_nobody_planned_recommends_nothing() -> None:
+    """Documents of the plan are missing, of one action or of all; or a sequential study stands between two looks."""
+    views = make_views(documents_each=12)
+    plan = views.views["plans"][0]
+    frozen = json.loads(plan["plan"])
+    assert said(views).startswith("Take ")
+    plan["plan"] = json.dumps(frozen | {"documents_per_stratum": 13})
+    words = said(views)
+    assert words.startswith("No action can be recommended: the evaluation is not finished, and a look before its end")
+    assert words.endswith("kvdrift run goes on to the end of the study.")
+    looks = {"resolve": "sign", "bound": 0.0, "looks": [{"share": 0.5}, {"share": 1.0}]}
+    plan["plan"] = json.dumps(frozen | {"sequential": looks})
+    views.views["sequence"] = []
+    assert "a look before its end was not planned" in said(views)
+    plan["plan"] = json.dumps(frozen)
+    views.views["units"] = [row for row in views.views["units"] if (row["action"], row["doc"]) != (
+        "recent-half", "NIAH-4K/evaluation/3")]  # fmt: skip
+    assert "a look before its end was not planned" in said(views)
 
 
 def test_a_control_that_moved_and_bytes_that_nobody_recorded_are_in_the_way() -> None:
@@ -255,7 +292,7 @@ def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
     assert (cells["full"]["R (token)"].text, cells["full"]["R (token)"].under) == ("0", "exactly")
     assert (cells["recent-half"]["verdict"].text, cells["recent-half"]["verdict"].under) == (
         "ruled out",
-        "by snapkv-half, exploratory",
+        "by snapkv-half, 95% over all pairs, exploratory",
     )
     assert cells["snapkv-half"]["verdict"].under == "", "R has its status in the note"
     assert (
@@ -273,7 +310,7 @@ def test_the_status_below_a_verdict_is_that_of_the_interval_that_decides() -> No
             row |= {"status": "prespecified", "family": "primary"}
     content = content_of(views)
     (out,) = [row for row in ranked_table(content, choose(content)).rows if row.cells[0].text == "recent-half"]
-    assert out.cells[-1].under == "by snapkv-half, prespecified"
+    assert out.cells[-1].under == "by snapkv-half, 95%, prespecified"
 
 
 def test_numerics_alone_are_named_beside_what_actions_cost() -> None:

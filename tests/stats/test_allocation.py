@@ -196,6 +196,25 @@ def test_least_cost_by_brute_force(
     assert "all targets met" in got.reason
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.002])
+def test_a_margin_of_two_points_asks_for_its_documents_in_advance(noise: float) -> None:
+    """No failure among 24 development documents; a share of failures below 2% takes log .025 / log .98 documents."""
+    values = np.random.default_rng(2).uniform(0, noise or 1e-300, (24, 2, 4)) * (noise > 0)
+    names = np.array([f"d{number:02}" for number in range(24)])
+    scalars = {name: values if name == "mismatch" else np.zeros(values.shape) for name in SCALAR_MOMENTS}
+    strata = np.repeat(["a", "b"], 12)
+    development = ReplicateMoments(names, strata, names, ("mine", "base"), Windows.of(16), scalars)
+
+    def size(within: float) -> int:
+        return allocate(
+            development, [Endpoint("gap", "mine", "base")], target=0.02, document_seconds=1.0, replicate_seconds=1.0,
+            replicates=(4, 4), documents=(2, 400), alike_within=within,
+        ).documents_per_stratum  # fmt: skip
+
+    assert size(0.02) == pytest.approx(math.log(0.025) / math.log(0.98) / 2, abs=2 if not noise else 12)
+    assert size(0.0) == (2 if noise else size(0.02))
+
+
 @pytest.mark.slow
 def test_simulated_half_width_is_the_promised_one() -> None:
     """Plan from a large development set, simulate evaluations of the planned size: z times their sd.

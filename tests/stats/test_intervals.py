@@ -17,8 +17,9 @@ from stats.clusters import ClusterDraws
 from stats.endpoints import Endpoint
 from stats.ends import expanded_intervals
 from stats.intervals import Request
+from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.linearization.gradients import constant_gradient, features_read
-from stats.linearization.standard_errors import ClusterBlocks, StandardErrors
+from stats.linearization.standard_errors import StandardErrors
 from stats.moments import DocumentMoments
 from stats.pooling import Pooling
 from stats.quantities import ALL_QUANTITIES, QUANTITIES

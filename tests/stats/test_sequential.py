@@ -36,6 +36,20 @@ def at_look(measured: DocumentMoments, constant: float, *, draws: int = 2_000, l
     return found
 
 
+def test_small_noise_is_no_evidence_that_documents_do_not_fail() -> None:
+    """Of 24 documents that vary by less than a margin of 2 points, as many as 1 - .025^(1/24) = 14% may fail."""
+    noise = np.random.default_rng(3).uniform(0.0, 0.002, 24).tolist()
+    measured = moments(noise[:12], noise[12:])
+    plain = at_look(measured, 1.96)
+    (wide,) = repeated_intervals(
+        measured, [MISMATCH], constant=1.96, draws=500, seed=1, last=True, alike_within=0.02
+    )  # fmt: skip
+    assert plain.high < 0.002
+    assert wide.method == "alike"
+    assert wide.high == pytest.approx(0.143, abs=0.002)
+    assert not Resolution(EQUIVALENCE, 0.02).holds(wide.low, wide.high)
+
+
 def test_constants_are_the_published_ones() -> None:
     assert np.round(critical_constants([0.25, 0.5, 0.75, 1], 0.05), 3).tolist() == [4.333, 2.963, 2.359, 2.014]
 

@@ -118,17 +118,17 @@ def _to_page(store: Store, verdict: Verdict, fields: dict[str, Any]) -> None:
 
 def _line(verdict: Verdict, *, named: bool) -> str:
     """The answer for people, in one line; with the study where that was named, as it must be of several."""
-    from report.printing.numbers import MISSING, count, fixed, scaled
+    from report.printing.numbers import count, fixed, scaled
     from report.printing.numbers import level as percent
     from report.reading.estimates import FEW_CLUSTERS
     from schema.study import POOLED
-    from stats.registry import Higher
+    from stats.registry import Higher, Scale
 
     asked, contrast = verdict.question, verdict.contrast
     shown = [verdict.estimate, verdict.low, verdict.high]
     decimals = 2 if any(value is not None and abs(value) * contrast.scale.factor < 1 for value in shown) else 1
-    estimate, low, high = (scaled(value, contrast.scale, decimals) for value in shown)
-    between = "no interval" if low == MISSING else f"[{low}, {high}]"
+    estimate = scaled(verdict.estimate, contrast.scale, decimals)
+    between = _between(verdict, decimals)
     where = "" if asked.stratum == POOLED else f" in {asked.stratum}"
     few = " (few)" if verdict.clusters < FEW_CLUSTERS else ""
     difference = f"{asked.quantity}{where}, {asked.action} less {asked.baseline}"
@@ -141,7 +141,26 @@ def _line(verdict: Verdict, *, named: bool) -> str:
     if verdict.alike:
         more = "no number of documents like these" if verdict.more is None else f"{count(verdict.more)} more like these"
         parts.append(f"these documents are alike and may lack rare ones: {more} would settle it")
+    if verdict.from_floor is not None:
+        ends = [scaled(one, Scale.POINTS, 2) for one in verdict.from_floor]
+        told = "told" if verdict.told_from_floor else "not told"
+        parts.append(f"{told} from the floor in R: {' to '.join(ends)} pp, 95% over all pairs")
     return "; ".join([*parts, verdict.status, *([f"study {asked.study}"] if named else [])])
+
+
+def _between(verdict: Verdict, decimals: int) -> str:
+    """The interval as printed: so that an end does not look like the margin if it is not."""
+    from report.printing.numbers import scaled, sure_decimals
+    from stats.registry import Higher
+
+    low, high, scale = verdict.low, verdict.high, verdict.contrast.scale
+    if low is None or high is None:
+        return "no interval"
+    factor, worse = scale.factor, -1 if verdict.contrast.higher is Higher.BETTER else 1
+    ends = (factor * low, factor * high)
+    margin = worse * factor * verdict.question.margin
+    decimals = sure_decimals(*ends, verdict.interval_level, verdict.draws, decimals + 1, margin)
+    return f"[{scaled(low, scale, decimals)}, {scaled(high, scale, decimals)}]"
 
 
 def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
@@ -170,6 +189,8 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
         "clusters": verdict.clusters,
         "alike": verdict.alike,
         "more_documents": verdict.more,
+        "told_from_floor": verdict.told_from_floor,
+        "from_floor": verdict.from_floor,
         "few_clusters": verdict.clusters < FEW_CLUSTERS,
         "status": verdict.status,
         "study": asked.study,

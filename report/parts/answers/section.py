@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from report.parts.answers.records import records_sentence, records_table
+from report.parts.verdict.contrasts import said_once, shown
 from report.printing.canvas import action_styles, new_figure
 from report.printing.estimate_tables import CellColumn, EstimateColumn, action_tables, columns_of, contrast_rows_table
 from report.printing.numbers import count, fixed, in_text
@@ -33,7 +34,7 @@ _PLACE_WORDS = {
 TEMPLATE = """
 {% if rows %}
 <p><b>{{ sentence }}</b> {{ correlation }}</p>
-<p>{{ basis }} A continuation is scored by its text up to EOS: by the share of its document's answers that occur in it or, where any of them is enough, by whether one does. It is right if its score is 1: every answer of the document is stated, where it asks for several. A right answer is lost if the reference X is right and the compressed Y is not, and gained the other way round; the change of accuracy has both.</p>
+<p>{{ basis }} A continuation is scored by its text up to EOS: by the share of its document's answers that occur in it or, where any of them is enough, by whether one does. It is right if its score is 1: every answer of the document is stated, where it asks for several. A right answer is lost if the reference X is right and Y is not, and gained the other way round; the change of accuracy has both.</p>
 {{ table(tables.answers) }}
 {% call figure("answers") %}<b>Right answers lost against positions that differ.</b> Each large mark is an action over all strata{% if content.estimates.have_intervals %}, with both intervals{% endif %}; small pale marks are its strata. To the right an action diverges more, and above it loses more of what the reference had right.{% endcall %}
 <p class="how">When answers are lost: of the pairs whose reference is right, the share that parts before, inside and after the tokens of X that state the answer; and how many of those are lost. Up to τ both sides state the same. So where a pair parts after the answer, none is lost.</p>
@@ -106,12 +107,12 @@ def _sentence(content: PageContent, action: str) -> str:
     names = ("accuracy", "accuracy_reference", "score_gap", "lost", "gained", "lost_share")
     found = {name: content.estimates.get(name, action) for name in names}
     points = {name: in_text(replace(row, low=None), ALL_QUANTITIES[name].scale) for name, row in found.items()}
-    change = in_text(found["score_gap"], Scale.POINTS)
+    change = shown(found["score_gap"], Scale.POINTS)
     told = f"With {action}, accuracy is {points['accuracy']} instead of {points['accuracy_reference']}: {change}."
     if found["lost_share"].estimate is None:
         return f"{told} The reference is never right, so no right answer can be lost; {points['gained']} are gained."
-    share = in_text(found["lost_share"], Scale.PERCENT)
-    return (
+    share = shown(found["lost_share"], Scale.PERCENT)
+    return said_once(
         f"{told} Right answers are lost in {points['lost']} of pairs and gained in {points['gained']}; of the "
         f"reference’s right answers {share} are lost."
     )

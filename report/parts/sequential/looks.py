@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Mapping
 from functools import partial
 from itertools import groupby
+from statistics import NormalDist
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from report.printing.canvas import new_figure
-from report.printing.numbers import count, fixed, level
+from report.printing.numbers import count, fixed, level, sure_decimals
 from report.printing.palette import INK, QUIET
 from report.printing.section import Drawing, Section
 from report.printing.strokes import WIDTH
 from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.source import ViewRow
+from stats.ends import STUDENTIZED
 from stats.quantities import ALL_QUANTITIES
 from stats.registry import Scale
+from stats.sequential.repeated import STUDENT
 from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, Resolution
+from stats.sequential.unbiased import LookSaid, median_unbiased
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_BY_ERRORS = (STUDENT, STUDENTIZED)  # how intervals are made that reach so many standard errors
 _ACROSS = 3  # panels in a line
 
 TEMPLATE = """
-<p>This study was evaluated look by look, and was to stop at the first look at which every primary endpoint was resolved: {{ rule }}. {{ stopped }} The intervals of all looks hold together with a probability of {{ level }} for each endpoint, so that one may stop at any of them. Primary endpoints are reported with the interval of the last look; every other interval on this page is made as if the number of documents had been fixed.</p>
+<p>This study was evaluated look by look, and was to stop at the first look at which every primary endpoint was resolved: {{ rule }}. {{ stopped }} The intervals of all looks hold together with a probability of {{ level }} for each endpoint, so that one may stop at any of them. Primary endpoints are reported with the interval of the last look; every other interval on this page is made as if the number of documents had been fixed.{% if corrected %} An estimate that ends a study by its size is too far from 0 on average. The median-unbiased estimate beside it is as often too large as too small.{% endif %}</p>
 {% if tables.sequence is defined %}
 {% call figure("sequence") %}<b>What each look said.</b> Estimate and repeated confidence interval of every primary endpoint by the number of documents. Filled points are resolved. {{ bounds }}{% endcall %}
 {{ table(tables.sequence) }}
@@ -50,7 +58,9 @@ def section(content: PageContent) -> Section | None:
         return Section("sequence", "Looks", TEMPLATE, values=values)
     words = "Estimates of primary endpoints with their intervals, look by look"
     drawings = (Drawing("sequence", words, partial(sequence_figure, rows, planned)),)
-    return Section("sequence", "Looks", TEMPLATE, (sequence_table(rows),), drawings, values)
+    corrected = corrected_estimates(rows, planned)
+    table = sequence_table(rows, corrected)
+    return Section("sequence", "Looks", TEMPLATE, (table,), drawings, values | {"corrected": bool(corrected)})
 
 
 def between_looks(content: PageContent) -> str:
@@ -70,22 +80,64 @@ def between_looks(content: PageContent) -> str:
     )
 
 
-def sequence_table(rows: list[ViewRow]) -> PrintedTable:
-    """Every endpoint at every look, in the endpoint's own unit."""
+def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tuple[str, str, str, str], float]:
+    """The median-unbiased estimates of a study that has stopped, by endpoint.
+
+    There is none before it stops, nor where the width of intervals ended it, which favours no estimate, nor of an
+    interval that rests on documents that are alike.
+    """
+    reached = max(row["look"] for row in rows)
+    resolution = Resolution(planned["resolve"], planned["bound"])
+    resolved = all(row["resolved"] for row in rows if row["look"] == reached)
+    if resolution.rule == HALF_WIDTH or not (resolved or reached == len(planned["looks"])):
+        return {}
+    unresolved: dict[int, set[tuple[str, str, str, str]]] = defaultdict(set)
+    for row in rows:
+        if not row["resolved"]:
+            unresolved[row["look"]].add(_endpoint(row))
+    found = {}
+    for endpoint, of_endpoint in groupby(rows, key=_endpoint):
+        own = list(of_endpoint)
+        bounded = [row for row in own if row["interval"] in _BY_ERRORS]
+        if own[-1]["look"] == reached and own[-1] in bounded:
+            said = [
+                LookSaid(
+                    planned["looks"][row["look"] - 1]["share"],
+                    row["constant"],
+                    row["estimate"],
+                    row["low"],
+                    row["high"],
+                    unresolved[row["look"]] <= {endpoint},
+                )
+                for row in bounded
+            ]
+            found[endpoint] = median_unbiased(said, resolution)
+    return found
+
+
+def sequence_table(
+    rows: list[ViewRow], corrected: Mapping[tuple[str, str, str, str], float] = MappingProxyType({})
+) -> PrintedTable:
+    """Every endpoint at every look, in the endpoint's own unit; the median-unbiased estimates at the last one."""
+    last = max((row["look"] for row in rows), default=0)
     lines = []
     for row in rows:
         scale = _scale(row)
-        ends = [_number(row[name], scale) for name in ("low", "high")]
-        interval = "no interval yet" if row["low"] is None else f"{ends[0]} to {ends[1]}"
+        interval = "no interval yet" if row["low"] is None else _between(row, scale)
+        value = corrected.get(_endpoint(row)) if row["look"] == last else None
+        beside = [_number(value, scale)] if corrected else []
         lines.append(
             table_row(
                 count(row["look"]), count(row["documents"]), count(row["clusters"]),
-                Cell(f"{_number(row['estimate'], scale)} {scale.sign}", interval), row["interval"] or "",
+                Cell(f"{_number(row['estimate'], scale)} {scale.sign}", interval),
+                *beside,
+                row["interval"] or "",
                 "yes" if row["resolved"] else "no", group=_label(row),
             )
         )  # fmt: skip
     columns = (
         Column("look"), Column("documents"), Column("clusters"), Column("estimate"),
+        *([Column("median-unbiased", "", "by the stage-wise ordering of outcomes")] if corrected else []),
         Column("interval", "", "studentized, student (by Student’s law) or expanded percentiles", left=True),
         label_column("resolved"),
     )  # fmt: skip
@@ -181,6 +233,14 @@ def _label(row: ViewRow, between: str = ": ") -> str:
 def _scale(row: ViewRow) -> Scale:
     known = ALL_QUANTITIES.get(row["quantity"])
     return known.scale if known else Scale.PERCENT
+
+
+def _between(row: ViewRow, scale: Scale) -> str:
+    """The ends of a look's interval, with the decimals that its draws are sure of."""
+    low, high = row["low"] * scale.factor, row["high"] * scale.factor
+    draws = 0 if row["interval"] == STUDENT else row["draws"]
+    decimals = sure_decimals(low, high, 1 - 2 * NormalDist().cdf(-row["constant"]), draws, 2)
+    return f"{fixed(low, decimals)} to {fixed(high, decimals)}"
 
 
 def _number(value: float | None, scale: Scale) -> str:

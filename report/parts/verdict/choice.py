@@ -10,10 +10,12 @@ none and is not recommended, since its bytes are not those that were counted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
+from report.parts.sequential.looks import between_looks
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.facts import EVALUATION
@@ -120,6 +122,26 @@ def lacks_pairs(content: PageContent) -> bool:
     return len(content.actions) > 2 and not content.estimates.pairs
 
 
+def unfinished(content: PageContent) -> bool:
+    """Whether an evaluation lacks documents of its plan, or a sequential one has not stopped at a look.
+
+    Intervals of a number of documents that nobody had fixed are looks that were not planned.
+    """
+    plan = content.facts.plan
+    if plan is None or content.split != EVALUATION:
+        return False
+    if "sequential" in plan.content:
+        return bool(between_looks(content))
+    stratum_of = {row["doc"]: row["stratum"] for row in content.facts.documents if row["split"] == EVALUATION}
+    planned = [action for action in plan.content.get("actions", ()) if action in content.facts.storage]
+    measured = [
+        Counter(stratum_of[doc] for doc in content.facts.storage[action].resident if doc in stratum_of)
+        for action in planned
+    ]
+    wanted = plan.content.get("documents_per_stratum", 0)
+    return any(count[stratum] < wanted for count in measured for stratum in set(stratum_of.values()))
+
+
 def surely_less(estimates: ReportedEstimates, action: str, other: str) -> bool:
     """Whether the interval of the difference says that an action has less R than another one."""
     high = difference(estimates, action, other).high
@@ -149,6 +171,7 @@ def _obstacle(content: PageContent, candidates: list[str]) -> str:
         (bool(content.preliminary), "the study is not finished"),
         (content.split != EVALUATION, "no evaluation document has been measured yet"),
         (bool(moved), f"the control {''.join(moved[:1])} is not exactly 0, so numerics are part of every number"),
+        (unfinished(content), "the evaluation is not finished, and a look before its end was not planned"),
         (not estimates.have_intervals, "there are no intervals yet"),
         (lacks_pairs(content), "there are no intervals yet that hold for all pairs of actions together"),
         (bool(estimates.stale), "the estimates do not cover all events"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from report.parts.verdict.choice import by_divergence
@@ -148,10 +149,21 @@ def _added(content: PageContent, *actions: str) -> bool:
 
 def grounds(estimate: Estimate) -> str:
     """The level of an estimate's interval and its status, in parentheses; nothing without an interval."""
+    return f" ({standing_of(estimate)})" if estimate.has_interval else ""
+
+
+def standing_of(estimate: Estimate) -> str:
+    """The level of an estimate's interval and its status; nothing without an interval."""
     if not estimate.has_interval:
         return ""
     together = _ALL_PAIRS if estimate.quantity == SIMULTANEOUS_GAP else ""
-    return f" ({level(estimate.level)}{together}, {estimate.standing})"
+    return f"{level(estimate.level)}{together}, {estimate.standing}"
+
+
+def grounds_of(estimates: Iterable[Estimate]) -> str:
+    """The levels and the status of several intervals, each once, in parentheses; nothing without an interval."""
+    found = dict.fromkeys(standing_of(one) for one in estimates if one.has_interval)
+    return f" ({' and '.join(sorted(found))})" if found else ""
 
 
 def shown(estimate: Estimate, scale: Scale) -> str:
@@ -179,7 +191,7 @@ def _two_rates(first: Estimate, second: Estimate) -> tuple[str, str]:
 
 def whole_cache(content: PageContent) -> str:
     """What the actions are held against, in words."""
-    return "the reference" if content.facts.finite or content.facts.engine else "the full cache"
+    return content.facts.whole
 
 
 def _entry(content: PageContent, action: str) -> str:

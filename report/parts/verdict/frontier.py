@@ -165,7 +165,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
     top = max(100 * (row.estimate or 0.0) + errors(row)[1][0] for row in risks)
     axes.set_ylim(0, 1.08 * top or 1.0)  # set here, because points that are moved aside do not set it
     percent_axis(axes, "R (token): positions that differ (%)")
-    full = "the full prompt’s" if facts.policies else "the full one"
+    full = "the full prompt’s" if facts.policies else "the reference’s" if facts.engine else "the full one"
     share = f"{facts.cache} (% of {full}, {size(whole)} a document)" if whole else ""
     axes.set_xlabel(share or f"{facts.cache} ({unit} a document, mean)")
     if choice.recommended:

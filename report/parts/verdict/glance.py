@@ -19,11 +19,10 @@ def glance_table(content: PageContent, choice: Choice) -> PrintedTable:
             "mismatch_written", head="written tokens that differ", meaning="of the tokens until both texts have ended"
         ),
     ]
-    costs = (
-        "" if not content.estimates.known("score_gap") else " Accuracy is that of the answers, less the full cache’s."
-    )
+    less = f"less {content.facts.whole}’s"
+    costs = f" Accuracy is that of the answers, {less}." if content.estimates.known("score_gap") else ""
     if costs:
-        columns.append(EstimateColumn("score_gap", head="accuracy, change", meaning="less the full cache’s"))
+        columns.append(EstimateColumn("score_gap", head="accuracy, change", meaning=less))
     note = (
         f"Against {whole_cache(content)}. τ is the mean token of the first mismatch, where there is one; written are "
         f"the tokens until both texts have ended.{costs}"

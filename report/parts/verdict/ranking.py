@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from report.parts.verdict.choice import Choice, difference
-from report.parts.verdict.contrasts import whole_cache
+from report.parts.verdict.contrasts import standing_of
 from report.printing.estimate_tables import NOISE_FLOOR, CellColumn, EstimateColumn, action_table, columns_of
 from report.printing.numbers import MISSING, count, fixed, size
 from report.printing.tables import Cell, Column, PrintedTable, TableRow
@@ -31,7 +31,7 @@ def ranked_table(content: PageContent, choice: Choice) -> PrintedTable:
     measured = "all strata but those without a measured document" if content.unmeasured_strata else "all strata"
     note = (
         f"By R, over {measured}. The place is what the intervals of the differences leave open. "
-        f"{meanings(whole_cache(content), f'H = {content.windows.horizon}', shown)}"
+        f"{meanings(content.facts.whole, content.facts.other, f'H = {content.windows.horizon}', shown)}"
     )
     table = action_table(
         "ranking", "Actions by divergence", content.estimates, order, columns, note=note, records=records
@@ -59,10 +59,10 @@ def _places(choice: Choice) -> CellColumn:
 
 
 def _prompt_cache(content: PageContent, order: list[str]) -> CellColumn:
-    cells = {}
+    cells, full = {}, "the reference’s" if content.facts.engine else "full"
     for action in order:
         share = share_of_whole(content, action)
-        under = "" if share is None else f"{fixed(100 * share, 0 if share >= 0.1 else 1)}% of full"
+        under = "" if share is None else f"{fixed(100 * share, 0 if share >= 0.1 else 1)}% of {full}"
         held = content.facts.storage.get(action)
         cells[POOLED, action] = Cell(size(held.mean_prompt_cache if held else None), under)
     meaning = "mean bytes of the prompt as it is stored, with scales and indices; once, however many replicates read it"
@@ -93,19 +93,24 @@ def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, 
 
 
 def _verdicts(content: PageContent, choice: Choice, order: list[str]) -> CellColumn:
-    """What is said of each action, and below it by what, and on what grounds: the status of the interval."""
+    """What is said of each action, and below it by what, and the grounds: level and status of the interval."""
     cells = {}
     for action in order:
         said, further = verdict_of(content, choice, action)
-        better = choice.ruled_out.get(action)
-        status = difference(content.estimates, better, action).standing if better else ""
         added = "added after the plan" if action in content.facts.added else ""
-        cells[POOLED, action] = Cell(said, ", ".join(filter(None, (further, status, added))))
+        cells[POOLED, action] = Cell(said, ", ".join(filter(None, (further, _resting(content, choice, action), added))))
     meaning = (
         "ruled out: another action holds no more bytes and has surely less R; not settled: an interval includes 0; "
-        "below it which one, and the status of the interval that says so"
+        "below it which one, and the level and the status of the interval that says so"
     )
     return CellColumn(Column("verdict", "", meaning, left=True), cells)
+
+
+def _resting(content: PageContent, choice: Choice, action: str) -> str:
+    """The level and the status of the interval by which an action is ruled out, or not recommended."""
+    if (better := choice.ruled_out.get(action)) is not None:
+        return standing_of(difference(content.estimates, better, action))
+    return standing_of(content.estimates.get("lost_share", action)) if action in choice.unfit else ""
 
 
 def _whole(content: PageContent, control: str, columns: int) -> TableRow:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
-from report.parts.verdict.choice import Choice, difference, lacks_pairs
-from report.parts.verdict.contrasts import Sample, said_once, shown, whole_cache
-from report.printing.numbers import count, fixed, in_text, size
+from report.parts.verdict.choice import Choice, difference
+from report.parts.verdict.contrasts import Sample, grounds_of, said_once, shown, whole_cache
+from report.parts.verdict.settling import fresh, obstacle_settles, planned, settled_by, unsettled
+from report.printing.numbers import fixed, size
 from report.printing.wording import capital, counted, listed
 from report.reading.content import PageContent
-from report.reading.estimates import Estimate
-from report.reading.facts import EVALUATION
-from stats.intervals import PRESPECIFIED, SEEN
+from stats.quantities import SIMULTANEOUS_GAP
 from stats.registry import Scale
 
 _MOST = 3  # actions that a sentence names
 _MOST_OPEN = 6  # actions of such pairs that a sentence names
 _MOST_PAIRS = 12  # pairs that have a paragraph
-_FURTHER = 25.0  # times as many documents: beyond that, more of them are no way to settle a difference
 
 
 @dataclass(frozen=True)
@@ -43,16 +41,16 @@ class Recommendation:
 def recommendation(content: PageContent, choice: Choice) -> Recommendation:
     """Put a choice into words."""
     if choice.obstacle:
-        return Recommendation(_none(f"{choice.obstacle}."), _costs(content, choice), _obstacle_settles(content, choice))
+        return Recommendation(_none(f"{choice.obstacle}."), _costs(content, choice), obstacle_settles(content, choice))
     lead = " ".join([_lead(content, choice), *_unfit(content, choice)])
     sample = Sample.of(content, choice.candidates)
     if sample.few:
         lead = f"{lead} This rests on only {sample.words}."
     reasons = [
         *_costs(content, choice), *_floors(content), *_not_settled(content, choice), *_ruled_out(content, choice),
-        *_planned(content, choice),
+        *planned(content, choice),
     ]  # fmt: skip
-    settles = [*_unsettled(content, choice), *_fresh(content, choice)]
+    settles = [*unsettled(content, choice), *fresh(content, choice)]
     return Recommendation(lead, reasons, settles, _pairs(content, choice))
 
 
@@ -74,7 +72,8 @@ def _lead(content: PageContent, choice: Choice) -> str:
     whole = whole_cache(content)
     if len(others) > 1:
         rest = f"each of the other {counted(len(others), 'action')} holds at least as many bytes"
-        return f"Take {only}: {rest} and disagrees more with {whole}."
+        rests_on = grounds_of(difference(content.estimates, other, only) for other in others)
+        return f"Take {only}: {rest} and disagrees more with {whole}{rests_on}."
     (other,) = others
     more = shown(difference(content.estimates, other, only), Scale.POINTS)
     holding = _holding(content, other, only)
@@ -84,18 +83,22 @@ def _lead(content: PageContent, choice: Choice) -> str:
 def _several(content: PageContent, choice: Choice) -> str:
     """What is recommended where several actions are, or where something is open besides."""
     taken, also_open = choice.recommended, f"; {_left(choice)}" if choice.unsettled else ""
+    rests_on = grounds_of(
+        difference(content.estimates, one, other)
+        for one, other in combinations([*taken, *choice.unfit, *_of_pairs(choice)], 2)
+    )
     if len(taken) > _MOST:
         ends = [f"{action} at {_bytes(content, action)}" for action in (taken[0], taken[-1])]
         return (
             f"The choice is one of bytes: {counted(len(taken), 'action')} can be recommended, "
-            f"from {' down to '.join(ends)} of {content.facts.cache}{also_open}."
+            f"from {' down to '.join(ends)} of {content.facts.cache}{also_open}{rests_on}."
         )
     if choice.unsettled:
         at = listed([f"{action} at {_bytes(content, action)} of {content.facts.cache}" for action in taken])
-        return f"Take {at}{also_open}."
+        return f"Take {at}{also_open}{rests_on}."
     first = [f"{action} where {_bytes(content, action)} of {content.facts.cache} fit" for action in taken[:-1]]
     last = f"{taken[-1]} where no more than {_bytes(content, taken[-1])} do"
-    return f"The choice is one of bytes: take {listed([*first, last])}."
+    return f"The choice is one of bytes: take {listed([*first, last])}{rests_on}."
 
 
 def _unfit(content: PageContent, choice: Choice) -> list[str]:
@@ -145,7 +148,8 @@ def _not_settled(content: PageContent, choice: Choice) -> list[str]:
         return [f"{_pair(content, *pairs[0])}."]
     intervals = counted(len(pairs), "interval")
     names = _some(_of_pairs(choice), _MOST_OPEN)
-    return [f"Not settled are {names}: {intervals} of differences in R between two of them include 0."]
+    rests_on = grounds_of(difference(content.estimates, *pair) for pair in pairs)
+    return [f"Not settled are {names}: {intervals} of differences in R between two of them include 0{rests_on}."]
 
 
 def _open(content: PageContent, choice: Choice) -> str:
@@ -156,7 +160,10 @@ def _open(content: PageContent, choice: Choice) -> str:
     left = _of_pairs(choice)
     others = len(choice.ruled_out)
     ruled_out = f", and {counted(others, 'other')} {'is' if others == 1 else 'are'} ruled out" if others else ""
-    return f"{counted(len(pairs), 'pair')} of {counted(len(left), 'action')} are not told apart in R{ruled_out}"
+    rests_on = grounds_of(difference(content.estimates, *pair) for pair in [*pairs, *choice.ruled_out.items()])
+    return (
+        f"{counted(len(pairs), 'pair')} of {counted(len(left), 'action')} are not told apart in R{ruled_out}{rests_on}"
+    )
 
 
 def _pairs(content: PageContent, choice: Choice) -> list[str]:
@@ -164,7 +171,7 @@ def _pairs(content: PageContent, choice: Choice) -> list[str]:
     pairs = choice.unsettled
     if len(pairs) < 2:
         return []
-    told = [f"{_pair(content, *pair)}. {_settled_by(content, *pair)}" for pair in pairs[:_MOST_PAIRS]]
+    told = [f"{_pair(content, *pair)}. {settled_by(content, *pair)}" for pair in pairs[:_MOST_PAIRS]]
     return [*told, *([f"There are {len(pairs) - _MOST_PAIRS} more."] if pairs[_MOST_PAIRS:] else [])]
 
 
@@ -227,9 +234,11 @@ def _engine_floor(content: PageContent, floor: str) -> Iterator[str]:
             f"{distance.estimate:.1e}: what batches and the placement of entries do."
         )
     others = [action for action in content.actions if action not in content.facts.noise_floors]
-    told = {action for action in others if difference(content.estimates, action, floor).excludes_zero()}
-    if content.estimates.have_intervals and (near := [action for action in others if action not in told]):
-        yield f"Not told from the {floor} {'is' if len(near) == 1 else 'are'} {listed(near)}."
+    rows = {action: content.estimates.get(SIMULTANEOUS_GAP, action, floor) for action in others}
+    near = [action for action, row in rows.items() if not row.excludes_zero()]
+    if content.estimates.pairs and near:
+        rests_on = grounds_of(rows[action] for action in near)
+        yield f"Not told from the {floor} {'is' if len(near) == 1 else 'are'} {listed(near)}{rests_on}."
 
 
 def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
@@ -241,91 +250,10 @@ def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
         for action, better in choice.ruled_out.items():
             by.setdefault(better, []).append(action)
         told = "; ".join(f"{listed(actions)} by {better}" for better, actions in by.items())
-        return [f"Ruled out, each by one that holds no more bytes and has surely less R: {told}."]
+        rests_on = grounds_of(difference(content.estimates, *pair) for pair in choice.ruled_out.items())
+        return [f"Ruled out, each by one that holds no more bytes and has surely less R{rests_on}: {told}."]
     return [
         f"{action} is ruled out by {better}: it{_holding(content, action, better)}disagrees on "
         f"{shown(difference(content.estimates, action, better), Scale.POINTS)} more of the positions."
         for action, better in choice.ruled_out.items()
     ]
-
-
-def _unsettled(content: PageContent, choice: Choice) -> list[str]:
-    """How what is open would be settled: the one pair, or, where there are several, what holds of all of them."""
-    if not choice.unsettled:
-        return []
-    of_pair = [_settled_by(content, *pair) for pair in choice.unsettled] if len(choice.unsettled) == 1 else []
-    margin = (
-        "Where a small difference does not matter, kvdrift gate says whether one action is at most a margin worse than "
-        "another."
-    )
-    return [*of_pair, margin]
-
-
-def _settled_by(content: PageContent, one: str, other: str) -> str:
-    """What would tell two actions apart, as a sentence."""
-    gap = difference(content.estimates, one, other)
-    if gap.estimate is None or not gap.has_interval:
-        return f"{one} and {other} need documents of both, and kvdrift analyze."
-    return _documents(gap, one, other)
-
-
-def _documents(gap: Estimate, one: str, other: str) -> str:
-    """How many documents would tell two actions apart if their difference is what it seems.
-
-    With so many the interval reaches about as far as the difference, and excludes 0 where the estimate exceeds it.
-    """
-    half = ((gap.high or 0.0) - (gap.low or 0.0)) / 2
-    times = math.inf if not gap.estimate else (half / abs(gap.estimate)) ** 2
-    if times > _FURTHER or gap.documents is None:
-        return f"{one} and {other} differ by so little that more documents will hardly tell them apart."
-    seems = in_text(Estimate(gap.stratum, one, other, "gap", estimate=abs(gap.estimate or 0.0)), Scale.POINTS)
-    wanted = count(math.ceil(max(times, 1.1) * gap.documents))
-    return (
-        f"If {one} and {other} differ by the {seems} that they seem to, about {wanted} evaluation documents would tell "
-        f"them apart in about half of such studies; this study has {count(gap.documents)}."
-    )
-
-
-def _standings(content: PageContent, choice: Choice) -> set[str]:
-    """The standings of the intervals behind a recommendation, of lost answers too; none without a recommendation."""
-    pairs = [*choice.ruled_out.items()]
-    pairs += [(b, a) for a in choice.recommended for b in choice.recommended if a < b]
-    rows = [difference(content.estimates, *pair) for pair in pairs]
-    rows += [content.estimates.get("lost_share", action) for action in choice.unfit]
-    return {row.standing for row in rows} if choice.recommended else set()
-
-
-def _planned(content: PageContent, choice: Choice) -> list[str]:
-    """What a recommendation is worth that rests on what the plan named."""
-    if _standings(content, choice) != {PRESPECIFIED}:
-        return []
-    return ["The plan named these differences before their outcomes were known, and their intervals hold together."]
-
-
-def _fresh(content: PageContent, choice: Choice) -> list[str]:
-    """How a recommendation would be confirmed that rests on anything else."""
-    standings = _standings(content, choice)
-    if not standings or standings == {PRESPECIFIED}:
-        return []
-    fresh = "kvdrift confirm writes a study of documents that nobody has seen, whose plan names the actions."
-    if standings <= {PRESPECIFIED, SEEN}:
-        return [f"The plan named these differences when outcomes were known. {fresh}"]
-    if content.estimates.pairs > 1:
-        return [f"Intervals over all pairs hold together; the plan named no such difference. {fresh}"]
-    return [f"Exploratory intervals hold for one difference at a time. {fresh}"]
-
-
-def _obstacle_settles(content: PageContent, choice: Choice) -> list[str]:
-    """What would remove an obstacle."""
-    facts = content.facts
-    if facts.finite or not choice.candidates:
-        return []
-    if content.preliminary or content.split != EVALUATION:
-        return ["kvdrift run goes on to the end of the study."]
-    if any(not control.zero for control in facts.controls):
-        return ["A control that is exactly 0 is needed first; a noise floor beside it says what numerics alone do."]
-    if not content.estimates.have_intervals or content.estimates.stale or lacks_pairs(content):
-        return ["kvdrift analyze makes the intervals."]
-    if len(choice.candidates) == 1:
-        return ["A second action in the study file, at the same bytes, is generated alone by kvdrift run."]
-    return ["Units that record payload_bytes on the same documents settle it."]

@@ -56,11 +56,16 @@ def sweeps_figure(content: PageContent) -> Figure:
     for axes, name in zip(panels, names, strict=True):
         for family, curve in found.items():
             points = [(100 * share, _reported(content, name, member)) for member, share in curve.items()]
-            points = [(x, row) for x, row in points if row.estimate is not None]
-            x, y = [x for x, _ in points], [100 * row.estimate for _, row in points]
+            known = [(x, 100 * row.estimate) for x, row in points if row.estimate is not None]
             look = styles[family]
-            axes.plot(x, y, marker=look.marker, color=look.colour, linestyle=look.dashes, linewidth=1.6, markersize=6)
-            ends = [(x, 100 * row.low, 100 * row.high) for x, row in points if row.has_interval]
+            style = {"marker": look.marker, "color": look.colour, "linestyle": look.dashes}
+            if known:
+                axes.plot(*zip(*known, strict=True), **style, linewidth=1.6, markersize=6)
+            ends = [
+                (x, 100 * row.low, 100 * row.high)
+                for x, row in points
+                if row.has_interval and row.low is not None and row.high is not None
+            ]
             if ends:
                 axes.fill_between(*zip(*ends, strict=True), color=look.colour, alpha=0.17, linewidth=0)
         if name == "accuracy":

@@ -17,13 +17,12 @@ from fixtures.study_files import load_study
 from generator.actions import build_actions
 from generator.coupling.streams import Savings
 from generator.embedded.documents import make_document
-from generator.engines import registry
 from generator.engines.again import Again
 from generator.engines.kernels import EngineKernels, PromptSide
 from generator.engines.model import EngineModel
 from generator.engines.promises import PROMISES, Promise
-from generator.engines.registry import engine_model
-from generator.generation import PendingUnit, generate_units
+from generator.generation import PendingUnit, engine_models, generate_units
+from generator.generation.engine_models import engine_model
 from log.store import Unit
 from schema.errors import InputError, OperationError
 from schema.sampling import FULL_SOFTMAX
@@ -36,7 +35,7 @@ ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.ENGINES, "fake", FakeEngine)
+    monkeypatch.setitem(engine_models.ENGINES, "fake", FakeEngine)
 
 
 def model_of(folder: Path, *changes: tuple[str, str]) -> tuple[EngineModel, list[PendingUnit]]:
@@ -186,7 +185,7 @@ def test_prompts_that_the_weights_cannot_read_are_refused(tmp_path: Path) -> Non
     document = make_document("needle", 384, 0, 3)
     with pytest.raises(InputError, match="token 256 is none of the vocabulary"):
         generate_units(model, "engine", replace(document, tokens=(1, 256)), pending, 12, 3)
-    with pytest.raises(InputError, match="more than the model's 4096 positions"):
+    with pytest.raises(InputError, match="more than the 4096 positions of the reference"):
         generate_units(model, "engine", document, pending, 4000, 3)
 
 

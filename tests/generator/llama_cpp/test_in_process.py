@@ -28,6 +28,7 @@ from generator.llama_cpp.structures import (
 )
 from generator.llama_cpp.tokenizer import load_gguf_tokenizer
 from generator.llama_cpp.weights import Weights, gguf_facts
+from generator.transformer.fingerprints import file_sha256
 from generator.transformer.local_folders import EMBEDDED_FOLDER, EMBEDDED_GGUF
 from schema.errors import InputError, OperationError
 
@@ -203,4 +204,4 @@ def test_what_a_file_says_of_its_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda one: one.name)
 def test_the_adapter_holds_what_adapters_promise(promise: Promise) -> None:
-    assert promise.function(LlamaCpp(), TINY)
+    assert promise.function(LlamaCpp(file_sha256), TINY)

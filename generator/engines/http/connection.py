@@ -1,0 +1,218 @@
+"""Requests to one server: time-outs, servers that are gone and come back, and no more requests at once than allowed.
+
+What a request means is not known here. A server that was lost is waited for; what it says of itself is then held
+against what it said before, since another server may have taken its place.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+import httpx
+
+from generator.engines.http.settings import Requests
+from schema.errors import InputError, OperationError
+
+KEY: Final = "KVDRIFT_SERVER_KEY"
+"""The environment variable with the key that servers ask for, if they do; it is stored nowhere."""
+
+_BUSY: Final = (429, 502, 503, 504)  # answers of a server that loads its model, or of what stands before one
+_CONNECT, _PAUSE, _LONGEST_PAUSE = 10.0, 0.1, 2.0  # seconds
+_HERE: Final = ("127.0.0.1", "localhost", "::1")
+_WORDS = 300  # characters of what a server says of a request that it refuses
+_DEFAULT_AT_ONCE = 8
+
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
+
+
+class LostServerError(Exception):
+    """A server was gone, and is back: what it held of streams is lost."""
+
+
+class Connection:
+    """Requests to the server at an address.
+
+    Args:
+        url: The server's address.
+        requests: How it is asked.
+        health: The path that answers if the server is ready.
+
+    Attributes:
+        on_return: Is called when the server is back; it raises an error if another one is there.
+        received: Bytes of all answers so far.
+
+    Raises:
+        InputError: The address is none.
+    """
+
+    def __init__(self, url: str, requests: Requests, health: str) -> None:
+        self.url, self._requests, self._health = url.rstrip("/"), requests, health
+        if not self.url.startswith(("http://", "https://")):
+            raise InputError(f'url = "{url}": write an address such as "http://127.0.0.1:8080"')
+        key = os.environ.get(KEY)
+        try:
+            here = httpx.URL(self.url).host in _HERE
+            self._client = httpx.Client(
+                base_url=self.url,
+                timeout=httpx.Timeout(requests.timeout, connect=_CONNECT),
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                limits=httpx.Limits(max_connections=None),
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise InputError(f'url = "{url}": {error}') from None
+        if key and self.url.startswith("http://") and not here:
+            raise InputError(f"{self.url}: {KEY} would cross a network unencrypted; write an address with https://")
+        weakref.finalize(self, self._client.close)
+        self.on_return: Callable[[], None] = lambda: None
+        self._returning = threading.RLock()  # what looks at a server that is back makes requests, too
+        self.received = 0
+        self._known = False  # whether the server has answered at all
+        self._losses = 0
+        self._late: dict[str, float] = {}  # of each path whose answers are late, since when
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        """Send a request and return the answer's JSON; it is repeated if the server is gone and comes back.
+
+        Args:
+            path: Of the request, from the server's address on.
+            body: What is posted, as JSON; None gets.
+
+        Raises:
+            InputError: The server refuses the request, or has never answered.
+            OperationError: The server is gone for too long, or fails.
+        """
+        while True:
+            try:
+                return self.ask_once(path, body)
+            except LostServerError:
+                continue
+
+    def ask_once(self, path: str, body: Any = None) -> Any:
+        """Send a request and return the answer's JSON.
+
+        Raises:
+            LostServerError: The server was gone, and is back; the request was not answered.
+            InputError: The server refuses the request, or has never answered.
+            OperationError: The server is gone for too long, or fails.
+        """
+        answer = self._answered(path, body)
+        if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+            raise OperationError(f"{self.url}{path}: answered {answer.status_code}: {answer.text[:_WORDS]}")
+        if answer.is_error:
+            raise InputError(f"{self.url}{path}: refused with {answer.status_code}: {answer.text[:_WORDS]}")
+        try:
+            return answer.json()
+        except (ValueError, RecursionError):
+            raise OperationError(f"{self.url}{path}: the answer is no JSON: {answer.text[:80]!r}") from None
+
+    def said(self, path: str, body: Any = None) -> dict[str, Any]:
+        """Return the JSON object of a path that not every server has; {} without it.
+
+        Raises:
+            InputError: The server has never answered.
+            OperationError: The server is gone for too long.
+        """
+        while True:
+            try:
+                answer = self._answered(path, body)
+                found = {} if answer.is_error else answer.json()
+            except LostServerError:
+                continue
+            except (ValueError, RecursionError):
+                return {}
+            return found if isinstance(found, dict) else {}
+
+    def at_once(self, items: Sequence[_Item], function: Callable[[_Item], _Found], most: int = 0) -> list[_Found]:
+        """Apply a function that makes requests to some items, and return what it found in their order.
+
+        Args:
+            items: What it is applied to.
+            function: Makes requests, one after the other.
+            most: How many the server can work on at once; 0 if it does not say.
+        """
+        threads = min(self._requests.at_once or most or _DEFAULT_AT_ONCE, len(items))
+        if threads <= 1:
+            return [function(item) for item in items]
+        with ThreadPoolExecutor(threads) as pool:
+            futures = [pool.submit(function, item) for item in items]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                raise
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def _answered(self, path: str, body: Any) -> httpx.Response:
+        losses = self._losses
+        try:
+            answer = self._send(path, body)
+        except httpx.TransportError as error:
+            if not self._known:
+                raise InputError(f"{self.url}: no server answers there: {_words(error)}") from None
+            if isinstance(error, httpx.ReadTimeout):
+                self._check_late(path)
+            self._wait(losses, _words(error))
+            raise LostServerError from None
+        if answer.status_code in _BUSY:
+            self._wait(losses, f"it answered {answer.status_code}")
+            raise LostServerError
+        if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
+            raise InputError(
+                f"{self.url}{path}: refused with {answer.status_code}; the environment variable {KEY} has the key "
+                "that is sent"
+            )
+        self._known = True
+        self._late.pop(path, None)
+        self.received += len(answer.content)
+        return answer
+
+    def _check_late(self, path: str) -> None:
+        """Give up a server that is there and does not answer in time, again and again."""
+        since = self._late.setdefault(path, time.monotonic() - self._requests.timeout)
+        if time.monotonic() - since > self._requests.timeout + self._requests.patience:
+            raise OperationError(
+                f"{self.url}{path}: no answer within {self._requests.timeout} s, for {self._requests.patience} s; "
+                "write a longer timeout under model.requests, or fewer requests at_once"
+            )
+
+    def _send(self, path: str, body: Any) -> httpx.Response:
+        return self._client.get(path) if body is None else self._client.post(path, json=body)
+
+    def _wait(self, losses: int, why: str) -> None:
+        """Wait until the server is ready, and let ``on_return`` look at it; one thread does so for all."""
+        with self._returning:
+            if self._losses != losses:
+                return  # another thread has waited
+            end, pause = time.monotonic() + self._requests.patience, _PAUSE
+            while not self._ready():
+                if time.monotonic() > end:
+                    raise OperationError(
+                        f"{self.url}: the server is gone for {self._requests.patience} s ({why}); start it again, and "
+                        "run the same command: it goes on"
+                    )
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            self._known = True
+            self.on_return()
+            self._losses += 1
+
+    def _ready(self) -> bool:
+        try:
+            return self._send(self._health, None).is_success
+        except httpx.TransportError:
+            return False
+
+
+def _words(error: httpx.TransportError) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,127 @@
+"""What a study file says of a server, and of how servers are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, TypeVar
+
+from schema.errors import InputError, nearest
+
+LLAMA_SERVER: Final = "llama-server"
+VLLM: Final = "vllm"
+SGLANG: Final = "sglang"
+OPENAI: Final = "openai"
+APIS: Final = (LLAMA_SERVER, VLLM, SGLANG, OPENAI)
+
+_MOST_VOCABULARY, _MOST_SECONDS = 1 << 22, 86_400
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What is said of one side's server.
+
+    Attributes:
+        api: How the server is spoken to, one of ``APIS``. "openai" has tokens at temperature 0 alone.
+        started: How the server was started, in the user's words; no server says all of it.
+        vocabulary: V, how many tokens there are; 0 if the server says so itself.
+        eos_tokens: Ids of the tokens that end a text, with commas; "" if the server says so itself.
+        ahead: With "openai", how many tokens one request has the server write.
+    """
+
+    api: str = LLAMA_SERVER
+    started: str = ""
+    vocabulary: int = 0
+    eos_tokens: str = ""
+    ahead: int = 32
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], where: str) -> ServerSettings:
+        """Return the settings with those that a study file gives.
+
+        Raises:
+            InputError: An unknown setting, or a value that it does not take.
+        """
+        made = _made(cls, given, where)
+        if made.api not in APIS:
+            raise InputError(f"{where}: api = '{made.api}': {nearest(made.api, APIS)}")
+        _check_between(where, "vocabulary", made.vocabulary, 0, _MOST_VOCABULARY)
+        _check_between(where, "ahead", made.ahead, 1, 1 << 16)
+        _ = made.stated_eos(where)
+        if not made.vocabulary and made.api != LLAMA_SERVER:
+            raise InputError(
+                f"{where}: vocabulary: missing; {made.api} does not say how many tokens there are: write the "
+                "vocab_size of the model's config.json"
+            )
+        if not made.eos_tokens and made.api != LLAMA_SERVER:
+            raise InputError(
+                f"{where}: eos_tokens: missing; {made.api} does not say which tokens end a text: write the "
+                'eos_token_id of the model\'s generation_config.json, as in "2" or "151643,151645"'
+            )
+        return made
+
+    def stated_eos(self, where: str) -> tuple[int, ...]:
+        """Return the tokens that end a text, ascending; empty if the study file does not say.
+
+        Raises:
+            InputError: They are no token ids.
+        """
+        parts = [part.strip() for part in self.eos_tokens.split(",") if part.strip()]
+        if not all(part.isdigit() for part in parts):
+            raise InputError(f"{where}: eos_tokens = '{self.eos_tokens}': write token ids with commas, as in \"2,7\"")
+        return tuple(sorted({int(part) for part in parts}))
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """How the server is spoken to, and the settings that are given."""
+        return {name: value for name, value in asdict(self).items() if name == "api" or value != _DEFAULTS[name]}
+
+
+_DEFAULTS: Final = asdict(ServerSettings())
+
+
+@dataclass(frozen=True)
+class Requests:
+    """How servers are asked; nothing of it decides what they answer.
+
+    Attributes:
+        at_once: How many requests a server has at once, at most; 0 is as many as llama-server has slots, else 8.
+        timeout: Seconds for which an answer is waited for.
+        patience: Seconds for which a server that is gone, or still loads its model, is waited for.
+    """
+
+    at_once: int = 0
+    timeout: int = 300
+    patience: int = 600
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Requests:
+        """Return the settings with those that a study file gives under ``model.requests``.
+
+        Raises:
+            InputError: An unknown setting, or a value that it does not take.
+        """
+        where = "model.requests"
+        made = _made(cls, given, where)
+        _check_between(where, "at_once", made.at_once, 0, 4096)
+        _check_between(where, "timeout", made.timeout, 1, _MOST_SECONDS)
+        _check_between(where, "patience", made.patience, 0, _MOST_SECONDS)
+        return made
+
+
+_Made = TypeVar("_Made", ServerSettings, Requests)
+
+
+def _made(kind: type[_Made], given: Mapping[str, Any], where: str) -> _Made:
+    known = {field.name: field.default for field in fields(kind)}
+    for name, value in given.items():
+        if name not in known:
+            raise InputError(f"{where}: unknown setting '{name}' of servers; {nearest(name, known)}")
+        if type(value) is not type(known[name]):
+            raise InputError(f"{where}: {name} = {value!r}: write a value like {known[name]!r}")
+    return kind(**given)
+
+
+def _check_between(where: str, name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise InputError(f"{where}: {name} = {value}: write {least} to {most}")

@@ -1,0 +1,107 @@
+"""Engines by the names that study files give them, and the model that a study file makes of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from generator.engines.again import Again
+from generator.engines.engine import Engine, Side
+from generator.engines.http.engine import Servers, check_same_model, check_slots
+from generator.engines.http.settings import OPENAI, Requests
+from generator.engines.llama_cpp import NAME, LlamaCpp
+from generator.engines.model import EngineModel
+from generator.transformer.fingerprints import file_sha256, tokenizer_sha256
+from generator.transformer.local_folders import gguf_file, model_location, tokenizer_location
+from schema.errors import InputError, nearest
+from schema.study import FLOOR_ACTION, HTTP, ActionSection, ModelSection, Study
+
+ENGINES: Final[dict[str, Callable[[], Engine]]] = {NAME: partial(LlamaCpp, file_sha256)}
+"""Engines in this process."""
+
+
+def engine_model(study: Study) -> EngineModel:
+    """Make the model of a study with an engine; no weights are loaded.
+
+    Raises:
+        InputError: An unknown engine or setting, weights that cannot be read, a server that does not answer, or sides
+            that share no vocabulary.
+    """
+    name = study.model.engine or ""
+    if name == HTTP:
+        return _of_servers(study)
+    if name not in ENGINES:
+        raise InputError(f"model.engine = '{name}': {nearest(name, (*ENGINES, HTTP))}")
+    section, engine = study.model, ENGINES[name]()
+    file, asked = gguf_file(section.id, section.folder), section.settings or {}
+    reference = engine.side(file, asked, "model.settings")
+    sides: dict[str, Side] = {}
+    for action in _actions(study):
+        own = file if action.weights is None else gguf_file(action.weights, section.folder)
+        side = engine.side(own, asked | (action.settings or {}), f"action '{action.name}'")
+        _check_shared(action.name, reference, side)
+        sides[action.name] = side
+    sides[FLOOR_ACTION] = Again(reference)
+    return EngineModel(section.id, engine, reference, sides, _tokenizer(section, reference), study.law)
+
+
+def _of_servers(study: Study) -> EngineModel:
+    """The model whose sides are servers; the reference's has slots for the floor, too."""
+    section = study.model
+    engine, asked = Servers(Requests.of(section.requests or {})), section.settings or {}
+    reference, floor = engine.side(section.url or "", asked, "model.url").halves()
+    check_slots(reference, "model.url")
+    if not reference.capabilities.full_laws and not study.law.greedy:
+        raise InputError(
+            f"model.settings: api = '{OPENAI}': has tokens and no laws, which is enough at temperature 0 alone; write "
+            "temperature = 0 under [study]"
+        )
+    sides: dict[str, Side] = {}
+    for action in _actions(study):
+        where = f"action '{action.name}'"
+        side = engine.side(action.url or "", asked | (action.settings or {}), where)
+        check_slots(side, where)
+        _check_shared(action.name, reference, side)
+        check_same_model(action.name, reference, side)
+        sides[action.name] = side
+    sides[FLOOR_ACTION] = floor
+    return EngineModel(section.id, engine, reference, sides, _tokenizer(section, reference), study.law)
+
+
+def _actions(study: Study) -> list[ActionSection]:
+    return [action for action in study.actions if action.name != FLOOR_ACTION]
+
+
+def _tokenizer(section: ModelSection, reference: Side) -> str | None:
+    """SHA-256 of the tokenizer that prompts go through: the one that the study file names, or the weights' own."""
+    if section.engine == HTTP:
+        named = section.tokenizer is not None
+    else:
+        named = tokenizer_location(section) != model_location(section)
+    if named:
+        return tokenizer_sha256(tokenizer_location(section), section.revision)
+    return reference.facts.tokenizer_sha256
+
+
+def _check_shared(action: str, reference: Side, side: Side) -> None:
+    """Refuse a side whose tokens are not those of the reference: there is no pair.
+
+    Raises:
+        InputError: Names what they do not share.
+    """
+    ours, theirs = reference.facts, side.facts
+    for what, one, other in (
+        ("a vocabulary of", ours.vocabulary, theirs.vocabulary),
+        ("the EOS tokens", ours.eos_tokens, theirs.eos_tokens),
+        ("the tokenizer", ours.tokenizer_sha256, theirs.tokenizer_sha256),
+    ):
+        if one != other:
+            raise InputError(
+                f"action '{action}': its weights have {what} {_short(other)}, those of the reference {_short(one)}: "
+                "sides are compared token by token, and must share the vocabulary and the tokenizer"
+            )
+
+
+def _short(value: object) -> str:
+    return f"{value[:12]}…" if isinstance(value, str) else str(value)

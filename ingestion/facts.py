@@ -1,0 +1,162 @@
+"""A facts file: what another generator knows of how its events were made, as CSV, JSONL or Parquet.
+
+A row is about an action: about one document of it, or about all of them. What it says of bytes, seconds and the engine
+goes into the rows of the units that are taken with it; settings and weights go into the action's row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ingestion.records import Record, RecordKind, is_text, read_records, shown
+from schema.errors import InputError
+
+_KEYS: Final = ("study", "model", "doc", "action")
+_PARTS: Final = ("scale_bytes", "index_bytes", "metadata_bytes")
+_COUNTS: Final = ("prompt_entries", "kept_entries", "payload_bytes", *_PARTS, "resident_bytes")
+_SECONDS: Final = ("prefill_seconds", "decode_seconds")
+_TEXTS: Final = ("device", "dtype", "weights")
+_OBJECTS: Final = ("engine", "settings")
+_OF_ACTIONS: Final = ("settings", "weights")
+COLUMNS: Final = (*_KEYS, *_COUNTS, *_SECONDS, *_TEXTS, *_OBJECTS)
+
+_KIND = RecordKind("a row of facts", "a facts file", COLUMNS, ("action",))
+_INT64_END = 2**63
+
+
+@dataclass(frozen=True)
+class FactRow:
+    """One row of a facts file.
+
+    Attributes:
+        given: Its values by column, without nulls; ``action`` is always among them.
+        where: File and row, for error lines.
+
+    """
+
+    given: dict[str, Any]
+    where: str
+
+    def is_about(self, key: Mapping[str, str]) -> bool:
+        """Tell whether the row is about a study, model, document and action."""
+        return all(self.given.get(name, value) == value for name, value in key.items())
+
+
+class FactRows:
+    """The rows of a facts file. Of rows about one unit, what a row with more keys says comes first."""
+
+    def __init__(self, rows: Iterable[FactRow] = (), unknown: Iterable[str] = ()) -> None:
+        """Index some rows; ``unknown`` are names of columns that nothing has.
+
+        Raises:
+            InputError: Two rows have the same keys.
+
+        """
+        self.unknown = sorted(unknown)
+        self._rows: dict[str, list[FactRow]] = {}
+        self._used: set[str] = set()
+        first: dict[tuple[Any, ...], FactRow] = {}
+        for row in rows:
+            keys = tuple(row.given.get(name) for name in _KEYS)
+            if (other := first.setdefault(keys, row)) is not row:
+                raise InputError(
+                    f"{row.where}: action '{row.given['action']}' has another such row ({other.where}), must have one"
+                )
+            self._rows.setdefault(row.given["action"], []).append(row)
+
+    @property
+    def unused(self) -> list[str]:
+        """The actions of rows that were about no unit so far."""
+        return sorted(self._rows.keys() - self._used)
+
+    def of_unit(self, key: Mapping[str, str]) -> dict[str, Any]:
+        """Return what is said of a unit, by the columns of table ``units``; parts of a cache that nobody names are 0.
+
+        Args:
+            key: Study, model, doc and action.
+        """
+        found = {name: value for name, value in self._merged(key).items() if name not in (*_KEYS, *_OF_ACTIONS)}
+        if "payload_bytes" in found:
+            found = dict.fromkeys(_PARTS, 0) | found
+            found.setdefault("resident_bytes", sum(found[name] for name in ("payload_bytes", *_PARTS)))
+        return found
+
+    def of_action(self, study: str, model: str, action: str) -> dict[str, Any]:
+        """Return what is said of an action, by the columns of table ``actions``.
+
+        An action whose engine is named is a side of that engine, with settings, be they none.
+        """
+        found = self._merged({"study": study, "model": model, "action": action})
+        said: dict[str, Any] = {name: found[name] for name in _OF_ACTIONS if name in found}
+        return {"settings": "{}", **said} if said or "engine" in found else said
+
+    def _merged(self, key: Mapping[str, str]) -> dict[str, Any]:
+        about = [row for row in self._rows.get(key["action"], ()) if row.is_about(key)]
+        if about:
+            self._used.add(key["action"])
+        merged: dict[str, Any] = {}
+        for row in sorted(about, key=lambda row: sum(name in row.given for name in _KEYS)):
+            merged |= row.given
+        return merged
+
+
+def read_facts_file(path: Path) -> FactRows:
+    """Read all rows of a facts file.
+
+    Raises:
+        InputError: The file cannot be read, or a row has an error; the line names the path and the row.
+
+    """
+    records = read_records(path, _KIND)
+    unknown = {name for record in records for name in record.values if name not in COLUMNS}
+    return FactRows((FactRow(_clean(record), record.where) for record in records), unknown)
+
+
+def _clean(record: Record) -> dict[str, Any]:
+    given = {
+        name: _value(name, record.values[name], record.where)
+        for name in COLUMNS
+        if record.values.get(name) not in (None, "")
+    }
+    if "action" not in given:
+        raise InputError(f"{record.where}: action is missing")
+    if "doc" in given and (own := [name for name in _OF_ACTIONS if name in given]):
+        raise InputError(f"{record.where}: {own[0]} is of a whole action; give it in a row without doc")
+    return given
+
+
+def _value(name: str, value: Any, where: str) -> Any:
+    if name in _COUNTS:
+        whole = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+        if not (whole.isascii() and whole.isdecimal() and len(whole) <= 19 and int(whole) < _INT64_END):
+            unit = "entries" if name.endswith("entries") else "bytes"
+            raise InputError(f"{where}: {name} is {shown(value)}, must be a whole number of {unit}")
+        return int(whole)
+    if name in _SECONDS:
+        try:
+            seconds = float("nan") if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            seconds = float("nan")
+        if not 0 <= seconds < float("inf"):
+            raise InputError(f"{where}: {name} is {shown(value)}, must be a number of seconds")
+        return seconds
+    if name in _OBJECTS:
+        return _object(name, value, where)
+    if not is_text(value):
+        raise InputError(f"{where}: {name} is {shown(value)}, must be a string")
+    return value
+
+
+def _object(name: str, value: Any, where: str) -> str:
+    """A JSON object as the store has it: text with its keys in order."""
+    try:
+        content = json.loads(value) if isinstance(value, str) else value
+        if isinstance(content, dict) and (text := json.dumps(content, sort_keys=True, allow_nan=False)):
+            return text
+    except (TypeError, ValueError, RecursionError):
+        pass
+    raise InputError(f"{where}: {name} is {shown(value)}, must be a JSON object")

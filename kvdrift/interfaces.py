@@ -1,0 +1,43 @@
+"""What a selector, codec or policy of one's own is made of: the classes to derive from, and what their methods meet.
+
+``from kvdrift import ScoringSelector`` takes them from here. Where the classes are defined may change; their names here
+stay.
+"""
+
+from __future__ import annotations
+
+from generator.attention.cache_rules import CacheRule
+from generator.attention.holding import StoredBytes
+from generator.attention.recording import PromptLayer
+from generator.attention.shared_prefix import PrefixLayer as CodedEntries
+from generator.attention.statistics import QueryChunk, Statistic
+from generator.codecs.affine import GROUP_BYTES, channels_back, entries_back, packed_bytes
+from generator.codecs.codec import Codec
+from generator.selectors.parameters import at_least
+from generator.selectors.policies.policy import Policy
+from generator.selectors.policies.scores import ScoringPolicy
+from generator.selectors.selector import ScoringSelector, Selector
+from generator.selectors.snapkv import SnapKV, window_attention
+from generator.selectors.tova import TOVA
+
+__all__ = [
+    "GROUP_BYTES",
+    "TOVA",
+    "CacheRule",
+    "Codec",
+    "CodedEntries",
+    "Policy",
+    "PromptLayer",
+    "QueryChunk",
+    "ScoringPolicy",
+    "ScoringSelector",
+    "Selector",
+    "SnapKV",
+    "Statistic",
+    "StoredBytes",
+    "at_least",
+    "channels_back",
+    "entries_back",
+    "packed_bytes",
+    "window_attention",
+]

@@ -1,0 +1,108 @@
+"""What would settle what a page leaves open, or confirm what it recommends, in words."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+from report.parts.verdict.choice import Choice, difference, lacks_pairs, unfinished
+from report.printing.numbers import count, in_text
+from report.printing.wording import listed
+from report.reading.content import PageContent
+from report.reading.estimates import Estimate
+from report.reading.facts import EVALUATION
+from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
+from stats.registry import Scale
+
+_FURTHER = 25.0  # times as many documents: beyond that, more of them are no way to settle a difference
+
+
+def unsettled(content: PageContent, choice: Choice) -> list[str]:
+    """How what is open would be settled: the one pair, or, where there are several, what holds of all of them."""
+    if not choice.unsettled:
+        return []
+    of_pair = [settled_by(content, *pair) for pair in choice.unsettled] if len(choice.unsettled) == 1 else []
+    margin = (
+        "Where a small difference does not matter, kvdrift gate says whether one action is at most a margin worse than "
+        "another."
+    )
+    return [*of_pair, margin]
+
+
+def settled_by(content: PageContent, one: str, other: str) -> str:
+    """What would tell two actions apart, as a sentence."""
+    gap = difference(content.estimates, one, other)
+    if gap.estimate is None or not gap.has_interval:
+        return f"{one} and {other} need documents of both, and kvdrift analyze."
+    return _documents(gap, one, other)
+
+
+def _documents(gap: Estimate, one: str, other: str) -> str:
+    """How many documents would tell two actions apart if their difference is what it seems.
+
+    With so many the interval reaches about as far as the difference, and excludes 0 where the estimate exceeds it.
+    """
+    half = ((gap.high or 0.0) - (gap.low or 0.0)) / 2
+    times = math.inf if not gap.estimate else (half / abs(gap.estimate)) ** 2
+    if times > _FURTHER or gap.documents is None:
+        return f"{one} and {other} differ by so little that more documents will hardly tell them apart."
+    seems = in_text(Estimate(gap.stratum, one, other, "gap", estimate=abs(gap.estimate or 0.0)), Scale.POINTS)
+    wanted = count(math.ceil(max(times, 1.1) * gap.documents))
+    return (
+        f"If {one} and {other} differ by the {seems} that they seem to, about {wanted} evaluation documents would tell "
+        f"them apart in about half of such studies; this study has {count(gap.documents)}."
+    )
+
+
+def _resting(content: PageContent, choice: Choice) -> list[Estimate]:
+    """The intervals that a recommendation rests on, of lost answers too; none without a recommendation."""
+    if not choice.recommended:
+        return []
+    left = [*choice.recommended, *choice.unfit]
+    pairs = [*choice.ruled_out.items(), *combinations(left, 2)]
+    rows = [difference(content.estimates, *pair) for pair in pairs]
+    return rows + [content.estimates.get("lost_share", action) for action in choice.unfit]
+
+
+def planned(content: PageContent, choice: Choice) -> list[str]:
+    """What a recommendation is worth that rests on what the plan named."""
+    if {row.standing for row in _resting(content, choice)} != {PRESPECIFIED}:
+        return []
+    return ["The plan named these differences before their outcomes were known, and their intervals hold together."]
+
+
+def fresh(content: PageContent, choice: Choice) -> list[str]:
+    """How a recommendation would be confirmed that rests on anything else."""
+    rows = _resting(content, choice)
+    standings = [row.standing for row in rows]
+    if set(standings) <= {PRESPECIFIED}:
+        return []
+    anew = "kvdrift confirm writes a study of documents that nobody has seen, whose plan names the actions."
+    if set(standings) == {SEEN}:
+        return [f"The plan named these differences when outcomes were known. {anew}"]
+    answers = " Those of lost answers hold for one action at a time." if choice.unfit else ""
+    together = content.estimates.pairs > 1
+    if set(standings) == {EXPLORATORY} and not answers:
+        alone = "Exploratory intervals hold for one difference at a time."
+        named = "Intervals over all pairs hold together; the plan named no such difference."
+        return [f"{named if together else alone} {anew}"]
+    known = [one for one in (PRESPECIFIED, SEEN, EXPLORATORY) if one in standings]
+    counts = listed([f"{standings.count(one)} {one}" for one in known]) if known[1:] else f"all {known[0]}"
+    over = " Those over all pairs of actions hold together." if together else ""
+    return [f"This rests on {count(len(rows))} intervals, {counts}.{over}{answers} {anew}"]
+
+
+def obstacle_settles(content: PageContent, choice: Choice) -> list[str]:
+    """What would remove an obstacle."""
+    facts = content.facts
+    if facts.finite or not choice.candidates:
+        return []
+    if content.preliminary or content.split != EVALUATION or unfinished(content):
+        return ["kvdrift run goes on to the end of the study."]
+    if any(not control.zero for control in facts.controls):
+        return ["A control that is exactly 0 is needed first; a noise floor beside it says what numerics alone do."]
+    if not content.estimates.have_intervals or content.estimates.stale or lacks_pairs(content):
+        return ["kvdrift analyze makes the intervals."]
+    if len(choice.candidates) == 1:
+        return ["A second action in the study file, at the same bytes, is generated alone by kvdrift run."]
+    return ["Units that record payload_bytes on the same documents settle it."]

@@ -1,0 +1,122 @@
+"""The median-unbiased estimate after looks, by the stage-wise ordering (definitions, "Sequential studies").
+
+An estimate that ends a study because it was large is too large on average. Outcomes of a sequential study are ordered:
+one that stops above at an earlier look is higher than all that go on, one that stops below is lower, and at one look
+the larger estimate is higher (Jennison and Turnbull 2000, ch. 8). The estimate is the truth under which outcomes at
+least as high as what was seen have the probability 1/2. Studies that stop inside a margin are ordered among those of
+later looks by their estimates.
+
+Estimates at growing shares of the information are taken for normal, with the standard error of the last look.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import ndtr
+
+from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, Resolution
+from stats.sequential.spending import density_after, integration_points
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_FARTHEST = 12.0  # standard errors that the truth is searched in, on either side of the estimate
+
+_Spans = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class LookSaid:
+    """What a look said of an endpoint.
+
+    Attributes:
+        share: of the information.
+        constant: its critical constant, in standard errors.
+        estimate: the endpoint's.
+        low: the lower end of its repeated interval.
+        high: the upper end.
+        alone: whether this endpoint alone decided if the study stops: all others were resolved.
+
+    """
+
+    share: float
+    constant: float
+    estimate: float
+    low: float
+    high: float
+    alone: bool = True
+
+
+def median_unbiased(looks: Sequence[LookSaid], resolution: Resolution) -> float:
+    """Return the median-unbiased estimate of an endpoint at the last of some looks.
+
+    At a look at which another endpoint was not resolved the study went on, whatever this endpoint's estimate was. If
+    every earlier look is of that kind, and if a study stops by the width of its intervals, this is the plain estimate.
+
+    Args:
+        looks: those that were taken, with their intervals; the study stopped at the last one.
+        resolution: what resolves an endpoint.
+
+    """
+    *before, last = looks
+    passed = [look for look in before if look.alone]
+    unit = (last.high - last.low) / (2 * last.constant)
+    if resolution.rule == HALF_WIDTH or not passed or not unit > 0:
+        return last.estimate
+    stages = [_Stage.of(look, last, unit, resolution) for look in passed]
+
+    def excess(distance: float) -> float:
+        return _as_high(stages, last.estimate / unit, last.estimate / unit + distance) - 0.5
+
+    return last.estimate + unit * float(brentq(excess, -_FARTHEST, _FARTHEST, xtol=1e-10))
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A look before the last one, in the Brownian motion S of the estimate: S(t) is t times the estimate in its errors.
+
+    Attributes:
+        time: t, the look's share of the information of the last look.
+        above: where S stops the study with an outcome that is higher than the last look's.
+        between: where it goes on.
+
+    """
+
+    time: float
+    above: _Spans
+    between: _Spans
+
+    @classmethod
+    def of(cls, look: LookSaid, last: LookSaid, unit: float, resolution: Resolution) -> _Stage:
+        time = look.share / last.share
+        below, over = look.estimate - look.low, look.high - look.estimate
+        margin = resolution.bound if resolution.rule == EQUIVALENCE else 0.0
+        lowest, highest = -margin - over, margin + below
+        above, between = [(highest, math.inf)], [(lowest, highest)]
+        inner = (below - margin, margin - over)
+        if resolution.rule == EQUIVALENCE and inner[0] < inner[1]:
+            between = [(lowest, inner[0]), (inner[1], highest)]
+            above.append((min(max(inner[0], last.estimate), inner[1]), inner[1]))
+        scale = time / unit
+        return cls(time, [(one * scale, two * scale) for one, two in above], [
+            (one * scale, two * scale) for one, two in between
+        ])  # fmt: skip
+
+
+def _as_high(stages: Sequence[_Stage], seen: float, truth: float) -> float:
+    """The probability of outcomes as high as ``seen`` at the last look, both in standard errors of that look."""
+    points, mass, time, found = np.zeros(1), np.ones(1), 0.0, 0.0
+    for stage in stages:
+        step, shift = math.sqrt(stage.time - time), truth * (stage.time - time)
+        for low, high in stage.above:
+            found += float(mass @ (ndtr((high - shift - points) / step) - ndtr((low - shift - points) / step)))
+        following = [integration_points(low, high, step) for low, high in stage.between]
+        at, weights = (np.concatenate(parts) for parts in zip(*following, strict=True))
+        points, mass, time = at, weights * density_after(at, points + shift, mass, step), stage.time
+    step, shift = math.sqrt(1.0 - time), truth * (1.0 - time)
+    return found + float(mass @ ndtr((points + shift - seen) / step))

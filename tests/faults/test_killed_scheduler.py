@@ -1,0 +1,67 @@
+"""The scheduler of a Dask cluster is killed amid a run: the run says so, and goes on with another cluster."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from faults.disk.laws import write_laws
+from faults.outcomes import SURVIVED, tell
+from fixtures.dask_cluster import DaskCluster
+from fixtures.processes import Command, run_command
+from fixtures.stored_rows import unmeasured
+
+from log.store import Store
+
+KILLED_AT = (1, 2, 4)  # visible units
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_killed_scheduler(finished_laws: Path, tmp_path: Path) -> None:
+    outcomes = []
+    for units in KILLED_AT:
+        folder = tmp_path / str(units)
+        folder.mkdir()
+        study, store = write_laws(folder), folder / "store"
+        outcomes.append(outcome(study, store, units))
+        cluster = DaskCluster(folder)
+        try:
+            cluster.add_worker()
+            code, _, err = run_command("run", study, "--store", store, "--cluster", cluster.address)
+        finally:
+            cluster.close()
+        assert code == 0, err
+        assert unmeasured(store) == unmeasured(finished_laws / "store")
+        assert run_command("verify", store)[0] == 0
+    tell("the scheduler of a cluster killed amid a run, which goes on with another cluster", outcomes)
+    assert set(outcomes) == {SURVIVED}
+
+
+def outcome(study: Path, store: Path, units: int) -> str:
+    """Kill the scheduler when so many units are visible; return what the run makes of it."""
+    folder = study.parent / "killed"
+    folder.mkdir()
+    cluster = DaskCluster(folder)
+    try:
+        cluster.add_worker()
+        command = Command("run", study, "--store", store, "--cluster", cluster.address)
+        while command.running and not visible(store) >= units:
+            time.sleep(0.002)
+        assert command.running, command.err()
+        cluster.scheduler.kill()
+        code, _, err = command.end(120)
+    finally:
+        cluster.close()
+    said = [line for line in err.splitlines() if line.startswith("kvdrift: ")]
+    if "Traceback" in err:
+        return "traceback"
+    return SURVIVED if code == 1 and len(said) == 1 else f"ended with {code} and {len(said)} lines: {err[-600:]}"
+
+
+def visible(store: Path) -> int:
+    """The number of units, 0 before there is a store."""
+    if not (store / "events" / "_delta_log").is_dir():
+        return 0
+    return Store(store).row_count("units")

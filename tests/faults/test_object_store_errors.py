@@ -1,0 +1,78 @@
+"""An object store that answers one request with an error: the request is made again, and no row is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.outcomes import SURVIVED, tell
+from fixtures.s3_server import S3Server, s3_server
+from fixtures.stored_rows import rows
+from fixtures.stored_units import make_unit
+
+from log.store import Store
+from schema.errors import KvdriftError
+from transforms.pipeline import run_derivation
+from verification.whole_store import verify
+
+REQUESTS = range(1, 41)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as started, pytest.MonkeyPatch.context() as patch:
+        for name, value in started.environment.items():
+            patch.setenv(name, value)
+        yield started
+
+
+def test_an_error_at_each_of_the_first_requests(server: S3Server, tmp_path: Path) -> None:
+    """Of a store that is made, filled, derived and gathered; of units that come later; and of a look at all rows."""
+    outcomes, expected = list[str](), [done(str(tmp_path / "store")) for done in (fill, grow, rows_of)]
+    for status in (500, 503):
+        for number in REQUESTS:
+            location = f"{server.url}/{status}-{number}"
+            before, found = server.counts()["refused"], []
+            try:
+                for done in (fill, grow, rows_of):
+                    server.trouble(at=number, status=status)
+                    found.append(done(location))
+            except KvdriftError as error:
+                outcomes.append(f"{status} at {number}: {error}")
+                continue
+            finally:
+                server.trouble()
+            assert server.counts()["refused"] >= before + 2, "requests were refused"
+            outcomes.append(SURVIVED if found == expected else f"{status} at {number}: wrong")
+        assert faults(location) == faults(str(tmp_path / "store"))
+    tell("S3 answers one of the first 40 requests of writers and readers with 500 or 503", outcomes)
+    assert set(outcomes) == {SURVIVED}
+
+
+def fill(location: str) -> int:
+    """Make a store of two units, and derive; return the number of units."""
+    count = Store.create(location).append_units([make_unit(doc="first"), make_unit(doc="second")])
+    run_derivation(location)
+    return count
+
+
+def grow(location: str) -> int:
+    """Append a third unit beside one that is there, derive and gather; return the number of new units."""
+    store = Store.open(location)
+    count = store.append_units([make_unit(doc="second"), make_unit(doc="third")])
+    run_derivation(location)
+    store.gather()
+    return count
+
+
+def rows_of(location: str) -> dict[str, list[str]]:
+    """Read all rows of all tables."""
+    return rows(location)
+
+
+def faults(location: str) -> list[str]:
+    """What ``verify`` finds: the documents and actions that the units are of were never declared."""
+    return [fault.what for check in verify(Store.open(location)) for fault in check.faults]

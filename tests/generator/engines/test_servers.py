@@ -1,0 +1,328 @@
+"""Sides that are servers, with fake ones: laws, slots, lost servers, other servers, refusals, greedy tokens."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fixtures.fake_engine import FakeEngine
+from fixtures.fake_server import FakeServer
+from fixtures.server_study import NEEDS, addressed, fake_servers, write_server_study
+from fixtures.study_files import load_study
+
+from generator.actions import build_actions
+from generator.embedded.documents import make_document
+from generator.engines.again import Again
+from generator.engines.http import connection
+from generator.engines.http.laws import whole_law
+from generator.engines.http.settings import Requests
+from generator.engines.http.slots import SlotSession
+from generator.engines.model import EngineModel
+from generator.generation import PendingUnit, generate_units
+from generator.generation.engine_models import engine_model
+from log.store import Unit
+from schema.errors import InputError, OperationError
+from schema.sampling import SamplingLaw
+
+Pair = tuple[FakeServer, FakeServer]
+API = {"vllm": f'settings = {{ api = "vllm", {NEEDS} }}', "sglang": f'settings = {{ api = "sglang", {NEEDS} }}'}
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Pair]:
+    with fake_servers(tmp_path) as pair:
+        yield pair
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_PAUSE", 0.01)
+
+
+def model_of(folder: Path, pair: Pair, *changes: tuple[str, str]) -> EngineModel:
+    return engine_model(load_study(write_server_study(folder, addressed(pair), *changes)))
+
+
+def units_of(model: EngineModel, folder: Path, replicates: int = 4, document: int = 0) -> dict[str, Unit]:
+    actions = build_actions(load_study(folder / "servers.toml"))
+    pending = [PendingUnit(action, 0, replicates) for action in actions]
+    units = generate_units(model, "servers", make_document("needle", 384, document, 3), pending, 12, 3)
+    return {unit.record["action"]: unit for unit in units}
+
+
+def events(units: dict[str, Unit]) -> dict[str, np.ndarray]:
+    names = ("x_token", "y_token", "delta", "f")
+    return {f"{action} {name}": np.array(unit.events[name]) for action, unit in units.items() for name in names}
+
+
+def assert_same(some: dict[str, Unit], others: dict[str, Unit], apart: float = 0.0) -> None:
+    for name, values in events(some).items():
+        np.testing.assert_allclose(
+            values, events(others)[name], atol=0 if "token" in name else apart, rtol=0, err_msg=name
+        )
+
+
+def in_process(folder: Path, units: dict[str, Unit]) -> None:
+    """Hold units against those of the same engine in this process."""
+    engine = FakeEngine()
+    reference, side = (engine.side(folder / "weights.fake", {"bits": bits, "rows": 1}, "here") for bits in (12, 4))
+    model = EngineModel("fake", engine, reference, {"bits-4": side, "floor": Again(reference)}, None, SamplingLaw())
+    assert_same(units, units_of(model, folder), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama-server", "vllm", "sglang"])
+def test_pairs_are_those_of_the_same_engine_in_process(tmp_path: Path, kind: str) -> None:
+    with fake_servers(tmp_path, kind) as pair:
+        changes = [('id = "fake"', f'id = "fake"\n{API[kind]}')] if kind in API else []
+        units = units_of(model_of(tmp_path, pair, *changes), tmp_path)
+    in_process(tmp_path, units)
+    assert units["bits-4"].events["delta"].to_numpy().max() > 0.01
+    record = units["bits-4"].record
+    assert record["payload_bytes"] is None
+    assert json.loads(record["engine"])["read_back"]["server"] == kind
+
+
+def test_a_step_computes_one_token_in_a_slot_of_its_own(tmp_path: Path, servers: Pair) -> None:
+    units_of(model_of(tmp_path, servers), tmp_path)
+    prompt = make_document("needle", 384, 0, 3).prompt_tokens
+    for server in servers:
+        server.computed.remove(1)  # the law by which its tokens are named
+        assert set(server.computed) <= {1, prompt}
+        assert 2 <= server.computed.count(prompt) <= server.slots
+
+
+def test_fewer_slots_and_more_at_once_change_no_event(tmp_path: Path) -> None:
+    found = []
+    for slots, requests in ((4, ""), (16, ""), (16, "requests = { at_once = 2 }\n")):
+        with fake_servers(tmp_path) as pair:
+            for server in pair:
+                server.slots = slots
+            model = model_of(tmp_path, pair, ("[[documents]]", f"{requests}\n[[documents]]"))
+            found.append(units_of(model, tmp_path))
+            if requests:
+                assert max(server.most_at_once for server in pair) <= 2
+    assert_same(found[0], found[1])
+    assert_same(found[0], found[2])
+
+
+def test_more_streams_than_slots_are_replayed(tmp_path: Path, servers: Pair) -> None:
+    side = model_of(tmp_path, servers).reference
+    sessions = [side.open(0), side.open(0)]
+    assert isinstance(sessions[0], SlotSession)
+    sessions[1]._slots = sessions[1]._slots[:1]
+    tokens = make_document("needle", 384, 0, 3).tokens
+    rows = []
+    for session in sessions:
+        session.prefill(tokens)
+        streams = [session.fork(), session.fork()]
+        for step in range(4):
+            laws = session.step(streams, [10 + step, 20 + step])
+        streams.append(session.fork(streams[0]))
+        session.drop(streams[1])
+        rows.append((laws, session.step([streams[0], streams[2]], [30, 31])))
+    for one, other in zip(*rows, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_server_that_is_lost_and_comes_back_costs_time_alone(tmp_path: Path, servers: Pair) -> None:
+    model = model_of(tmp_path, servers)
+    whole = units_of(model, tmp_path)
+    answer, asked = servers[1].answer, [0]
+
+    def dying(path: str, body: object) -> tuple[int, object]:
+        asked[0] += 1
+        if asked[0] == 60:
+            threading.Thread(target=again).start()
+        return answer(path, body)
+
+    def again() -> None:
+        servers[1].stop()
+        servers[1].busy = 3  # it loads its model
+        servers[1].start()
+
+    servers[1].answer = dying  # type: ignore[method-assign]
+    assert_same(whole, units_of(model, tmp_path))
+    assert asked[0] > 60
+    assert servers[1].busy == 0
+
+
+def test_a_server_that_stays_away_is_named(tmp_path: Path, servers: Pair) -> None:
+    model = model_of(tmp_path, servers, ("[[documents]]", "requests = { patience = 0 }\n\n[[documents]]"))
+    servers[1].stop()
+    with pytest.raises(OperationError, match=f"{servers[1].url}: the server is gone for 0 s"):
+        units_of(model, tmp_path)
+    with pytest.raises(InputError, match="no server answers there"):
+        model_of(tmp_path, servers)
+
+
+def test_a_server_that_is_always_late_is_given_up(tmp_path: Path, servers: Pair) -> None:
+    model = model_of(tmp_path, servers, ("[[documents]]", "requests = { timeout = 1, patience = 0 }\n\n[[documents]]"))
+    servers[0].late = 1.2
+    with pytest.raises(OperationError, match="no answer within 1 s, for 0 s; write a longer timeout"):
+        units_of(model, tmp_path)
+
+
+def test_a_late_answer_is_asked_for_again(tmp_path: Path, servers: Pair) -> None:
+    model = model_of(tmp_path, servers, ("[[documents]]", "requests = { timeout = 1, patience = 60 }\n\n[[documents]]"))
+    whole = units_of(model, tmp_path)
+    answer, asked = servers[0].answer, [0]
+
+    def late_once(path: str, body: object) -> tuple[int, object]:
+        asked[0] += path == "/completion"
+        servers[0].late = 1.5 if asked[0] == 20 else 0.0
+        return answer(path, body)
+
+    servers[0].answer = late_once  # type: ignore[method-assign]
+    assert_same(whole, units_of(model, tmp_path))
+
+
+def test_a_key_is_sent_and_stored_nowhere(tmp_path: Path, servers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers[0].key = servers[1].key = "secret-key"
+    with pytest.raises(InputError, match="refused with 401; the environment variable KVDRIFT_SERVER_KEY"):
+        model_of(tmp_path, servers)
+    monkeypatch.setenv(connection.KEY, "secret-key")
+    with pytest.raises(InputError, match="would cross a network unencrypted"):
+        connection.Connection("http://10.1.2.3:8080", Requests(), "/health")
+    units = units_of(model_of(tmp_path, servers), tmp_path)
+    assert all("secret-key" not in str(unit.record) for unit in units.values())
+
+
+def test_slots_without_room_are_refused(tmp_path: Path, servers: Pair) -> None:
+    servers[1].entries = 400
+    with pytest.raises(InputError, match="are more than the 400 positions of bits-4"):
+        units_of(model_of(tmp_path, servers), tmp_path)
+
+
+def test_another_server_at_the_address_is_refused_and_another_identity(tmp_path: Path, servers: Pair) -> None:
+    model = model_of(tmp_path, servers)
+    (action, _) = build_actions(load_study(tmp_path / "servers.toml"))
+    units_of(model, tmp_path)
+    servers[1].build = "b2"
+    with pytest.raises(OperationError, match="is another one than before: build_info was b1, and is b2"):
+        units_of(model, tmp_path)
+    assert model_of(tmp_path, servers).identity(action) != model.identity(action)
+    servers[1].build = "b1"
+    assert model_of(tmp_path, servers).identity(action) == model.identity(action)
+
+
+def test_a_server_that_changes_within_a_document_makes_no_unit(tmp_path: Path, servers: Pair) -> None:
+    model = model_of(tmp_path, servers)
+    answer = servers[1].answer
+
+    def changing(path: str, body: object) -> tuple[int, object]:
+        if len(servers[1].computed) > 30:
+            servers[1].build = "b2"
+        return answer(path, body)
+
+    servers[1].answer = changing  # type: ignore[method-assign]
+    with pytest.raises(OperationError, match="another one than before"):
+        units_of(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"width": 16}, "the model at .* has 16 channels, that of the reference 8: it is another model"),
+        ({"shift": 1}, "its weights have the tokenizer"),
+        ({"leaves_out": 3}, "returned 253 of 256 log-probabilities; a law needs all of them"),
+        ({"slots": 1}, "has 1 slots, and needs 2"),
+    ],
+)
+def test_servers_that_are_no_side_are_refused(tmp_path: Path, servers: Pair, change: dict[str, int], said: str) -> None:
+    for name, value in change.items():
+        setattr(servers[1], name, value)
+    with pytest.raises(InputError, match=said):
+        model_of(tmp_path, servers)
+
+
+def test_a_wrong_tokenizer_behind_vllm_is_refused(tmp_path: Path) -> None:
+    with fake_servers(tmp_path, "vllm") as pair:
+        pair[1].shift = 1
+        with pytest.raises(InputError, match="the tokenizer"):
+            model_of(tmp_path, pair, ('id = "fake"', f'id = "fake"\n{API["vllm"]}'))
+
+
+def test_answers_of_another_form_are_one_line(tmp_path: Path, servers: Pair) -> None:
+    answer = servers[1].answer
+
+    def odd(path: str, body: object) -> tuple[int, object]:
+        return (200, {"total_slots": "many"}) if path == "/props" else answer(path, body)
+
+    servers[1].answer = odd  # type: ignore[method-assign]
+    with pytest.raises(InputError, match=r"action 'bits-4': .* does not answer as llama-server does: ValueError"):
+        model_of(tmp_path, servers)
+    servers[1].answer = lambda *_: (200, ["nested"])  # type: ignore[method-assign]
+    with pytest.raises(InputError, match="is no llama-server"):
+        model_of(tmp_path, servers)
+
+
+def test_laws_with_missing_tokens_stop_a_run(tmp_path: Path, servers: Pair) -> None:
+    model = model_of(tmp_path, servers)
+    servers[0].leaves_out = 1
+    with pytest.raises(InputError, match="returned 255 of 256"):
+        units_of(model, tmp_path)
+    with pytest.raises(InputError, match="has token 7, and the vocabulary has 4"):
+        whole_law([0, 7], [-1.0, -1.0], 4, "here")
+    with pytest.raises(OperationError, match="sum to 2"):
+        whole_law([0, 1], [0.0, 0.0], 2, "here")
+
+
+def test_a_slot_that_forgets_is_said_so(tmp_path: Path, servers: Pair) -> None:
+    model = model_of(tmp_path, servers)
+    servers[0].forgets = True
+    with pytest.raises(OperationError, match="does not keep what it decoded"):
+        units_of(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('url = "REFERENCE"', 'url = "127.0.0.1:1"'), "write an address"),
+        (('id = "fake"', 'id = "fake"\nsettings = { apy = "vllm" }'), "unknown setting 'apy' of servers; did you mean 'api'"),
+        (('id = "fake"', 'id = "fake"\nsettings = { api = "vlm" }'), "api = 'vlm'"),
+        (('id = "fake"', 'id = "fake"\nsettings = { api = "vllm" }'), "vocabulary: missing; vllm does not say"),
+        (('id = "fake"', 'id = "fake"\nsettings = { api = "vllm", vocabulary = 256 }'), "eos_tokens: missing"),
+        (('id = "fake"', 'id = "fake"\nsettings = { eos_tokens = "two" }'), "write token ids with commas"),
+        (('id = "fake"', 'id = "fake"\nrequests = { patience = -1 }'), "patience = -1: write 0 to"),
+        (('id = "fake"', f'id = "fake"\n{API["vllm"]}'), "is no vLLM"),
+        (('id = "fake"', f'id = "fake"\nsettings = {{ api = "openai", {NEEDS} }}'), "temperature = 0"),
+        (('url = "BITS-4"', 'weights = "other.gguf"'), "actions[0].url: missing"),
+        (('url = "BITS-4"', 'url = "REFERENCE"'), "is given 2 times"),
+        (('engine = "http"', 'engine = "llama.cpp"'), "model.url: belongs to servers"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_of_servers_is_refused(
+    tmp_path: Path, servers: Pair, change: tuple[str, str], said: str
+) -> None:
+    path = write_server_study(tmp_path, {}, change)
+    text = path.read_text()
+    for name, url in addressed(servers).items():
+        text = text.replace(name, url)
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        engine_model(load_study(path))
+    assert said in str(refused.value)
+
+
+def test_greedy_tokens_without_laws(tmp_path: Path) -> None:
+    """What a server writes at temperature 0, and what it writes after the other side's text, are those of its laws."""
+    greedy = ("horizon = 12", "horizon = 12\ntemperature = 0")
+    with fake_servers(tmp_path) as pair:
+        laws = units_of(model_of(tmp_path, pair, greedy), tmp_path, 1)
+    settings = f'settings = {{ api = "openai", ahead = 5, {NEEDS} }}'
+    with fake_servers(tmp_path, "openai") as pair:
+        model = model_of(tmp_path, pair, greedy, ('id = "fake"', f'id = "fake"\n{settings}'))
+        tokens = units_of(model, tmp_path, 1)
+        requests = sum(server.paths.count("/v1/completions") for server in pair)
+        for server in pair:
+            server.leaves_out = 1
+        with pytest.raises(InputError, match="the answer has no token ids"):
+            units_of(model, tmp_path, 1)
+    assert_same(laws, tokens)
+    assert set(events(tokens)["bits-4 delta"]) <= {0.0, 1.0}
+    assert events(tokens)["bits-4 delta"].any()
+    assert requests < 40

@@ -1,0 +1,142 @@
+"""The tokenizer and chat template of a GGUF file: those of the Hugging Face tokenizer that it was written from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fixtures.byte_level import byte_level_tokenizer
+from fixtures.gguf_models import write_random_llama
+from fixtures.small_study import finish, run_of
+from fixtures.study_files import load_study
+from transformers import PreTrainedTokenizerFast
+
+import kvdrift
+from generator.llama_cpp.tokenizer import GgufTokenizer, gguf_tokenizer_sha256, load_gguf_tokenizer
+from generator.transformer.tokenizer import load_tokenizer, text_decoder, token_reader, token_texts
+
+pytestmark = pytest.mark.llama_cpp
+
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TEXTS = (
+    "One of the special magic numbers is: 4711.", "  two  spaces,\ttabs\nand\n\nlines", "naïve café, Ωμέγα, 你好 🙂",
+    "<bos>not text<eos>", "don't 'quote' x=[1,2.5]; 1,234,567", "",
+)  # fmt: skip
+STUDY = """
+[study]
+name = "texts"
+horizon = 8
+seed = 3
+
+[model]
+engine = "llama.cpp"
+id = "model.gguf"
+settings = { threads = 1 }
+
+[[documents]]
+source = "jsonl"
+path = "prompts.jsonl"
+chat_template = true
+length = 200
+stratum = "texts"
+development = 2
+evaluation = 4
+
+[[actions]]
+name = "q8_0"
+settings = { type_k = "q8_0", type_v = "q8_0" }
+
+[plan]
+baseline = "q8_0"
+primary = ["mismatch"]
+replicates = 4
+documents = 4
+development_replicates = 2
+draws = 200
+exploratory_draws = 100
+"""
+
+
+@pytest.fixture(scope="module")
+def original() -> PreTrainedTokenizerFast:
+    made = byte_level_tokenizer()
+    made.add_special_tokens({"bos_token": "<bos>", "eos_token": "<eos>"})
+    made.chat_template = CHAT
+    return made
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory, original: PreTrainedTokenizerFast) -> Path:
+    return write_random_llama(tmp_path_factory.mktemp("bpe") / "model.gguf", head_size=32, tokenizer=original)
+
+
+@pytest.fixture(scope="module")
+def own(file: Path) -> GgufTokenizer:
+    found = load_gguf_tokenizer(file)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_and_texts_are_those_of_the_original(
+    own: GgufTokenizer, original: PreTrainedTokenizerFast, text: str
+) -> None:
+    ids = own(text, add_special_tokens=False)["input_ids"]
+    assert ids == original(text, add_special_tokens=False)["input_ids"]
+    assert own.decode(ids) == original.decode(ids, clean_up_tokenization_spaces=False)
+    plain = original.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert own.decode(ids, skip_special_tokens=True) == plain
+
+
+def test_the_chat_template_is_the_files_own(own: GgufTokenizer, original: PreTrainedTokenizerFast) -> None:
+    conversation = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which number?"}]
+    for opened in (False, True):
+        options = {"tokenize": False, "add_generation_prompt": opened}
+        assert own.apply_chat_template(conversation, **options) == original.apply_chat_template(conversation, **options)
+
+
+def test_what_reads_tokenizers_takes_the_files(file: Path, original: PreTrainedTokenizerFast) -> None:
+    assert load_tokenizer(str(file)).get_vocab() == original.get_vocab()
+    reader, decoder, texts = token_reader(str(file)), text_decoder(str(file)), token_texts(str(file))
+    assert reader is not None
+    assert decoder is not None
+    assert texts is not None
+    ids = original("special magic numbers")["input_ids"]
+    assert "".join(map(reader, ids)) == "".join(texts[token] for token in ids) == "special magic numbers"
+    assert decoder([(*ids, original.eos_token_id)]) == ["special magic numbers"]
+
+
+def test_another_template_is_another_tokenizer(tmp_path: Path, file: Path, original: PreTrainedTokenizerFast) -> None:
+    original.chat_template = CHAT + " "
+    other = write_random_llama(tmp_path / "other.gguf", head_size=32, tokenizer=original)
+    original.chat_template = CHAT
+    again = write_random_llama(tmp_path / "again.gguf", head_size=32, tokenizer=original)
+    assert gguf_tokenizer_sha256(again) == gguf_tokenizer_sha256(file) != gguf_tokenizer_sha256(other)
+
+
+def test_prompts_of_text_go_through_the_files_tokenizer(
+    tmp_path: Path, file: Path, original: PreTrainedTokenizerFast
+) -> None:
+    (tmp_path / "model.gguf").symlink_to(file)
+    rows = [{"id": f"d{n}", "prompt": f"One of the special magic numbers is: {n}. Which?"} for n in range(8)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "study.toml").write_text(STUDY)
+    run = run_of(load_study(tmp_path / "study.toml"), tmp_path / "store")
+    finish(run)
+    shown = original.apply_chat_template(
+        [{"role": "user", "content": rows[0]["prompt"]}], tokenize=False, add_generation_prompt=True
+    )
+    ids = original(shown, add_special_tokens=False)["input_ids"]
+    documents = {
+        document.doc.rpartition("/")[2]: document
+        for split in ("development", "evaluation")
+        for document in run.material.of_split(split)
+    }
+    assert list(next(one for name, one in documents.items() if name.endswith("d0")).tokens) == ids
+    with kvdrift.open(tmp_path / "store") as views:
+        texts = views.sql("select count(*), count(text) from tokens").fetchall()
+    assert texts[0][0] == texts[0][1] > 0
