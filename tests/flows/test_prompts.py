@@ -1,0 +1,72 @@
+"""What a study stores of its prompts, and where it leaves them out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from fixtures.small_study import TEXT
+
+from flows import stages
+from flows.generation.local import LocalGenerator
+from flows.generation.storing import storing
+from flows.study_run import StudyRun
+from generator.embedded import vocabulary
+from generator.service.protocol import KeptMessage
+from log.prompts import KeptEntries
+from schema.study import load_studies
+
+OFF = TEXT.replace("seed = 3", "seed = 3\nstore_prompts = false")
+
+
+def developed(folder: Path, text: str) -> StudyRun:
+    """A study with its development documents."""
+    folder.mkdir()
+    (folder / "small.toml").write_text(text, encoding="utf-8")
+    (study,) = load_studies(folder / "small.toml")
+    run = StudyRun(study, str(folder / "store"), storing(LocalGenerator()))
+    stages.prepare(run)
+    stages.develop(run)
+    return run
+
+
+def test_prompts_are_stored_unless_the_study_leaves_them_out(tmp_path: Path) -> None:
+    """Its events are the same, and so is its hash: nothing depends on it."""
+    run, other = developed(tmp_path / "on", TEXT), developed(tmp_path / "off", OFF)
+    assert run.study.sha256 == other.study.sha256
+    assert other.store.read("prompts").num_rows == 0
+    keys = [("doc", "ascending"), ("action", "ascending"), ("replicate", "ascending"), ("t", "ascending")]
+    events = [one.store.read("events").sort_by(keys) for one in (run, other)]
+    assert events[0].equals(events[1])
+    rows = run.store.read("prompts").to_pylist()
+    documents = {one.doc: one for split in ("development", "evaluation") for one in run.material.of_split(split)}
+    prompts = {row["doc"]: row for row in rows if row["action"] is None}
+    assert {doc: tuple(row["tokens"]) for doc, row in prompts.items()} == {
+        doc: one.tokens for doc, one in documents.items()
+    }
+    for doc, row in prompts.items():
+        stated = [vocabulary.to_text(row["tokens"][one["first"] - 1 : one["last"]]) for one in row["records"]]
+        assert " ".join(stated) == " ".join(documents[doc].answers)
+    units = {(row["doc"], row["action"]): row for row in run.store.units("small", "kvdrift/tiny").to_pylist()}
+    kept = {(row["doc"], row["action"]): row for row in rows if row["action"] is not None}
+    assert kept.keys() == units.keys()
+    for key, row in kept.items():
+        assert (row["layers"], row["pairs"], row["step"]) == (3, 6, 0)
+        assert sum(row["kept"]) == units[key]["kept_entries"] * row["pairs"]
+
+
+def test_a_study_that_goes_on_stores_no_prompt_twice(tmp_path: Path) -> None:
+    run = developed(tmp_path / "study", TEXT)
+    before = run.store.version("prompts")
+    again = StudyRun(run.study, run.location, run.made_by)
+    stages.prepare(again)
+    stages.develop(again)
+    assert run.store.version("prompts") == before
+
+
+def test_what_is_kept_comes_through_the_service() -> None:
+    random = np.random.default_rng(1)
+    kept = KeptEntries(5, 70, random.integers(0, 70_000, (3, 401)).astype(np.int32), 9)
+    back = KeptMessage.decoded(KeptMessage.of(kept).encoded()).kept
+    assert (back.layers, back.pairs, back.step, back.counts.dtype) == (5, 70, 9, np.int32)
+    assert (back.counts == kept.counts).all()
