@@ -8,12 +8,11 @@ here: ``from kvdrift import ScoringSelector``.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from schema.errors import DamagedStoreError, InputError, KvdriftError, OperationError
 
 if TYPE_CHECKING:
     from flows.analysis.gate import Verdict
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
         packed_bytes,
         window_attention,
     )
+    from schema.errors import DamagedStoreError, InputError, KvdriftError, OperationError
     from sql.catalog import Views
 
 __version__ = "0.1.0"
@@ -74,12 +74,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the interfaces when one is asked for: they need torch, which takes a second."""
+    """Import errors and interfaces when one is asked for: interfaces need torch, which takes a second."""
     if name not in __all__:
         raise AttributeError(f"module 'kvdrift' has no attribute '{name}'")
-    from kvdrift import interfaces
-
-    return getattr(interfaces, name)
+    module = "schema.errors" if name.endswith("Error") else "kvdrift.interfaces"
+    return getattr(importlib.import_module(module), name)
 
 
 def open(store: str | Path, *, checked: bool = False) -> Views:  # noqa: A001 - kvdrift.open reads like the built-in it resembles

@@ -146,9 +146,6 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = [argument for argument in arguments if argument != "--debug"]
     failure = failure_code(arguments)
     try:
-        from kvdrift.shadowing import check_not_shadowed
-
-        check_not_shadowed()
         code: Any = _group()(arguments, prog_name="kvdrift", standalone_mode=False)
     except KvdriftError as error:
         mistaken = isinstance(error, InputError)

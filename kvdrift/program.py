@@ -9,6 +9,7 @@ import sys
 import traceback
 
 from kvdrift.exit_codes import INTERRUPTED, failure_code
+from kvdrift.shadowing import shadowed
 
 # Python's own 700 has it look through all objects of torch and Prefect, a million, every few seconds while they are
 # imported.
@@ -35,6 +36,9 @@ def program() -> None:
         os._exit(code)
 
     atexit.register(leave)  # what is registered first is called last
+    if line := shadowed():
+        sys.stderr.write(f"kvdrift: {line}\n")
+        sys.exit(code := failure_code(sys.argv[1:]))
     try:
         from kvdrift.command import main  # now, since what it imports registers too
 

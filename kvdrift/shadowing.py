@@ -5,17 +5,13 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from schema.errors import OperationError
-
 PACKAGES = ("schema", "log", "ingestion", "generator", "transforms", "sql", "stats", "report", "verification", "flows")
 
 
-def check_not_shadowed() -> None:
-    """Check that our packages are imported from beside ``kvdrift``.
+def shadowed() -> str | None:
+    """Say which of our packages is found elsewhere than beside ``kvdrift``; None if none is.
 
-    Raises:
-        OperationError: one of them is found elsewhere.
-
+    It imports none of them, so that it can be asked before they are.
     """
     home = Path(__file__).resolve().parent.parent
     for name in PACKAGES:
@@ -23,7 +19,8 @@ def check_not_shadowed() -> None:
         origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
         if origin is None or origin.parent.parent != home:
             where = origin or "nowhere"
-            raise OperationError(
+            return (
                 f"package '{name}' is found at {where}, not beside kvdrift in {home}: another distribution shadows it; "
                 "uninstall that one, or use an environment of kvdrift's own"
             )
+    return None

@@ -166,12 +166,13 @@ def _cited_version(store: Store) -> int:
 
 def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
     """Append the rows of small tables that lost a commit from the files that it named."""
-    for table in sorted(lost & set(KEYED)):
+    for table in sorted(lost & {*KEYED, "prompts"}):
         named = set(store.paths(table))
         left = [path for path in files_of(store, table) if path not in named]
         found = [rows for path in left if (rows := whole_rows(store, table, path)) is not None]
+        rows = pa.concat_tables(found) if found else TABLES[table].schema.empty_table()
         try:
-            count = store.append_rows(table, pa.concat_tables(found)) if found else 0
+            count = store.append_prompts(rows.to_pylist()) if table == "prompts" else store.append_rows(table, rows)
         except InputError as error:
             yield f"{table}: files that no commit names contradict each other and stay so ({error})"
             continue

@@ -63,7 +63,7 @@ class CompactCache:
             left: What streams have left of these entries after a step; by default all.
             step: That step.
         """
-        entries, streams = int(self.extents[0, 0]), 1 if left is None else left.streams
+        entries, streams = int(self.extents.cpu()[0, 0]), 1 if left is None else left.streams
         of_layer = []
         for layer, index in enumerate(self.indices):
             counts = np.ones(index.shape) if left is None else left.of_layer[layer].cpu().numpy()

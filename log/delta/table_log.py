@@ -28,7 +28,9 @@ _SPARSE, _LARGE = 100, 1 << 20  # versions where a checkpoint has so many bytes:
 # Tables that the rows of others rely on: those that are made from nothing else in the store; and calibration, since
 # results, which are written after it, say that the analysis is done. ``units`` and derived rows are made again where
 # they are lost.
-RELIED_ON = ("events", "documents", "actions", "studies", "identities", "plans", "exact_values", "calibration")
+RELIED_ON = (
+    "events", "documents", "prompts", "actions", "studies", "identities", "plans", "exact_values", "calibration",
+)  # fmt: skip
 
 _OURS = "kvdrift"  # the key of our own entry among what a commit says of itself
 _LOOKED_AT = (

@@ -30,7 +30,7 @@ from kvdrift.commands import status as commands_status
 from kvdrift.commands.results.report import report_pages
 from kvdrift.commands.status import status_lines
 from kvdrift.program import program
-from kvdrift.shadowing import check_not_shadowed
+from kvdrift.shadowing import shadowed
 from log.store import Store
 from schema.errors import InputError, OperationError
 from schema.tables import ACTIONS
@@ -213,10 +213,9 @@ def test_a_full_disk_is_named(
 def test_a_package_that_shadows_ours_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "schema").mkdir()
     (tmp_path / "schema" / "__init__.py").write_text("")
-    program = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from kvdrift.command import main; main(['--version'])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from kvdrift.program import program; program()"
+    command = [sys.executable, "-c", program, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "package 'schema' is found at" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -243,7 +242,7 @@ def test_the_program_ends_with_all_said_and_nothing_taken_apart(
 
 
 def test_no_package_of_this_environment_shadows_ours() -> None:
-    check_not_shadowed()
+    assert shadowed() is None
 
 
 class TestSql:

@@ -46,7 +46,7 @@ def test_every_command_is_in_the_file_of_its_name() -> None:
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda path: path.name)
 def test_documents_name_no_command_or_option_that_is_not_there(text: Path) -> None:
-    for command, rest in re.findall(r"kvdrift ([a-z]+)\b([^\n`|]*(?:\\\n[^\n`|]*)*)", code_of(text)):
+    for command, rest in re.findall(r"(?<!from )kvdrift ([a-z]+)\b([^\n`|]*(?:\\\n[^\n`|]*)*)", code_of(text)):
         if command not in OPTIONS:
             assert rest.strip() == "" or not rest.startswith(" "), f"kvdrift {command}{rest}"
             continue

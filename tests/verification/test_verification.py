@@ -295,7 +295,7 @@ def test_what_is_not_there_yet_is_no_fault(made: Store, monkeypatch: pytest.Monk
 
 def test_a_store_that_is_written_meanwhile_is_sound(made: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two versions that verification asks for, a unit is generated, derived and cited."""
-    units = iter(made_units(20))
+    units = iter(made_units(24))
     version, watched = Store.version, Store(made.location)
 
     def busy_version(store: Store, table: str) -> int:

@@ -70,7 +70,7 @@ def gate(
     skipped test for unresolved, and an error without an answer.
     """
     from flows.analysis.gate import GateQuestion, gate_stored
-    from kvdrift.junit import write_junit
+    from flows.analysis.junit import write_junit
     from log.store import Store
     from schema.errors import InputError, KvdriftError
     from schema.study import FLOOR_ACTION, POOLED

@@ -172,7 +172,7 @@ def test_a_worker_generates_all_laws_of_a_document(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("at_work")
 def test_what_fails_on_a_worker_says_where(waiting: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(worker, "store_units", fails)
@@ -190,7 +190,7 @@ def test_a_worker_ends_where_its_gpu_computes_nothing_more(
     """What else CUDA refuses is an error of the document's; the work of a worker that ended is done by another one."""
     said = "CUDA error: invalid argument"
 
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise RuntimeError(f"{said}\nCUDA kernel errors might be asynchronously reported")
 
     def ends(code: int) -> None:
