@@ -47,8 +47,8 @@ CATALOG_STORAGE = "v1.0.0"
 _CATALOG_SETTINGS: dict[str, Any] = {"storage_compatibility_version": CATALOG_STORAGE, "wal_autocheckpoint": "1TB"}
 
 # Tables are pinned in this order, the derived before what they were derived from and before the tables written ahead
-# of events, so that a commit in between never leaves a row without what it refers to. Depths come after their branchings,
-# with which views join them: those of a later unit are then left out.
+# of events, so that a commit in between never leaves a row without what it refers to. Depths come after their
+# branchings, with which views join them: those of a later unit are then left out.
 PINNING = (
     "results", "calibration", "looks", "plans", "document_moments", "branchings", "branching_depths", "scores", "steps",
     "trajectories", "units", "events", "exact_values", "identities", "prompts", "actions", "documents", "tokens",

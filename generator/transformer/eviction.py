@@ -56,14 +56,15 @@ class CompactCache:
         """m, per KV head and layer: the exact mean where layers keep different numbers."""
         return sum(index.shape[-1] for index in self.indices) // len(self.indices)
 
-    def kept_by_position(self, left: Left | None = None, step: int = 0) -> KeptEntries:
+    def kept_by_position(self, entries: int, left: Left | None = None, step: int = 0) -> KeptEntries:
         """Count the (layer, KV head) pairs that have the entry of each position.
 
         Args:
+            entries: n.
             left: What streams have left of these entries after a step; by default all.
             step: That step.
         """
-        entries, streams = int(self.extents.cpu()[0, 0]), 1 if left is None else left.streams
+        streams = 1 if left is None else left.streams
         of_layer = []
         for layer, index in enumerate(self.indices):
             counts = np.ones(index.shape) if left is None else left.of_layer[layer].cpu().numpy()

@@ -318,9 +318,9 @@ class PreparedPrompt:
 
     def kept(self, number: int) -> tuple[KeptEntries, ...]:
         """Return what cache ``number`` has of the prompt's entries right after prefill, and after steps of a policy."""
-        cache = self._caches[number - 1]
-        kept = [cache.compact.kept_by_position()]
+        cache, entries = self._caches[number - 1], self._prompt.entries
+        kept = [cache.compact.kept_by_position(entries)]
         if isinstance(cache.rule, WatchedRule):
             left = sorted(cache.rule.left_after.items())
-            kept += [cache.compact.kept_by_position(own, step) for step, own in left]
+            kept += [cache.compact.kept_by_position(entries, own, step) for step, own in left]
         return tuple(kept)
