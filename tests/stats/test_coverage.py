@@ -205,11 +205,12 @@ def test_rare_events_are_covered_more_often_in_theory() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "least"), [(12, 0.92), (24, 0.93), (80, 0.94)])
 def test_intervals_cover_as_often_as_they_say(size: int, least: float) -> None:
-    """1,500 studies of two strata, 768 draws: standard errors are 0.4% for 3,000 actions, 0.6% for 1,500 contrasts.
+    """8,000 studies of two strata, 768 draws: standard errors are 0.18% for 16,000 actions, 0.25% for 8,000 contrasts.
 
-    Bounds are 2 of them wider than what is promised.
+    Measured at 24 documents a stratum on 1,500 studies: 95.1% (``exposure_term``) to 97.1% (``eos_gap`` of set 2).
     """
-    for (name, x), row in coverage(12, size, 768).items():
-        print(size, name, x, {key: round(value, 4) for key, value in row.items()})  # noqa: T201 - what is measured
-        assert least - 0.01 <= row["studentized"] <= (0.99 if size < 24 else 0.983), (name, x)
-        assert row["width"] <= 1.4 or size < 24, (name, x)  # hazard at position 5: 1.32
+    for key, row in coverage(64, size, 768).items():
+        assert least <= row["studentized"] <= 0.98, key
+        assert row["width"] <= 1.3 or size < 24, key
+        if size >= 24:
+            assert 0.94 <= row["studentized"] <= 0.975, key
