@@ -11,44 +11,16 @@ from numpy.typing import NDArray
 from generator.engines.http.api import LawApi, ServerFacts
 from generator.engines.http.connection import Connection
 from generator.engines.http.openai import OpenAi
+from generator.engines.http.token_streams import Tokens, TokenStreams
 
-Tokens = tuple[int, ...]
 
-
-class _Histories:
-    """Streams by their tokens.
-
-    Args:
-        connection: To the server.
-        facts: What it says of itself.
-        read_back: Asks the server what it is, and raises an error if it is another one than before.
-    """
-
-    def __init__(self, connection: Connection, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]]) -> None:
-        self._connection, self._facts, self._read_back = connection, facts, read_back
-        self._prompt: Tokens = ()
-        self._streams: dict[int, Tokens] = {}
-        self._next = 0
-
-    @property
-    def read_back(self) -> Mapping[str, Any]:
-        """What the server says of itself now."""
-        return self._read_back()
+class _Histories(TokenStreams):
+    """Streams whose every law is asked for with the whole history."""
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Take a prompt, and return the law after it."""
         self._prompt, self._streams = tuple(tokens), {}
         return self._law(self._prompt)
-
-    def fork(self, stream: int | None = None) -> int:
-        """Open a stream that goes on from another one, or from the prompt."""
-        self._next += 1
-        self._streams[self._next] = self._prompt if stream is None else self._streams[stream]
-        return self._next
-
-    def drop(self, stream: int) -> None:
-        """Close a stream."""
-        del self._streams[stream]
 
     def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append one token to each of some streams, and return the logarithms of the next laws, [streams, V]."""
@@ -59,10 +31,6 @@ class _Histories:
 
     def prompt_bytes(self) -> None:
         """No such server says what a prompt takes."""
-
-    def close(self) -> None:
-        """Forget the streams."""
-        self._streams = {}
 
     def _law(self, history: Tokens) -> NDArray[np.float32]:
         raise NotImplementedError

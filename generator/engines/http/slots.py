@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from generator.engines.http.api import ServerFacts
 from generator.engines.http.connection import Connection, LostServerError
 from generator.engines.http.llama_server import LlamaServer
+from generator.engines.http.token_streams import Tokens, TokenStreams
 from schema.errors import OperationError
 
 _TRIES = 4  # of one step in a slot that does not keep what it was given
-
-Tokens = tuple[int, ...]
 
 
 @dataclass
@@ -31,8 +30,8 @@ class _Slot:
     held: Tokens = ()
 
 
-class SlotSession:
-    """One prompt and its streams in some slots of a llama-server.
+class SlotSession(TokenStreams):
+    """One prompt and its streams in some slots of a llama-server; a slot is found for a stream at its next step.
 
     Args:
         connection: To the server.
@@ -46,16 +45,9 @@ class SlotSession:
         self, connection: Connection, api: LlamaServer, facts: ServerFacts, slots: Sequence[int],
         read_back: Callable[[], Mapping[str, Any]],
     ) -> None:  # fmt: skip
-        self._connection, self._api, self._facts, self._read_back = connection, api, facts, read_back
+        super().__init__(connection, facts, read_back)
+        self._api = api
         self._slots = [_Slot(number) for number in slots]
-        self._prompt: Tokens = ()
-        self._streams: dict[int, Tokens] = {}
-        self._next = 0
-
-    @property
-    def read_back(self) -> Mapping[str, Any]:
-        """What the server says of itself now."""
-        return self._read_back()
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Decode a prompt in the first slot, and return the law after it; other slots read it when they are needed."""
@@ -71,16 +63,6 @@ class SlotSession:
                 continue
             self._slots[0].held = self._prompt
             return law
-
-    def fork(self, stream: int | None = None) -> int:
-        """Open a stream that goes on from another one, or from the prompt; a slot is found for it at its next step."""
-        self._next += 1
-        self._streams[self._next] = self._prompt if stream is None else self._streams[stream]
-        return self._next
-
-    def drop(self, stream: int) -> None:
-        """Close a stream."""
-        del self._streams[stream]
 
     def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append one token to each of some streams, and return the logarithms of the next laws, [streams, V]."""
@@ -102,10 +84,6 @@ class SlotSession:
     def prompt_bytes(self) -> int | None:
         """Return how many bytes the first slot's saved state takes; None if the server saves none."""
         return self._api.slot_bytes(self._connection, self._slots[0].number)
-
-    def close(self) -> None:
-        """Forget the streams; the server's slots are overwritten by the next ones."""
-        self._streams = {}
 
     def _placed(self, streams: Sequence[int]) -> list[_Slot]:
         """A slot for each stream: its own, or a free one that holds most of its history."""
