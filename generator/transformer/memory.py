@@ -55,7 +55,7 @@ class ModelShape:
         return cls(
             layers=int(config["num_hidden_layers"]),
             width=int(config["hidden_size"]),
-            inner_width=int(config["intermediate_size"]),
+            inner_width=_inner_width(config),
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_size=int(config.get("head_dim") or config["hidden_size"] // heads),
@@ -114,6 +114,15 @@ class ModelShape:
         suffix = self.entry_bytes * horizon + (self.score_bytes(scored + horizon) if scored else 0)
         stream = suffix + self.law_bytes + self.activation_bytes + self.partial_bytes(entries)
         return streams * stream + kept * suffix + actions * 3 * self.probabilities_bytes
+
+
+def _inner_width(config: Mapping[str, Any]) -> int:
+    """The width of an MLP, or of as many experts as a token goes through."""
+    experts = config.get("num_experts_per_tok")
+    if not experts:
+        return int(config["intermediate_size"])
+    shared = int(config.get("shared_expert_intermediate_size") or 0)
+    return int(config.get("moe_intermediate_size") or config["intermediate_size"]) * int(experts) + shared
 
 
 def padded_vocabulary(vocabulary: int) -> int:
