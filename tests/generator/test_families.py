@@ -17,6 +17,7 @@ from oracles.plain_generator import load_eager
 from transformers import LlamaConfig
 
 from generator.actions import Action
+from generator.attention.holding import AsComputed
 from generator.attention.layer_terms import LayerTerms
 from generator.codecs import CODECS
 from generator.generation import PendingUnit, generate_units
@@ -24,6 +25,7 @@ from generator.generation.units import generate_together
 from generator.selectors import SELECTORS, Full
 from generator.selectors.policies import POLICIES
 from generator.transformer import loading
+from generator.transformer.footprint import local_footprint
 from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
 from generator.transformer.proof import remembered as proofs
@@ -179,6 +181,11 @@ def test_a_window_holds_its_own_entries_whatever_is_evicted() -> None:
     assert control.record["payload_bytes"] == 2 * entry * (39 + 150)
     assert half.record["kept_entries"] == 75
     assert len(half.record["kept_sha256"]) == 2
+    footprint = local_footprint(str(saved_family("gemma3")), "float32")
+    assert footprint is not None
+    record = half.record
+    stored = sum(record[name] for name in ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes"))
+    assert footprint.cache_bytes(75, AsComputed(), indexed=True) == stored
     assert half.record["resident_bytes"] - half.record["payload_bytes"] > 2 * entry * HORIZON
 
 
