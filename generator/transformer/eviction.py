@@ -20,6 +20,7 @@ from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
 from generator.selectors import Full, Selector
 from generator.selectors.expected_attention import QueryMoments
+from generator.selectors.kvpress import KVPress
 from generator.selectors.policies.watched import Left
 from generator.selectors.selector import ScoringSelector
 from log.prompts import KeptEntries, kept_entries
@@ -190,6 +191,9 @@ _HALF_TURNED = (
 )  # fmt: skip
 
 
+_OF_KVPRESS = ("llama", "mistral", "phi3", "qwen2", "qwen3")
+
+
 def check_choosable(selector: Selector, kind: str, softcap: float | None) -> None:
     """Refuse a selector that needs of a model's layers what they do not have.
 
@@ -203,6 +207,10 @@ def check_choosable(selector: Selector, kind: str, softcap: float | None) -> Non
             that of whole heads by halves in every layer.
     """
     name = type(selector).__name__
+    if isinstance(selector, KVPress) and kind not in _OF_KVPRESS:
+        raise InputError(
+            f"selector kvpress:{selector.press}: kvpress takes {', '.join(_OF_KVPRESS)}, and not this model ({kind})"
+        )
     if softcap is not None and (selector.window or selector.statistics):
         raise InputError(
             f"selector {name}: computes attention itself, without the soft cap of {softcap:g} that this model "

@@ -22,7 +22,9 @@ from generator.attention.layer_terms import LayerTerms
 from generator.codecs import CODECS
 from generator.generation import PendingUnit, generate_units
 from generator.generation.units import generate_together
-from generator.selectors import SELECTORS, Full
+from generator.selectors import SELECTORS, Full, Selector, SnapKV
+from generator.selectors.expected_attention import ExpectedAttention
+from generator.selectors.kvpress import KVPress
 from generator.selectors.policies import POLICIES
 from generator.transformer import loading
 from generator.transformer.footprint import local_footprint
@@ -209,6 +211,22 @@ def test_a_model_that_gives_something_else_is_refused_by_its_layer(
         load_model(str(folder))
     assert proofs.results() == {str(folder): str(refused.value).partition("not supported: ")[2]}
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("selector", "family", "message"),
+    [
+        (ExpectedAttention(), "smollm3", "selector ExpectedAttention: needs layers that rotate whole heads by halves"),
+        (ExpectedAttention(), "cohere2", "selector ExpectedAttention: needs layers that rotate whole heads by halves"),
+        (SnapKV(), "gemma2", "selector SnapKV: computes attention itself, without the soft cap of 50"),
+        (KVPress("KnormPress", (), None, ()), "gpt-oss", "selector kvpress:KnormPress: kvpress takes llama, mistral"),
+    ],
+)
+def test_a_selector_that_a_family_cannot_give_is_refused_alone(selector: Selector, family: str, message: str) -> None:
+    action = Action("half", "half", selector, Retention.parse("1/2"))
+    with pytest.raises(InputError) as refused:
+        generated(family, [PendingUnit(action, 0, 1)])
+    assert str(refused.value).startswith(message)
 
 
 def test_a_proof_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
