@@ -16,7 +16,7 @@ from generator.finite.study_systems import exact_value_rows
 from generator.generation.engine_models import engine_model
 from generator.generation.events import library_versions
 from generator.transformer.fingerprints import model_identity
-from generator.transformer.local_folders import local_configuration, local_folder, model_location
+from generator.transformer.local_folders import has_local_weights, local_configuration, local_folder, model_location
 from generator.transformer.model_checks import check_model, check_placement
 from log.store import Store
 from schema.errors import ControlError, InputError, OperationError
@@ -26,6 +26,7 @@ from sql.catalog import open_views
 from stats.quantities.answers import ANSWER_QUANTITIES
 
 _SIZES = ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
+_ABSENT = "; not on this machine"
 
 
 def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
@@ -36,7 +37,7 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
         served: whether endpoints generate; then it does not matter which devices are here.
 
     Returns:
-        What could not be checked, since it is not on this machine.
+        What could not be checked, and why.
 
     Raises:
         InputError: something in the study file, or of its model, cannot be done.
@@ -54,14 +55,15 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
         location = model_location(model)
         named = local_folder(location) is None and not location.startswith(("/", "~"))
         if run.offline and named and local_configuration(location, model.revision) is None:
-            unchecked.append(f"configuration and weights of the model, taken for '{location}' of Hugging Face")
+            unchecked.append(f"configuration and weights of the model, taken for '{location}' of Hugging Face{_ABSENT}")
         elif not _has_made_units(run) and not check_model(
             location, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map
         ):
-            unchecked.append("weights of the model")
+            here = has_local_weights(location, model.revision)
+            unchecked.append("the model; it is proven when it is loaded" if here else f"weights of the model{_ABSENT}")
     _check_plannable(run.material)
     if run.material.nominal:  # the material refuses the rest
-        unchecked.append("prompts, which need the model's tokenizer")
+        unchecked.append(f"prompts, which need the model's tokenizer{_ABSENT}")
     return unchecked
 
 

@@ -76,7 +76,7 @@ def describe_studies(
         law = f", {study.law.other_words}" if study.law.other_words else ""
         yield f"study '{study.name}' on {study.model.id}, H = {study.study.horizon}{law}; store {location}"
         for what in absent:
-            yield f"  not checked: {what}; not on this machine"
+            yield f"  not checked: {what}"
         yield _plan_line(found)
         for split in found.splits:
             yield from _split_lines(run, split, redone)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from generator.attention.layer_terms import PLAIN, LayerTerms
+
 
 @dataclass(frozen=True)
 class StreamEntries:
@@ -18,7 +20,7 @@ class StreamEntries:
     R is a multiple of the rows that the model computes: copies of a stream fill it up.
 
     Attributes:
-        layer: The layer's number, from 0.
+        layer: The number of the layer among those without a window, from 0.
         query: The new token's, [R, KV heads, query heads of it, size], rotated.
         prompt_key: The cache's prompt entries, shared by all rows, [KV heads, entries, size].
         prompt_value: Likewise.
@@ -26,6 +28,7 @@ class StreamEntries:
         suffix_value: Likewise.
         scaling: What products of queries and keys are multiplied by.
         streams: How many rows are streams, the first ones; the others are copies.
+        terms: The layer's soft cap and sinks, if it has any. Rules are not asked about layers with windows.
     """
 
     layer: int
@@ -36,6 +39,7 @@ class StreamEntries:
     suffix_value: Tensor
     scaling: float
     streams: int = 1
+    terms: LayerTerms = PLAIN
 
 
 class CacheRule:

@@ -66,7 +66,7 @@ def _decided(rule: CacheRule, layer: PromptLayer, own: PrefixLayer) -> Tensor:
         return checksum(before >= 0)
     entries = StreamEntries(
         layer.number, layer.window_query[:, -1].reshape(1, kv_heads, -1, size), own.key, own.value,
-        layer.key[None, :, -1:], layer.value[None, :, -1:], layer.scaling,
+        layer.key[None, :, -1:], layer.value[None, :, -1:], layer.scaling, terms=layer.terms,
     )  # fmt: skip
     joined = torch.nn.functional.pad(before, (0, 1))[None] if rule.scores else before  # the new entry's score is 0
     attention, after = rule.attend(entries, joined)

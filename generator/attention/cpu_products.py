@@ -10,6 +10,8 @@ and division do not have this fault.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -36,6 +38,11 @@ def has_product() -> bool:
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
+def fits_onednn(tensor: Tensor) -> bool:
+    """Whether oneDNN multiplies such tensors."""
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and has_product()
+
+
 class OneDNNLinear(nn.Linear):
     """A linear layer that shares the weights of another and multiplies by oneDNN."""
 
@@ -58,6 +65,16 @@ class SeamlessSiLU(nn.Module):
         return torch.div(wide, divisor, out=divisor).to(x.dtype)
 
 
+class SeamlessGELU(nn.Module):
+    """x / (1 + exp(-2 z)) with z = sqrt(2 / pi) (x + .044715 x^3): GELU by its approximation with tanh, elementwise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activation of x, of any shape, in x's dtype."""
+        wide = x.float()
+        inner = (wide * wide).mul_(0.044715).add_(1.0).mul_(wide).mul_(-2.0 * math.sqrt(2.0 / math.pi))
+        return (wide / inner.exp_().add_(1.0)).to(x.dtype)
+
+
 def replace_linear_layers(network: nn.Module) -> None:
     """Replace the network's large float32 linear layers by ``OneDNNLinear``, if torch has oneDNN."""
     if not has_product():
@@ -68,12 +85,14 @@ def replace_linear_layers(network: nn.Module) -> None:
 
 
 def replace_activations(network: nn.Module) -> None:
-    """Replace every SiLU of the network by ``SeamlessSiLU``."""
-    from transformers.activations import SiLUActivation  # noqa: PLC0415 - products are computed without transformers
+    """Replace every SiLU of the network by ``SeamlessSiLU``, and every GELU by tanh by ``SeamlessGELU``."""
+    from transformers.activations import GELUTanh, SiLUActivation  # noqa: PLC0415 - products are computed without transformers
 
     for module, name, child in _children(network):
         if isinstance(child, (nn.SiLU, SiLUActivation)):
             setattr(module, name, SeamlessSiLU())
+        elif isinstance(child, GELUTanh):
+            setattr(module, name, SeamlessGELU())
 
 
 def _children(network: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:

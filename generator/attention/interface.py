@@ -12,13 +12,17 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from generator.attention.layer_terms import PLAIN, LayerTerms
+
 IMPLEMENTATION = "kvdrift"
 
 
 class LayerAttention(Protocol):
     """One way to attend, in any layer of the model."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms = PLAIN
+    ) -> Tensor:
         """Compute the attention of one layer.
 
         Args:
@@ -27,6 +31,7 @@ class LayerAttention(Protocol):
             key: [B, KV heads, T, size], rotated.
             value: [B, KV heads, T, size].
             scaling: What products of queries and keys are multiplied by.
+            terms: What the layer's attention has beside a softmax over all earlier positions.
 
         Returns:
             The attention output, [B, heads, T, size].
@@ -43,10 +48,15 @@ def _attend(
     scaling: float = 1.0,
     *,
     kvdrift_attention: LayerAttention,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     layer: Any = module.layer_idx
-    output = kvdrift_attention.attend(layer, query, key, value, scaling)
+    plain = not (sliding_window or softcap) and s_aux is None
+    terms = PLAIN if plain else LayerTerms(sliding_window or None, softcap or None, s_aux)
+    output = kvdrift_attention.attend(layer, query, key, value, scaling, terms)
     return output.transpose(1, 2).contiguous(), None
 
 

@@ -13,7 +13,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from generator.attention.cpu_products import has_product, product
+from generator.attention.cpu_products import fits_onednn, product
+from generator.attention.layer_terms import attend_capped
 
 _aten = torch.ops.aten
 _MANY_KEYS = 256  # with so many keys or more, oneDNN is faster than the fused kernels
@@ -25,7 +26,9 @@ PartialAttention = tuple[Tensor, Tensor]
 """An attention output [..., size], and the logarithm of its sum of exponentials, float32 [...]."""
 
 
-def attend_part(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool = False) -> PartialAttention:
+def attend_part(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool = False, softcap: float | None = None
+) -> PartialAttention:
     """Attend by torch's fused kernels, called by name since the public function does not return the sums.
 
     Args:
@@ -34,10 +37,13 @@ def attend_part(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, ca
         value: [B, heads, S, size].
         scaling: What products of queries and keys are multiplied by.
         causal: Whether query t sees no key after t; then T = S.
+        softcap: The layer's soft cap, if it has one; not of causal attention.
 
     Returns:
         The output [B, heads, T, size], and the logarithm of the sum of exponentials, float32 [B, heads, T].
     """
+    if softcap is not None:
+        return attend_capped(query, key, value, scaling, softcap)
     if query.device.type == "cpu":
         output, mass = _aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
             query, key, value, 0.0, causal, scale=scaling
@@ -54,12 +60,18 @@ def attend_part(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, ca
     return output, mass
 
 
-def attend_prompt(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> PartialAttention:
+def attend_prompt(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None = None
+) -> PartialAttention:
     """Attend from queries [heads, T, size] to keys and values [heads, S, size], by oneDNN where that is faster.
+
+    With a layer's soft cap, if it has one.
 
     Returns:
         The output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T].
     """
+    if softcap is not None:
+        return attend_capped(query, key, value, scaling, softcap)
     if _by_onednn(query, key):
         return _attend_by_onednn(query * scaling, key, value)
     output, mass = attend_part(query[None], key[None], value[None], scaling)
@@ -126,11 +138,6 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
 def _by_onednn(query: Tensor, key: Tensor) -> bool:
     """Whether oneDNN can be used and is faster than the fused kernels, which multiply by MKL."""
     return key.shape[1] >= _MANY_KEYS and fits_onednn(query)
-
-
-def fits_onednn(tensor: Tensor) -> bool:
-    """Whether oneDNN multiplies such tensors."""
-    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and has_product()
 
 
 def _attend_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> PartialAttention:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from generator.attention.layer_terms import PLAIN, LayerTerms, attend_causally_by
 from generator.attention.parts import attend_causally
 from generator.attention.statistics import Gathered, Gathering, Statistic
 
@@ -16,14 +18,17 @@ from generator.attention.statistics import Gathered, Gathering, Statistic
 class PromptLayer:
     """What is kept of one layer's prompt of n entries.
 
+    A layer whose attention has a window keeps the entries alone that later positions may see.
+
     Attributes:
         key: [KV heads, n, size], rotated.
         value: [KV heads, n, size].
         window_query: The last W queries, [heads, W, size], rotated.
         scaling: What products of queries and keys are multiplied by.
-        number: The layer's number, from 0.
+        number: The layer's number among those without a window, from 0.
         prompt: SHA-256 of the prompt's tokens, for selectors that draw.
         statistics: What was gathered over all queries, by statistic.
+        terms: What the layer's attention has beside a softmax over all earlier positions.
     """
 
     key: Tensor
@@ -33,6 +38,7 @@ class PromptLayer:
     number: int = 0
     prompt: bytes = b""
     statistics: Mapping[Statistic[Any], Any] = field(default_factory=dict)
+    terms: LayerTerms = PLAIN
 
     def gathered(self, statistic: Statistic[Gathered]) -> Gathered:
         """Return what ``statistic`` gathered over the layer's queries; a selector must have asked for it."""
@@ -58,10 +64,14 @@ class PromptRecording:
         self.layers: list[PromptLayer] = []  # complete once all n positions have been seen
         self._seen: list[int] = []  # positions, per layer
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attend from the next T positions, all heads [1, heads, T, size], to all positions up to their own."""
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms = PLAIN
+    ) -> Tensor:
+        """Attend from the next T positions, all heads [1, heads, T, size], to the positions up to their own."""
         if layer == len(self.layers):
-            self._begin(layer, query, key, scaling)
+            self._begin(layer, query, key, scaling, terms)
+        if terms.window is not None:
+            return self._attend_in_window(layer, query, key[0], value[0], terms)
         record, first = self.layers[layer], self._seen[layer]
         last = first + query.shape[2]
         record.key[:, first:last], record.value[:, first:last] = key[0], value[0]
@@ -72,15 +82,32 @@ class PromptRecording:
         start = self.entries - record.window_query.shape[1]
         if last > start:
             record.window_query[:, max(first - start, 0) : last - start] = query[0, :, max(start - first, 0) :]
-        return attend_causally(query, *so_far, scaling)
+        return (
+            attend_causally(query, *so_far, scaling)
+            if terms.plain
+            else attend_causally_by(query, *so_far, scaling, terms)
+        )
 
-    def _begin(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+    def _attend_in_window(self, layer: int, query: Tensor, key: Tensor, value: Tensor, terms: LayerTerms) -> Tensor:
+        record = self.layers[layer]
+        key, value = torch.cat([record.key, key], 1), torch.cat([record.value, value], 1)
+        output = attend_causally_by(query, key, value, record.scaling, terms)
+        left = key.shape[1] - terms.held(key.shape[1])
+        self.layers[layer] = replace(record, key=key[:, left:].clone(), value=value[:, left:].clone())
+        return output
+
+    def _begin(self, layer: int, query: Tensor, key: Tensor, scaling: float, terms: LayerTerms) -> None:
         heads, size, kv_heads = query.shape[1], query.shape[3], key.shape[1]
         self._seen.append(0)
+        if terms.window is not None:
+            none = key.new_empty((kv_heads, 0, size))
+            self.layers.append(PromptLayer(none, none, query[0, :, :0], scaling, -1, self.prompt, terms=terms))
+            return
+        number = sum(one.terms.window is None for one in self.layers)
         self.layers.append(
             PromptLayer(
                 key.new_empty((kv_heads, self.entries, size)), key.new_empty((kv_heads, self.entries, size)),
-                query.new_empty((heads, min(self.window, self.entries), size)), scaling, layer, self.prompt,
-                self.gathering.of(layer),
+                query.new_empty((heads, min(self.window, self.entries), size)), scaling, number, self.prompt,
+                self.gathering.of(layer), terms,
             )
         )  # fmt: skip

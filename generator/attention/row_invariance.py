@@ -141,8 +141,9 @@ def _modules(network: Any) -> list[tuple[nn.Module, int]]:
         if isinstance(module, nn.Linear):
             tried[module.in_features, module.out_features] = module, module.in_features
         if isinstance(activation := getattr(module, "act_fn", None), nn.Module):
-            width = module.down_proj.in_features
-            tried[width, 0] = activation, width
+            down = getattr(module, "down_proj", None)
+            if isinstance(down, nn.Linear):
+                tried[down.in_features, 0] = activation, down.in_features
     return list(tried.values())
 
 

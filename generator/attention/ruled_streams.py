@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from generator.attention.cache_rules import CacheRule, StreamEntries
+from generator.attention.layer_terms import LayerTerms
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,16 @@ class RuledStreams:
         caches: Of each cache and layer, keys and values of the prompt entries, [KV heads, m, size] each.
         slots: How many streams can be open or parked.
         horizon: How many tokens a stream can have.
+        terms: Of each layer, what its attention has beside a softmax over all entries.
+
+    Layers whose attention has a window are left out, and the others are numbered from 0.
     """
 
     def __init__(
-        self, rules: Sequence[CacheRule | None], caches: Sequence[Sequence[Sequence[Tensor]]], slots: int, horizon: int
-    ) -> None:
+        self, rules: Sequence[CacheRule | None], caches: Sequence[Sequence[Sequence[Tensor]]], slots: int, horizon: int,
+        terms: Sequence[LayerTerms],
+    ) -> None:  # fmt: skip
+        self._terms = terms
         self._rules = {cache: rule for cache, rule in enumerate(rules) if rule is not None}
         self._caches = caches
         self._prompt = max((rule.scores for rule in self._rules.values()), default=0)
@@ -140,7 +146,15 @@ class RuledStreams:
             suffix_key, suffix_value = (own[:, :, :length][rows] for own in suffix)
             grouped = query[rows].view(len(rows), kv_heads, -1, size)
             entries = StreamEntries(
-                layer, grouped, prompt_key, prompt_value, suffix_key, suffix_value, scaling, part.streams
+                layer,
+                grouped,
+                prompt_key,
+                prompt_value,
+                suffix_key,
+                suffix_value,
+                scaling,
+                part.streams,
+                self._terms[layer],
             )
             columns = slice(self._prompt - rule.scores, self._prompt + length)
             before = self._scores[layer][:, :, columns][rows] if rule.scores else torch.empty(0)

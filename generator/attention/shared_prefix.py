@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from generator.attention.cache_rules import CacheRule
+from generator.attention.cpu_products import fits_onednn
 from generator.attention.fused.attention import FusedAttention, are_fused
-from generator.attention.parts import attend_part, attend_prompt, fits_onednn, join_parts
+from generator.attention.layer_terms import PLAIN, LayerTerms, with_sinks
+from generator.attention.parts import attend_part, attend_prompt, join_parts
 from generator.attention.ruled_streams import RuledStreams
 from generator.attention.stream_slots import StreamSlots
 from schema.errors import InputError
@@ -31,10 +33,14 @@ _Suffixes = list[Tensor]  # keys and values of one layer
 
 @dataclass(frozen=True)
 class PrefixLayer:
-    """One layer of one cache: its prompt keys and values, [KV heads, m, size] each."""
+    """One layer of one cache: its prompt keys and values, [KV heads, m, size] each, and the layer's terms.
+
+    If its attention has a window, the entries are the prompt's last ones, in every cache of the prompt.
+    """
 
     key: Tensor
     value: Tensor
+    terms: LayerTerms = PLAIN
 
 
 @dataclass(frozen=True)
@@ -79,11 +85,14 @@ class SharedPrefix:
         self._slots = StreamSlots(streams)
         self._buffers, self._suffix = _suffix_buffers(caches[0], streams + parked, horizon)
         self._ruled: RuledStreams | None = None
+        # A rule is asked about the layers without a window, which are numbered by themselves.
+        self._whole = [number for number, layer in enumerate(caches[0]) if layer.terms.window is None]
         if any(rule is not None for rule in rules):
-            parts = [[(layer.key, layer.value) for layer in cache] for cache in caches]
-            self._ruled = RuledStreams(rules, parts, streams + parked, horizon)
+            parts = [[(cache[number].key, cache[number].value) for number in self._whole] for cache in caches]
+            terms = [caches[0][number].terms for number in self._whole]
+            self._ruled = RuledStreams(rules, parts, streams + parked, horizon, terms)
         self._fused: FusedAttention | None = None
-        if are_fused(self.devices, fused):
+        if are_fused(self.devices, fused) and all(layer.terms.plain for layer in caches[0]):
             if any(tiles):
                 raise InputError("row_tile: the fused operations of this device have tiles of their own; leave it out")
             layers = [
@@ -197,16 +206,25 @@ class SharedPrefix:
                 if len(own["source"]):
                     _copy_suffixes(scores[:, :, :, columns], own["source"], own["target"])
             slots = {device: indices[device]["ruled"] for device in self.devices}
-            self._ruled.before_step(slots, self._suffix, self._slots.length)
+            self._ruled.before_step(slots, [self._suffix[number] for number in self._whole], self._slots.length)
 
     def fill(self, contents: Tensor) -> None:
         """Let slot s have the suffix ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
         kinds, _, entries, _ = contents.shape
         for part in (part for layer in self._suffix for part in layer):
-            for kind, content in enumerate(contents.to(part.device, part.dtype)):
+            _, heads, _, size = part.shape
+            for kind, content in enumerate(contents[:, :heads, :, :size].to(part.device, part.dtype)):
                 part[kind::kinds, :, :entries] = content
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        terms: LayerTerms = PLAIN,  # noqa: ARG002
+    ) -> Tensor:
         """Attend from one new token per row, whose keys and values join the suffixes of the slots.
 
         Args:
@@ -215,6 +233,7 @@ class SharedPrefix:
             key: [rows, KV heads, 1, size].
             value: Likewise.
             scaling: What products of queries and keys are multiplied by.
+            terms: Not used: those that the prompt was prefilled with count.
 
         Returns:
             [rows, heads, 1, size]; zeros where there is no stream.
@@ -224,9 +243,9 @@ class SharedPrefix:
             result = self._fused.attend(layer, query, key, value, self._suffix[layer], indices, scaling)
         else:
             result = self._attend_plainly(layer, query, key, value, scaling)
-        if self._ruled is not None:
+        if self._ruled is not None and layer in self._whole:
             slots, length = self._indices[query.device]["ruled"], self._slots.length
-            self._ruled.attend(layer, query, self._suffix[layer], slots, length, scaling, result)
+            self._ruled.attend(self._whole.index(layer), query, self._suffix[layer], slots, length, scaling, result)
         return result
 
     def _attend_plainly(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -240,9 +259,12 @@ class SharedPrefix:
         kv_heads = key.shape[1]
         group = heads // kv_heads
         grouped = query.reshape(rows, kv_heads, group, size)
+        terms = self._caches[0][layer].terms
+        seen = slice(terms.first_seen(length), length)
         own = attend_part(
-            grouped[:streams], suffix_key[:streams, :, :length], suffix_value[:streams, :, :length], scaling
-        )
+            grouped[:streams], suffix_key[:streams, :, seen], suffix_value[:streams, :, seen], scaling,
+            softcap=terms.softcap,
+        )  # fmt: skip
 
         # [KV heads, packed rows x group, size]
         packed = grouped[indices["packed"]].transpose(0, 1).reshape(kv_heads, -1, size)
@@ -250,11 +272,15 @@ class SharedPrefix:
         for tile in self._tiles:
             prefix = self._caches[tile.cache][layer]
             part = packed[:, tile.first * group : tile.last * group]
-            if self._ruled is not None and self._ruled.replaced(tile.cache, length):
+            first = 0 if terms.window is None else terms.first_seen(prefix.key.shape[1] + length)
+            replaced = self._ruled is not None and self._ruled.replaced(tile.cache, length)
+            if (replaced and terms.window is None) or first >= prefix.key.shape[1]:
                 outputs.append(torch.zeros_like(part))
-                masses.append(torch.zeros_like(part[..., 0], dtype=torch.float32))
+                masses.append(
+                    torch.full_like(part[..., 0], 0.0 if terms.window is None else -torch.inf, dtype=torch.float32)
+                )
                 continue
-            output, mass = attend_prompt(part, prefix.key, prefix.value, scaling)
+            output, mass = attend_prompt(part, prefix.key[:, first:], prefix.value[:, first:], scaling, terms.softcap)
             outputs.append(output)
             masses.append(mass)
         output, mass, unpacked = torch.cat(outputs, 1), torch.cat(masses, 1), indices["unpacked"]
@@ -263,7 +289,7 @@ class SharedPrefix:
             mass.view(kv_heads, -1, group).transpose(0, 1)[unpacked],
         )
         result = query.new_zeros((rows, heads, 1, size))
-        output, _ = join_parts(own, shared)
+        output = with_sinks(*join_parts(own, shared), terms.sinks)
         result[:streams] = output.reshape(streams, heads, 1, size)
         return result
 

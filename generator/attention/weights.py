@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from generator.attention.cache_rules import StreamEntries
-from generator.attention.cpu_products import product
-from generator.attention.parts import fits_onednn
+from generator.attention.cpu_products import fits_onednn, product
+from generator.attention.layer_terms import capped
 
 
 def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,8 +28,12 @@ def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor,
     packed = query.transpose(0, 1).reshape(kv_heads, rows * group, size)
     shared = _products(packed, entries.prompt_key).view(kv_heads, rows, group, prompt).transpose(0, 1)
     own = query @ entries.suffix_key.transpose(-1, -2)
-    scores = torch.cat([shared, own], -1).float()
-    weights = scores.add_(hidden[:, :, None]).softmax(-1)
+    scores = capped(torch.cat([shared, own], -1).float(), entries.terms.softcap).add_(hidden[:, :, None])
+    if entries.terms.sinks is not None:  # one more key, whose value is 0
+        sinks = entries.terms.sinks.float().view(1, kv_heads, group, 1).expand(rows, -1, -1, -1)
+        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
     share = weights.to(entries.query.dtype)
     to_prompt = share[..., :prompt].transpose(0, 1).reshape(kv_heads, rows * group, prompt)
     output = _products(to_prompt, entries.prompt_value.transpose(-1, -2)).view(kv_heads, rows, group, size)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from generator.attention.cache_rules import CacheRule, StreamEntries
+from generator.attention.layer_terms import with_sinks
 from generator.attention.parts import attend_part, attend_prompt, join_parts
 from generator.attention.shared_prefix import PrefixLayer
 
@@ -144,14 +145,14 @@ class CodedStreams(CacheRule):
             begun = torch.cat([first, key[:, :, :inside]], 2)
             (read,), _ = self._coding.read_back(begun[None], begun[None, :, :, :0], [entries.layer])
             key, value = torch.cat([read, key[:, :, inside:]], 2), torch.cat([its_values, value], 2)
-        joint = attend_part(query, key, value, entries.scaling)
+        joint = attend_part(query, key, value, entries.scaling, softcap=entries.terms.softcap)
         if shared:
             packed = query.transpose(0, 1).reshape(kv_heads, rows * group, size)
             prompt_key, prompt_value = entries.prompt_key[:, :shared], entries.prompt_value[:, :shared]
-            output, mass = attend_prompt(packed, prompt_key, prompt_value, entries.scaling)
+            output, mass = attend_prompt(packed, prompt_key, prompt_value, entries.scaling, entries.terms.softcap)
             by_rows = output.view(kv_heads, rows, group, size).transpose(0, 1)
             joint = join_parts(joint, (by_rows, mass.view(kv_heads, rows, group).transpose(0, 1)))
-        return joint[0].to(query.dtype), scores
+        return with_sinks(*joint, entries.terms.sinks).to(query.dtype), scores
 
     def _left(self, length: int) -> int:
         """How many generated entries have left the window at L; below 0, how many of the prompt's have not."""

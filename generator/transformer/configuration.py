@@ -20,7 +20,11 @@ from generator.transformer.local_folders import (
 from schema.errors import InputError, reading
 
 _MOST_LAYERS = 10_000  # what is said of each takes memory before any weight is looked for
-_ATTENTION = {"sliding_attention": "sliding-window attention", "chunked_attention": "chunked attention"}
+_ATTENTION = {"chunked_attention": "chunked attention"}
+_CHANGING_ROPE = {
+    "dynamic": "its frequencies depend on the prompts that came before",
+    "longrope": "its frequencies change where a continuation passes the original length",
+}
 
 
 @functools.cache
@@ -89,7 +93,7 @@ def _number(model_id: str, revision: str | None, name: str) -> int:
 
 
 def check_supported(config: Any, model_id: str) -> None:
-    """Refuse architectures other than the known ones, and attention that is not plain causal.
+    """Refuse what is not a causal language model of keys and values, as far as its configuration says so.
 
     Raises:
         InputError: Names what is not supported.
@@ -101,18 +105,34 @@ def check_supported(config: Any, model_id: str) -> None:
 
 
 def _unsupported(config: Any) -> str | None:
-    names = list(config.architectures or [])
-    kinds = {ARCHITECTURES[name] for name in names if name in ARCHITECTURES}
-    if config.model_type not in kinds:  # by which transformers chooses its code
-        what = f"architecture {', '.join(names) or 'unknown'}" + (f" as '{config.model_type}'" if kinds else "")
-        family = "encoder-decoder " if getattr(config, "is_encoder_decoder", False) else ""
-        return f"{family}{what} is not supported; supported: {', '.join(ARCHITECTURES)}"
-    if other := set(_layer_types(config)) - {"full_attention"}:
-        kind = min(other)
-        return f"{_ATTENTION.get(kind, f'attention of type {kind!r}')} is not supported"
-    if (config.rope_parameters or {}).get("rope_type") == "dynamic":
-        return "RoPE of type 'dynamic' is not supported: its frequencies depend on the prompts that came before"
+    names, kind = list(config.architectures or []), config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        return f"encoder-decoder architecture {', '.join(names) or 'unknown'} is not supported"
+    causal = library().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+    if causal not in names or not causal.endswith("ForCausalLM"):
+        what = f"architecture {', '.join(names) or 'unknown'} as '{kind}'"
+        return f"{what} is not supported: it is not the causal language model that transformers has of this type"
+    if getattr(config, "kv_lora_rank", None):
+        return "multi-head latent attention (MLA) is not supported: its cache holds no keys and values of heads"
+    return _unsupported_layers(config)
+
+
+def _unsupported_layers(config: Any) -> str | None:
+    types = set(_layer_types(config))
+    if other := types - {"full_attention", "sliding_attention"}:
+        return f"{_ATTENTION.get(min(other), f'attention of type {min(other)!r}')} is not supported"
+    if types == {"sliding_attention"}:
+        return "sliding-window attention in all layers is not supported: no entry could be evicted"
+    ropes = config.rope_parameters or {}
+    for own in (ropes, *(part for part in ropes.values() if isinstance(part, dict))):
+        if own.get("rope_type") in _CHANGING_ROPE:
+            return f"RoPE of type '{own['rope_type']}' is not supported: {_CHANGING_ROPE[own['rope_type']]}"
     return None
+
+
+def known_by_family(config: Any) -> bool:
+    """Whether a model needs no proof: a family that all tests run on, with full attention in every layer."""
+    return config.model_type in ARCHITECTURES.values() and set(_layer_types(config)) <= {"full_attention"}
 
 
 def eos_tokens(model_id: str, generation: Any, config: Any) -> tuple[int, ...]:

@@ -26,6 +26,8 @@ class Footprint:
     def cache_bytes(self, entries: int, holding: Holding, *, indexed: bool) -> int:
         """Bytes of payload, scales, index and metadata of ``entries`` per KV head and layer, as they are stored.
 
+        A layer with a window holds the window's own entries, of a prompt that is longer than the window.
+
         ``indexed`` says whether entries are ever removed; without that there is no index.
 
         Raises:
@@ -35,7 +37,8 @@ class Footprint:
         part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
         stored = bytes_as_stored(PrefixLayer(part, part), holding).total
         index = shape.kv_heads * entries * _INDEX_BYTES if indexed else 0
-        return shape.layers * (stored + index + _EXTENT_BYTES)
+        windows = sum(2 * part[:, :1].nbytes * (window - 1) for window in shape.windows)
+        return windows + (shape.layers - len(shape.windows)) * (stored + index + _EXTENT_BYTES)
 
     @property
     def weight_bytes(self) -> int:

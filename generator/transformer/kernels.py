@@ -68,6 +68,11 @@ class TransformerKernels:
         self._to_send = self.sent = torch.empty(0, dtype=torch.int64)
 
     @property
+    def slots(self) -> Tensor:
+        """The row that each open stream is computed in, int64 [streams], on the CPU."""
+        return self._attention.slots
+
+    @property
     def eos_tokens(self) -> tuple[int, ...]:
         """EOS tokens of the model's generation configuration."""
         return self._model.eos_tokens

@@ -10,7 +10,7 @@ from generator.attention.cpu_products import replace_activations, replace_linear
 from generator.attention.holding import DTYPES
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
-from generator.transformer.configuration import eos_tokens, library, quiet
+from generator.transformer.configuration import eos_tokens, known_by_family, library, quiet
 from generator.transformer.decoder import torch_threads, whole_sums
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.fused.layers import join_weights, layers_fault
@@ -18,6 +18,9 @@ from generator.transformer.local_folders import model_source
 from generator.transformer.memory import ModelShape
 from generator.transformer.model import LoadedModel
 from generator.transformer.model_checks import checked_configuration
+from generator.transformer.proof.forward import Probe, own_forward
+from generator.transformer.proof.proof import refusal
+from generator.transformer.proof.remembered import remember, remembered
 from generator.transformer.stored_tensors import check_complete
 from schema.errors import InputError, first_line, reading
 
@@ -55,6 +58,9 @@ def load_model(
         raise InputError(f"model.id = '{model_id}': its files changed while they were loaded; run the command again")
     device = _place(network, device, device_map)
     network.eval().requires_grad_(requires_grad=False)
+    proven = known_by_family(config) or remembered(files.weights_sha256, dtype, device)[0]
+    probe = Probe.of(config.vocab_size)
+    own = None if proven else own_forward(network, probe)
     small = sum(parameter.numel() for parameter in network.parameters()) < ONE_THREAD_PARAMETERS
     threads = 1 if small else None
     if torch.device(device).type == "cpu":
@@ -64,12 +70,18 @@ def load_model(
         join_weights(network)
     with torch_threads(threads), whole_sums(device):
         rows = find_row_multiple(network)
-    return LoadedModel(
+    model = LoadedModel(
         id=model_id if name is None else name, network=network, device=device, dtype=dtype,
         eos_tokens=eos_tokens(model_id, network.generation_config, config), positions=config.max_position_embeddings,
         shape=ModelShape.of(config.to_dict(), dtype), rows=rows, threads=threads, files=files,
         logits_dtype=logits_dtype,
     )  # fmt: skip
+    if own is not None:
+        problem = refusal(model, probe, own)
+        remember(files.weights_sha256, dtype, device, model_id, problem)
+        if problem is not None:
+            raise InputError(f"model.id = '{model_id}': not supported: {problem}")
+    return model
 
 
 def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None) -> Any:

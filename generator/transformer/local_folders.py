@@ -20,7 +20,7 @@ EMBEDDED_ID = "kvdrift/tiny"
 EMBEDDED_GGUF = Path(__file__).parents[1] / "embedded" / "gguf"
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded" / "checkpoint"
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
-"""Supported architectures, each with the ``model_type`` by which transformers chooses its code."""
+"""Architectures that need no proof, each with the ``model_type`` by which transformers chooses its code."""
 
 GGUF = ".gguf"
 
@@ -230,12 +230,12 @@ def safetensors_files(model_id: str, revision: str | None = None) -> list[Path]:
 
 
 def cached_models() -> dict[str, str]:
-    """Ids of supported models in the cache, each with its architecture."""
+    """Ids of causal language models in the cache, each with its architecture."""
     found = {}
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob(f"{_CACHED}*")):
         model_id = folder.name.removeprefix(_CACHED).replace("--", "/")
         for name in (local_configuration(model_id) or {}).get("architectures") or []:
-            if name in ARCHITECTURES:
+            if isinstance(name, str) and name.endswith("ForCausalLM"):
                 found[model_id] = name
     return found
 

@@ -43,6 +43,7 @@ class ModelShape:
     head_size: int
     vocabulary: int
     dtype: str
+    windows: tuple[int, ...] = ()  # of each layer that has one, how many positions it sees
 
     @classmethod
     def of(cls, config: Mapping[str, Any], dtype: str) -> ModelShape:
@@ -55,12 +56,13 @@ class ModelShape:
         return cls(
             layers=int(config["num_hidden_layers"]),
             width=int(config["hidden_size"]),
-            inner_width=int(config["intermediate_size"]),
+            inner_width=_inner_width(config),
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_size=int(config.get("head_dim") or config["hidden_size"] // heads),
             vocabulary=int(config["vocab_size"]),
             dtype=dtype,
+            windows=_windows(config),
         )
 
     @property
@@ -114,6 +116,20 @@ class ModelShape:
         suffix = self.entry_bytes * horizon + (self.score_bytes(scored + horizon) if scored else 0)
         stream = suffix + self.law_bytes + self.activation_bytes + self.partial_bytes(entries)
         return streams * stream + kept * suffix + actions * 3 * self.probabilities_bytes
+
+
+def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
+    size = config.get("sliding_window")
+    return tuple(int(size) for kind in config.get("layer_types") or () if kind == "sliding_attention" and size)
+
+
+def _inner_width(config: Mapping[str, Any]) -> int:
+    """The width of an MLP, or of as many experts as a token goes through."""
+    experts = config.get("num_experts_per_tok")
+    if not experts:
+        return int(config["intermediate_size"])
+    shared = int(config.get("shared_expert_intermediate_size") or 0)
+    return int(config.get("moe_intermediate_size") or config["intermediate_size"]) * int(experts) + shared
 
 
 def padded_vocabulary(vocabulary: int) -> int:

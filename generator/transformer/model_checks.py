@@ -9,8 +9,15 @@ from typing import Any
 import torch
 
 from generator.attention.holding import DTYPES
-from generator.transformer.configuration import absent_eos_tokens, check_supported, read_configuration
+from generator.transformer.configuration import (
+    absent_eos_tokens,
+    check_supported,
+    known_by_family,
+    read_configuration,
+)
+from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import has_local_weights, local_folder, model_source
+from generator.transformer.proof.remembered import remembered
 from generator.transformer.stored_tensors import check_tensors
 from schema.errors import InputError, first_line, nearest
 
@@ -28,6 +35,11 @@ def check_model(
             weights, a tensor that the weights lack, or an architecture whose attention is not known to be plain causal.
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
+    if not known_by_family(config):
+        made, problem = remembered(model_identity(model_id, revision).weights_sha256, dtype, device)
+        if problem is not None:
+            raise InputError(f"model.id = '{model_id}': not supported: {problem}")
+        return made  # its tensors are of names that transformers alone knows
     return check_tensors(model_id, config, revision)
 
 

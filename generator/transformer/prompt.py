@@ -26,7 +26,7 @@ from generator.coupling.streams import Savings
 from generator.selectors.policies.guarded import rule_of
 from generator.selectors.policies.watched import WatchedRule, watched_steps
 from generator.transformer.decoder import Decoder
-from generator.transformer.eviction import CompactCache, SharedScores, evict
+from generator.transformer.eviction import CompactCache, SharedScores, check_choosable, evict
 from generator.transformer.fused.head import Head
 from generator.transformer.kernels import PromptCaches, TransformerKernels
 from generator.transformer.memory import PREFILL_CHUNK, available_bytes, replicates_within
@@ -71,6 +71,7 @@ class Prompt:
             self._model, self._last = model, hidden[0, -1:].to(model.device, copy=True)  # [1, width]
         self.entries = len(tokens)
         self.layers: list[PromptLayer] = recording.layers
+        self.evictable = [layer for layer in self.layers if layer.terms.window is None]
         self._gathering = recording.gathering
 
         self._first_laws = {model.law: self._first_law(model.law)}
@@ -115,6 +116,8 @@ class PrefilledPrompt:
             action for action, m in self._actions if m < entries or action.budget(entries, horizon) is not None
         ]
         for action in choosing:
+            config = model.network.config
+            check_choosable(action.chooser, config.model_type, getattr(config, "attn_logit_softcapping", None))
             self._check_room(document.doc, action)
         began = time.perf_counter()
         selectors = [action.chooser for action in choosing]
@@ -161,7 +164,7 @@ class PrefilledPrompt:
         return PreparedPrompt(self._model, self._prompt, caches, seconds, self._horizon)
 
     def _cache_of(self, action: Action, kept: int) -> PreparedCache:
-        layers = self._prompt_of(action).layers
+        layers = self._prompt_of(action).evictable
         compact = evict(layers, self._scores.of(action.chooser), kept, action.holding)
         most = action.most_entries(self._entries, self._horizon)
         budget = action.budget(self._entries, self._horizon)
@@ -258,24 +261,20 @@ class PreparedPrompt:
 
         The last cache has such a rule as a policy's or a codec's.
         """
-        layers = [layer.key for layer in self._prompt.layers]
-        kv_heads, _, size = layers[0].shape
-        generator = torch.Generator().manual_seed(0)
-        drawn = torch.randn(2, kv_heads, entries, size, generator=generator).to(layers[0].dtype)
-        whole, copy, half = (
-            {device: PrefixLayer(*part.to(device, copy=True)) for device in {key.device for key in layers}}
-            for part in (drawn, drawn, drawn[:, :, ::2].contiguous())
-        )
-        half_entries = drawn[:, :, ::2].shape[2]
+        layers = self._prompt.layers
+        whole, copy, half = (_random_layers(layers, entries, step) for step in (1, 1, 2))
+        half_entries = -(-entries // 2)
         caches = PromptCaches(
             self._prompt.entries,
             self._prompt.first_law,
-            [[cache[key.device] for key in layers] for cache in (whole, copy, half)],
+            [whole, copy, half],
             (0,) * 3,
-            (None, None, rule and rule.over(half_entries, kv_heads)),
+            (None, None, rule and rule.over(half_entries, self._prompt.evictable[0].key.shape[0])),
         )
         model = replace(self._model, law=FULL_SOFTMAX)  # greedy laws would show few deviations, and those as large
         kernels = TransformerKernels(model, [caches], streams, self._horizon, savings)
+        kv_heads, size = (max(layer.key.shape[dimension] for layer in layers) for dimension in (0, 2))
+        generator = torch.Generator().manual_seed(1)
         suffixes = torch.randn(_TRIED_SUFFIXES, kv_heads, self._horizon - 1, size, generator=generator)
         return step_deviation(kernels, suffixes, streams)
 
@@ -287,8 +286,8 @@ class PreparedPrompt:
     @property
     def caches(self) -> PromptCaches:
         """What its streams start from."""
-        whole = tuple(PrefixLayer(layer.key, layer.value) for layer in self._prompt.layers)
-        layers = [whole, *(cache.compact.layers for cache in self._caches)]
+        whole = tuple(PrefixLayer(layer.key, layer.value, layer.terms) for layer in self._prompt.layers)
+        layers = [whole, *(_beside_windows(whole, cache.compact.layers) for cache in self._caches)]
         tiles, rules = [cache.tile for cache in self._caches], [cache.rule for cache in self._caches]
         first = self._prompt.first_law_under(self._model.law)
         return PromptCaches(self._prompt.entries, first, layers, (0, *tiles), (None, *rules))
@@ -302,15 +301,20 @@ class PreparedPrompt:
     def record(self, number: int, streams: int) -> dict[str, Any]:
         """What ``units`` says of cache ``number``, from 1; resident bytes are those of its streams before step 1."""
         compact, (payload, index) = self._caches[number - 1].compact, self._caches[number - 1].counted_bytes
+        # What a layer with a window holds does not grow beyond it, and is the same whatever an action keeps.
         suffix = sum(
-            (layer.key.nbytes + layer.value.nbytes) // layer.key.shape[1] * self._horizon
+            2
+            * layer.key[:, :1].nbytes
+            * (layer.terms.held(self._prompt.entries + self._horizon) - layer.terms.held(self._prompt.entries))
             for layer in self._prompt.layers
         )
+        windows = [layer for layer in self._prompt.layers if layer.terms.window is not None]
+        window_bytes = sum(layer.key.nbytes + layer.value.nbytes for layer in windows)
         return {
             "prompt_entries": self._prompt.entries, "kept_entries": compact.kept_entries,
-            "payload_bytes": payload, "scale_bytes": compact.scale_bytes, "index_bytes": index,
+            "payload_bytes": payload + window_bytes, "scale_bytes": compact.scale_bytes, "index_bytes": index,
             "metadata_bytes": compact.metadata_bytes,
-            "resident_bytes": compact.stored_bytes + suffix * streams,
+            "resident_bytes": compact.stored_bytes + window_bytes + suffix * streams,
             "kept_sha256": list(compact.kept_sha256),
             "read_checksums": None if compact.read_checksums is None else list(compact.read_checksums),
             "prefill_seconds": self._seconds[number - 1],
@@ -324,3 +328,29 @@ class PreparedPrompt:
             left = sorted(cache.rule.left_after.items())
             kept += [cache.compact.kept_by_position(entries, own, step) for step, own in left]
         return tuple(kept)
+
+
+def _beside_windows(whole: Sequence[PrefixLayer], kept: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
+    """What an action keeps of the layers without a window, between those with one, which every cache has."""
+    own = iter(kept)
+    return tuple(layer if layer.terms.window is not None else replace(next(own), terms=layer.terms) for layer in whole)
+
+
+def _random_layers(layers: Sequence[PromptLayer], entries: int, step: int) -> list[PrefixLayer]:
+    """As many prompt entries drawn at random, of which each ``step``-th is there; of a window, those that it holds.
+
+    Layers that are alike have the same ones.
+    """
+    made: dict[tuple[Any, ...], PrefixLayer] = {}
+    found = []
+    for layer in layers:
+        kv_heads, _, size = layer.key.shape
+        held = layer.terms.held(entries)
+        kind = layer.key.device, layer.key.dtype, kv_heads, size, layer.terms.window
+        if kind not in made:
+            generator = torch.Generator().manual_seed(0)
+            drawn = torch.randn(2, kv_heads, held, size, generator=generator).to(layer.key.dtype)
+            part = drawn if layer.terms.window is not None else drawn[:, :, ::step].contiguous()
+            made[kind] = PrefixLayer(*part.to(layer.key.device, copy=True))
+        found.append(replace(made[kind], terms=layer.terms))
+    return found

@@ -111,18 +111,31 @@ def _views() -> list[tuple[str, str]]:
 
 def _models() -> list[tuple[str, str]]:
     from generator.transformer.local_folders import ARCHITECTURES, EMBEDDED_ID, cached_models, has_local_weights
+    from generator.transformer.proof.remembered import results
     from schema.study import FINITE_STATE
 
     rows = [
         (EMBEDDED_ID, "the embedded model: retrieves records from prompts of the embedded source, no download"),
-        ("a local folder", f"config.json and weights of {', '.join(ARCHITECTURES)} with full attention in all layers"),
-        ("a Hugging Face id", "the same architectures, as transformers finds them"),
+        (
+            "a local folder",
+            f"config.json and weights: {', '.join(ARCHITECTURES)} with full attention are known by family",
+        ),
+        ("a Hugging Face id", "likewise; other causal models of transformers are proven when they are loaded"),
     ]
+    proofs = results()
+    rows += [(name, _said_of(proofs, name)) for name in proofs]
     for name, architecture in cached_models().items():
         missing = "" if has_local_weights(name) else ", without its weights"
-        rows.append((name, f"in the Hugging Face cache: {architecture}{missing}"))
+        if name not in proofs:
+            known = "" if architecture in ARCHITECTURES else ", not proven yet"
+            rows.append((name, f"in the Hugging Face cache: {architecture}{missing}{known}"))
     families = 'family = "mixture" with an alphabet, or tables = FILE'
     return [*rows, (f'kind = "{FINITE_STATE}"', f"systems whose laws are known for every history: {families}")]
+
+
+def _said_of(proofs: Mapping[str, str | None], name: str) -> str:
+    problem = proofs[name]
+    return "proven on this machine" if problem is None else f"refused on this machine: {problem}"
 
 
 def _quantities() -> list[tuple[str, str]]:

@@ -90,7 +90,7 @@ def test_what_run_refuses_is_refused_by_the_same_line(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("gpt2", "architecture GPT2LMHeadModel is not supported; supported: LlamaForCausalLM"),
+        ("gpt2", "architecture GPT2LMHeadModel as 'gpt2' is not supported"),
         ("lacking", "its weights lack 1 tensor(s) of the configured size: model.layers.1.mlp.up_proj.weight"),
         ("shardless", "cannot load its weights: the folder has no model-2.safetensors"),
         ("llama", "has no tokenizer, which prompts of text need"),

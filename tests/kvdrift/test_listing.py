@@ -48,7 +48,10 @@ def test_models_in_the_cache(cache: Path, capsys: pytest.CaptureFixture[str]) ->
     put(cache, "one/bare-config", {"config.json": {"architectures": ["Qwen3ForCausalLM"]}})
     put(cache, "two/other", {"config.json": {"architectures": ["MistralForCausalLM"]}, "model.safetensors": ""})
     put(cache, "two/broken", {"config.json": []})
-    assert cached_models() == {"one/bare-config": "Qwen3ForCausalLM", "one/whole": "LlamaForCausalLM"}
+    assert cached_models() == {
+        "one/bare-config": "Qwen3ForCausalLM", "one/whole": "LlamaForCausalLM", "two/other": "MistralForCausalLM"
+    }  # fmt: skip
+    assert "in the Hugging Face cache: MistralForCausalLM, not proven yet" in listing(capsys, "models")
     lines = [line.split(None, 1) for line in listing(capsys, "models").splitlines()]
     assert ["one/whole", "in the Hugging Face cache: LlamaForCausalLM"] in lines
     assert ["one/bare-config", "in the Hugging Face cache: Qwen3ForCausalLM, without its weights"] in lines

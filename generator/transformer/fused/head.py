@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from generator.attention.cpu_products import has_product, product
+from generator.attention.layer_terms import capped
 from generator.coupling.sampling import deployed
 from generator.transformer.memory import DOUBLE_VOCABULARY, padded_vocabulary
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
@@ -37,6 +38,7 @@ class Head:
         self._layer, self._device = network.lm_head, torch.device(device)
         self._vocabulary = self._layer.out_features
         self._wide, self._law = logits_dtype == "float32", law
+        self._scaling, self._softcap = logit_terms(network)
 
     def room(self, rows: int) -> Tensor:
         """Make room for so many laws, [rows, columns]: float32 where V is large, else float64."""
@@ -70,7 +72,7 @@ class Head:
         wide = self._wide and weight.dtype != torch.float32
         if self._device.type == "cpu" and not wide:
             own: Tensor = self._layer(hidden)
-            return own
+            return self._on_logits(own)
         hidden = hidden.to(weight.device)
         logits = hidden.new_empty((len(hidden), self._columns), dtype=torch.float32 if wide else weight.dtype)
         inside, beyond = logits[:, : self._vocabulary], logits[:, self._vocabulary :]
@@ -81,7 +83,21 @@ class Head:
             torch.mm(hidden, weight.t(), out_dtype=torch.float32, out=inside)
         else:
             _wide_product(hidden.float(), weight, inside)
+        if self._scaling != 1.0 or self._softcap is not None:
+            inside.copy_(self._on_logits(inside))
         return logits
+
+    def _on_logits(self, logits: Tensor) -> Tensor:
+        if self._scaling != 1.0:
+            logits = logits * self._scaling
+        return capped(logits, self._softcap)
+
+
+def logit_terms(network: Any) -> tuple[float, float | None]:
+    """What a network's logits are multiplied by, and their soft cap; 1 and None of most networks."""
+    config = network.config
+    scaling = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    return scaling, getattr(config, "final_logit_softcapping", None)
 
 
 def _wide_product(hidden: Tensor, weight: Tensor, out: Tensor) -> None:

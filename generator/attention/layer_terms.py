@@ -1,0 +1,145 @@
+"""What a layer's attention has beside a softmax over all earlier positions: a window, a soft cap, sinks.
+
+With scaled products s of a query and its keys, a soft cap c makes them c tanh(s / c). A window of W lets the query at
+position t see the positions t - W + 1 .. t alone. Sinks are one learned number a head, which stands in the sum of
+exponentials beside those of the keys, once, and has no value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from generator.attention.cpu_products import fits_onednn, product
+
+_POSITIONS = 128  # of queries of a prompt, whose scores are computed at once
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTerms:
+    """What a layer's attention has beside a softmax over all earlier positions.
+
+    Attributes:
+        window: W, or None if every query sees all positions before it.
+        softcap: c, or None.
+        sinks: [heads], or None.
+    """
+
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the layer has none of them."""
+        return self.window is None and self.softcap is None and self.sinks is None
+
+    def first_seen(self, entries: int) -> int:
+        """Of so many entries up to the query's own, the place of the first one that it sees."""
+        return 0 if self.window is None else max(entries - self.window, 0)
+
+    def held(self, entries: int) -> int:
+        """How many of so many entries a later query may still see: as many as a cache holds."""
+        return entries if self.window is None else min(entries, self.window - 1)
+
+
+PLAIN = LayerTerms()
+
+
+def attend_capped(query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float) -> tuple[Tensor, Tensor]:
+    """Attend with a soft cap.
+
+    Args:
+        query: [..., T, size].
+        key: [..., S, size].
+        value: [..., S, size].
+        scaling: What products of queries and keys are multiplied by.
+        softcap: c.
+
+    Returns:
+        The output [..., T, size], float32, and the logarithm of the sum of exponentials, float32 [..., T].
+    """
+    if query.dim() == 3 and fits_onednn(query):
+        heads = zip(query, key, value, strict=True)
+        found = [_weigh(capped(product(some * scaling, keys), softcap), values) for some, keys, values in heads]
+        output, mass = (torch.stack(part) for part in zip(*found, strict=True))
+        return output, mass
+    return _weigh(capped((query @ key.transpose(-1, -2)).float() * scaling, softcap), value)
+
+
+def capped(scores: Tensor, softcap: float | None) -> Tensor:
+    """Scores with a soft cap, if there is one; an element's value does not depend on its place.
+
+    tanh(x) is 1 - 2 / (1 + exp(2 x)): torch's own tanh computes a tensor's last elements otherwise than the others.
+    """
+    if softcap is None:
+        return scores
+    return softcap - 2.0 * softcap / (1.0 + (scores * (2.0 / softcap)).exp())
+
+
+def with_sinks(output: Tensor, mass: Tensor, sinks: Tensor | None) -> Tensor:
+    """Let sinks into the sums of exponentials of an output.
+
+    Args:
+        output: [..., KV heads, query heads of it, size].
+        mass: The logarithm of the sum of exponentials over all parts, float32 [..., KV heads, query heads of it].
+        sinks: [heads], or None.
+
+    Returns:
+        The output, of the same shape.
+    """
+    if sinks is None:
+        return output
+    share = 1.0 / (1.0 + (sinks.float().view(mass.shape[-2:]) - mass).exp())
+    return output * share[..., None]
+
+
+def attend_causally_by(query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms) -> Tensor:
+    """Attend from the last T of S positions to those up to their own that the layer's terms let them see.
+
+    Args:
+        query: [1, heads, T, size].
+        key: [KV heads, S, size].
+        value: [KV heads, S, size].
+        scaling: What products of queries and keys are multiplied by.
+        terms: The layer's.
+
+    Returns:
+        The attention output, [1, heads, T, size].
+    """
+    _, heads, length, size = query.shape
+    kv_heads, positions, _ = key.shape
+    group, before = heads // kv_heads, positions - length
+    grouped = query.reshape(kv_heads, group, length, size)
+    output = torch.empty_like(grouped)
+    for first in range(0, length, _POSITIONS):
+        last = min(first + _POSITIONS, length)
+        since = terms.first_seen(before + first + 1)
+        own = torch.arange(before + first, before + last, device=key.device)[:, None]
+        seen = torch.arange(since, before + last, device=key.device)
+        hidden = seen > own
+        if terms.window is not None:
+            hidden |= seen <= own - terms.window
+        for head in range(kv_heads):
+            rows = grouped[head, :, first:last].reshape(-1, size)
+            keys, values = key[head, since : before + last], value[head, since : before + last]
+            scores = product(rows * scaling, keys) if fits_onednn(rows) else (rows @ keys.t()).float() * scaling
+            scores = capped(scores, terms.softcap).view(group, last - first, -1).masked_fill_(hidden, -torch.inf)
+            part, mass = _weigh(scores.view(group * (last - first), -1), values)
+            if terms.sinks is not None:
+                sinks = terms.sinks.view(kv_heads, group)[head].repeat_interleave(last - first)
+                part = part * (mass - torch.logaddexp(mass, sinks.float()))[:, None].exp()
+            output[head, :, first:last] = part.view(group, last - first, size)
+    return output.view(query.shape)
+
+
+def _weigh(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Average values [..., S, size] by the softmax of float32 scores [..., T, S]."""
+    top = scores.amax(-1)
+    weights = torch.softmax(scores, -1)
+    mass = top - weights.amax(-1).log()
+    if weights.dim() == 2 and fits_onednn(weights) and value.dtype == torch.float32:
+        return product(weights, value.t()), mass
+    return (weights.to(value.dtype) @ value).float(), mass

@@ -1,0 +1,122 @@
+"""Transformers' own forward pass on a probe: its eager attention, its own cache, entries that are really removed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from generator.transformer.configuration import library
+
+ENTRIES, CHUNK, WINDOW, KEPT, STEPS = 48, 32, 24, 20, 8
+"""Of the probe: prompt tokens, how many are prefilled at once, entries of a window, kept entries, decoded tokens."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one way to compute gave.
+
+    Attributes:
+        layers: Of each layer, the hidden states after it, [rows, width]: the prompt's, then a row for each stream and
+            step.
+        laws: The laws of the same rows but those of the prompt's tokens before the last one, float64 [rows, V].
+    """
+
+    layers: Sequence[Tensor]
+    laws: Tensor
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Tokens that a model is tried with: a prompt, and two continuations that part."""
+
+    prompt: Tensor  # int64 [ENTRIES]
+    continuations: Tensor  # int64 [2, STEPS]
+
+    @classmethod
+    def of(cls, vocabulary: int) -> Probe:
+        """Draw tokens, always the same ones."""
+        drawn = torch.randint(vocabulary, (ENTRIES + 2 * STEPS,), generator=torch.Generator().manual_seed(0))
+        return cls(drawn[:ENTRIES], drawn[ENTRIES:].view(2, STEPS))
+
+
+def kept_positions(layer: int, kv_heads: int) -> Tensor:
+    """Which prompt entries the evicted cache keeps, int64 [KV heads, KEPT], ascending, unlike ones in each head."""
+    generator = torch.Generator().manual_seed(1 + layer)
+    ranked = torch.rand(kv_heads, ENTRIES, generator=generator).argsort(-1)
+    return ranked[:, :KEPT].sort(-1).values
+
+
+@contextlib.contextmanager
+def short_windows(network: Any) -> Iterator[None]:
+    """Let windows inside the block be shorter than the probe; a model's code does the same with windows of any size."""
+    holders = [network.config, *network.modules()]
+    named = [(one, vars(one)["sliding_window"]) for one in holders if type(vars(one).get("sliding_window")) is int]
+    for one, _ in named:
+        one.sliding_window = WINDOW
+    try:
+        yield
+    finally:
+        for one, window in named:
+            one.sliding_window = window
+
+
+@contextlib.contextmanager
+def outputs_of_layers(network: Any) -> Iterator[list[list[Tensor]]]:
+    """Collect what each layer of a network returns inside the block, [rows, width] of each pass."""
+    found: list[list[Tensor]] = [[] for _ in network.model.layers]
+
+    def listen(own: list[Tensor], output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        own.append(hidden.flatten(0, 1).float().cpu())
+
+    with contextlib.ExitStack() as hooks:
+        for layer, own in zip(network.model.layers, found, strict=True):
+            hook = layer.register_forward_hook(lambda _, __, output, own=own: listen(own, output))
+            hooks.callback(hook.remove)
+        yield found
+
+
+def own_forward(network: Any, probe: Probe) -> Found:
+    """Compute the probe by transformers alone: two streams of the whole cache, then two of the evicted one."""
+    device = network.get_input_embeddings().weight.device
+    implementation = network.config._attn_implementation  # noqa: SLF001
+    network.set_attn_implementation("eager")
+    laws: list[Tensor] = []
+
+    def forward(tokens: Tensor, cache: Any, first: int) -> None:
+        positions = torch.arange(first, first + tokens.shape[1], device=device)[None]
+        output = network(tokens.to(device), past_key_values=cache, position_ids=positions, use_cache=True)
+        laws.append(output.logits[:, -1].double().softmax(-1).cpu())
+
+    try:
+        with torch.inference_mode(), short_windows(network), outputs_of_layers(network) as layers:
+            whole = library().DynamicCache(config=network.config)
+            forward(probe.prompt[None], whole, 0)
+            evicted = copy.deepcopy(whole)
+            remove(evicted)
+            for cache in (whole, evicted):
+                cache.batch_repeat_interleave(2)
+                for step in range(STEPS):
+                    forward(probe.continuations[:, step : step + 1], cache, ENTRIES + step)
+    finally:
+        network.set_attn_implementation(implementation)
+    return Found([torch.cat(own) for own in layers], torch.cat(laws))
+
+
+def remove(cache: Any) -> None:
+    """Take all entries but the kept ones out of the layers that have no window."""
+    number = 0
+    for layer in cache.layers:
+        if getattr(layer, "is_sliding", False):
+            continue
+        places = kept_positions(number, layer.keys.shape[1]).to(layer.keys.device)[None, :, :, None]
+        layer.keys, layer.values = (
+            part.gather(2, places.expand(-1, -1, -1, part.shape[-1])) for part in (layer.keys, layer.values)
+        )
+        number += 1

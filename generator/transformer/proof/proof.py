@@ -1,0 +1,102 @@
+"""Whether a loaded model's prompts, caches and streams give what transformers' own forward pass gives on a probe."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from generator.attention.shared_prefix import PrefixLayer
+from generator.coupling.streams import ALL_SAVINGS
+from generator.transformer.decoder import Decoder
+from generator.transformer.kernels import PromptCaches, TransformerKernels
+from generator.transformer.prompt import Prompt
+from generator.transformer.proof.forward import (
+    CHUNK,
+    ENTRIES,
+    STEPS,
+    Found,
+    Probe,
+    kept_positions,
+    outputs_of_layers,
+    short_windows,
+)
+from schema.errors import first_line
+
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
+"""By dtype, how far a row may be off, relative to its norm. With 16 bits half of the rows must be within: a router of
+experts whose two best scores are nearly equal may choose otherwise, whatever computes them."""
+
+
+def refusal(model: Decoder, probe: Probe, own: Found) -> str | None:
+    """Hold a model against transformers' own forward pass.
+
+    Args:
+        model: A loaded model.
+        probe: What it is tried with.
+        own: What transformers gives.
+
+    Returns:
+        None if it gives the same, else what differs, by how much, in one line.
+    """
+    try:
+        with model.computing():
+            ours = _computed(model, probe)
+    except Exception as error:  # noqa: BLE001 - whatever its code does with our attention
+        return f"its attention does not go through transformers' attention interface ({first_line(error)})"
+    tolerance = TOLERANCES[model.dtype]
+    for number, (one, other) in enumerate(zip(ours.layers, own.layers, strict=True)):
+        off = _difference(one, other, model.dtype)
+        if not off <= tolerance:
+            return (
+                f"layer {number} differs from transformers' own forward pass by {off:.2g} of its size on a probe, and "
+                f"{tolerance:g} is allowed"
+            )
+    off = _difference(ours.laws, own.laws, model.dtype)
+    if not off <= tolerance:
+        return f"its laws differ from transformers' own by {off:.2g} of their size on a probe, {tolerance:g} is allowed"
+    return None
+
+
+def _difference(one: Tensor, other: Tensor, dtype: str) -> float:
+    if one.shape != other.shape:
+        return float("inf")
+    off = (one - other).norm(dim=-1) / other.norm(dim=-1)
+    return float(off.max() if dtype == "float32" else off.median())
+
+
+def _computed(model: Decoder, probe: Probe) -> Found:
+    """The probe as documents are computed: in chunks, with shared prompt entries, streams that fork and part."""
+    with short_windows(model.network), outputs_of_layers(model.network) as layers:
+        prompt = Prompt(model, probe.prompt.tolist(), window=0, at_once=CHUNK)
+        if len(prompt.layers) != len(layers):
+            message = f"{len(prompt.layers)} of {len(layers)} layers attend through it"
+            raise ValueError(message)
+        first = prompt.first_law
+        whole = [PrefixLayer(layer.key, layer.value, layer.terms) for layer in prompt.layers]
+        evicted = []
+        for layer in whole:
+            if layer.terms.window is not None:
+                evicted.append(layer)
+                continue
+            number = sum(one.terms.window is None for one in evicted)
+            places = kept_positions(number, layer.key.shape[0]).to(layer.key.device)[:, :, None]
+            key, value = (part.gather(1, places.expand(-1, -1, part.shape[-1])) for part in (layer.key, layer.value))
+            evicted.append(PrefixLayer(key, value, layer.terms))
+        caches = PromptCaches(ENTRIES, first, [whole, evicted], (0, 0), (None, None))
+        kernels = TransformerKernels(model, [caches], 4, STEPS + 1, ALL_SAVINGS)
+        kernels.open([0, 1])
+        kernels.select(torch.tensor([0, 0, 1, 1]))
+        laws = []
+        for step in range(STEPS):
+            laws.append(kernels.advance(probe.continuations[:, step].repeat(2)).double().cpu().clone())
+            kernels.select(torch.arange(4))
+    slots = kernels.slots
+    hidden = []
+    for own in layers:
+        chunks = -(-ENTRIES // CHUNK)
+        steps = torch.stack([rows[slots] for rows in own[chunks:]])  # [STEPS, streams, width]
+        hidden.append(torch.cat([*own[:chunks], steps[:, :2].flatten(0, 1), steps[:, 2:].flatten(0, 1)]))
+    drawn = torch.stack(laws)
+    return Found(
+        hidden, torch.cat([first[None].double().cpu(), drawn[:, :2].flatten(0, 1), drawn[:, 2:].flatten(0, 1)])
+    )
