@@ -56,6 +56,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "kvdrift check snapkv",
         "kvdrift check my_module:MySelector --parameter sign=-1",
         "kvdrift check h2o --kind policy",
+        "kvdrift check llama.cpp --weights model.gguf",
+        "kvdrift check servers.toml",
     ),
     "list": ("kvdrift list selectors", "kvdrift list policies", "kvdrift list views"),
 }

@@ -7,6 +7,7 @@ written to a file beside the study file, which leaves them out.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
             part["exclude"] = excluded.name
         if section.path is not None and path.parent.absolute() != study_file.parent.absolute():
             part["path"] = section.path
+    _move_weights(content, study_file.parent.absolute(), path.parent.absolute())
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / path.name
         seen = SeenDocuments.in_store(store)
@@ -87,6 +89,18 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
             files[excluded] = (draft.parent / excluded.name).read_text(encoding="utf-8")
     _write_new(files)
     return Confirmation(path, path.stem, content["study"]["seed"], actions, documents)
+
+
+def _move_weights(content: dict[str, Any], before: Path, now: Path) -> None:
+    """Have relative paths of models, weights and tokenizers begin at another folder; names that are no path stay."""
+    models = content["model"] if isinstance(content["model"], list) else [content["model"]]
+    for section, key in (
+        *((model, key) for model in models for key in ("id", "tokenizer")),
+        *((action, "weights") for action in content["actions"]),
+    ):
+        for own in [section[key]] if isinstance(section.get(key), str) else []:
+            if before != now and not Path(own).expanduser().is_absolute() and (before / own).exists():
+                section[key] = os.path.relpath(before / own, now)
 
 
 def _check_actions(studies: Sequence[Study], names: Sequence[str], study_file: Path) -> None:

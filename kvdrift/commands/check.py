@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from kvdrift import completion
-from schema.errors import InputError, OperationError
+from schema.errors import InputError, KvdriftError, OperationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from generator.selectors.parameters import Value
+
+_WIDTH = 10  # of the names of an engine's checks
 
 
 def check(
@@ -20,7 +25,8 @@ def check(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A selector, codec or policy as in a study file: my_module:MySelector, or another name.",
+            help="A selector, codec or policy as in a study file: my_module:MySelector, or another name; an engine; or "
+            "a study file with an engine.",
             autocompletion=completion.checked,
         ),
     ],
@@ -41,7 +47,8 @@ def check(
 ) -> None:
     """Check a selector, codec or policy on small models: what it keeps, stores or reads, and what is generated with it.
 
-    The name of an engine, such as llama.cpp, checks its adapter.
+    The name of an engine, such as llama.cpp, checks its adapter; a study file checks the servers or the weights that
+    its sides have.
 
     A module is found in the working folder, or else among installed ones. Exit code 1: a check fails.
     """
@@ -49,6 +56,8 @@ def check(
 
     if name in ENGINES:
         _check_engine(name, weights)
+    if name.endswith(".toml"):
+        _check_study(Path(name))
     from generator.checks.families import checks_of, tried_of
     from generator.checks.source_notes import source_notes
 
@@ -72,17 +81,43 @@ def _check_engine(name: str, weights: Path | None) -> NoReturn:
     from generator.transformer.local_folders import EMBEDDED_GGUF
 
     engine, file = ENGINES[name](), EMBEDDED_GGUF / "tiny-F32.gguf" if weights is None else weights
-    width, failed = max(len(one.name) for one in PROMISES), 0
-    for one in PROMISES:
-        try:
-            holds, found = True, one.function(engine, file)
-        except OperationError as error:
-            holds, found = False, str(error)
-        failed += not holds
-        typer.echo(f"{'holds' if holds else 'FAILS'}  {one.name:<{width}}  {one.tried}: {found}")
-    typer.echo(
-        f"{name}: {f'{failed} of {len(PROMISES)} checks fail' if failed else f'all {len(PROMISES)} checks hold'}"
-    )
+    _end(name, [_held(one.name, one.tried, partial(one.function, engine, file)) for one in PROMISES])
+
+
+def _check_study(path: Path) -> NoReturn:
+    """Try the servers of a study file, or the engine's adapter on its weights, and end with the exit code."""
+    from generator.engines.http.engine import ServerSide
+    from generator.engines.http.promises import SERVER_PROMISES
+    from generator.generation.engine_models import engine_model
+    from generator.transformer.local_folders import gguf_file
+    from schema.study import FLOOR_ACTION, HTTP, load_studies
+
+    study = load_studies(path)[0]
+    if study.model.engine is None:
+        raise InputError(f"{path}: has no engine to check; name a selector, codec or policy of it")
+    if study.model.engine != HTTP:
+        _check_engine(study.model.engine, gguf_file(study.model.id, study.model.folder))
+    model, holds = engine_model(study), []
+    for name, side in {"reference": model.reference, **model.sides}.items():
+        if isinstance(side, ServerSide) and name != FLOOR_ACTION:
+            typer.echo(f"{name} at {side.connection.url}")
+            holds += [_held(one.name, one.tried, partial(one.function, side), KvdriftError) for one in SERVER_PROMISES]
+    _end(str(path), holds)
+
+
+def _held(name: str, tried: str, function: Callable[[], str], faults: type[KvdriftError] = OperationError) -> bool:
+    """Whether a promise holds, which is printed with what was found; errors of ``faults`` are failures."""
+    try:
+        holds, found = True, function()
+    except faults as error:
+        holds, found = False, str(error)
+    typer.echo(f"{'holds' if holds else 'FAILS'}  {name:<{_WIDTH}}  {tried}: {found}")
+    return holds
+
+
+def _end(name: str, holds: Sequence[bool]) -> NoReturn:
+    failed = len(holds) - sum(holds)
+    typer.echo(f"{name}: {f'{failed} of {len(holds)} checks fail' if failed else f'all {len(holds)} checks hold'}")
     raise typer.Exit(OperationError.exit_code if failed else 0)
 
 

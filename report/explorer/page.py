@@ -42,7 +42,10 @@ def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int
     sample = choose(outcomes)
     streams = read_streams(content.source, outcomes, sample.rows)
     facts = content.facts
-    names = {"study": facts.study, "model": facts.model, "split": content.split, "store": content.provenance.store}
+    names = {
+        "study": facts.study, "model": facts.model, "split": content.split, "store": content.provenance.store,
+        "other": facts.other,
+    }  # fmt: skip
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
@@ -52,6 +55,7 @@ def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int
         names,
         packed=pack(outcomes, sample, streams, token_text, names, read_prompts(content.source, outcomes, sample)),
         law=facts.other_law,
+        engine=facts.engine,
         script=script,
         # The browser runs this script and no other, whatever a token's text may be.
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),

@@ -245,7 +245,8 @@ class PromptView {
   drawHere() {
     const { explorer, held, at: p } = this;
     if (!p) {
-      byId("prompt-here").replaceChildren(make("span", { class: "quiet" }, "A click on a token shows which layers keep it."));
+      const told = this.keptBy(explorer.shown[0].action) ? "which layers keep it" : "its place";
+      byId("prompt-here").replaceChildren(make("span", { class: "quiet" }, `A click on a token shows ${told}.`));
       return;
     }
     const record = held.records[held.ofRecord[p]];

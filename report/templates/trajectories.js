@@ -488,7 +488,7 @@ class Explorer {
   }
 
   tokens(name, stream, eos, positions, kinds, side, colour) {
-    const title = name === "X" ? "reference X" : `compressed Y, ${name}`;
+    const title = name === "X" ? "reference X" : `${this.data.other} Y, ${name}`;
     const short = this.width < 600 && side === "y";
     const single = this.shown.length === 1;
     const head = make("th", { scope: "row", title, style: colour ? `--colour: ${colour}` : null },

@@ -9,6 +9,7 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+from fixtures.browser import Tabs
 from fixtures.command import call, mistake
 from fixtures.engine_study import write_engine_study
 from fixtures.fake_engine import FakeEngine, FakeSession
@@ -75,6 +76,17 @@ def test_the_page_says_nothing_that_is_not_true_of_engines(measured: Path) -> No
         assert word not in text, word
     for words in ("the reference once more with streams of its own", "Engine", "fake, numpy, 1", "bits 4", "floor"):
         assert words in text, words
+
+
+def test_the_explorer_says_nothing_that_is_not_true_of_engines(measured: Path, tabs: Tabs) -> None:
+    tab = tabs.open(measured / "store" / "report" / "engine" / "trajectories.html")
+    tab.locator("#score table").first.wait_for()
+    titles = tab.locator("#score th").evaluate_all("heads => heads.map((head) => head.title)")
+    assert {"reference X", "the action Y, bits-4"} <= set(titles)
+    text = " ".join([tab.locator("main").inner_text(), tab.locator("#help").text_content() or "", *titles])
+    for word in ("evict", "full cache", "compressed", "codec", "KV head", "what is left", "layers", "torch"):
+        assert word not in text, word
+    assert "the reference X and the action’s Y, is an engine" in text
 
 
 def test_the_study_file_on_the_page_is_the_one_that_was_run(measured: Path, tmp_path: Path) -> None:
@@ -202,6 +214,20 @@ def test_an_action_of_an_engine_is_confirmed_on_documents_that_nobody_saw(
             "and stratum = 'pooled' and action = 'bits-1'"
         ).fetchall()
     assert status == [("prespecified",)]
+
+
+def test_a_confirming_study_in_another_folder_finds_the_weights(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copytree(measured, tmp_path / "copy")
+    (tmp_path / "elsewhere").mkdir()
+    explored = write_engine_study(tmp_path / "copy")
+    written = tmp_path / "elsewhere" / "again.toml"
+    asked = ("confirm", explored, "--action", "other-weights", "--store", tmp_path / "copy" / "store", "-o", written)
+    assert call(capsys, *asked)[0] == 0
+    study = load_study(written)
+    assert (study.model.id, study.actions[1].weights) == ("../copy/weights.fake", "../copy/more.fake")
+    assert {*engine_models.engine_model(study).sides} == {"bits-4", "other-weights", "floor"}
 
 
 @pytest.mark.parametrize("options", [("--endpoint", "grpc://127.0.0.1:1"), ("--cluster", "tcp://127.0.0.1:1")])

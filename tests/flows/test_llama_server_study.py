@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures.command import call
 from fixtures.llama_server import LlamaServer
 from fixtures.small_study import evaluate, run_of
 from fixtures.study_files import load_study
@@ -180,3 +181,14 @@ def test_greedy_tokens_need_no_laws(tmp_path: Path, servers: Pair) -> None:
                 np.testing.assert_array_equal(
                     column(unit, name), column(tokens[action], name), err_msg=f"{action} {name}"
                 )
+
+
+def test_real_servers_hold_what_a_side_needs(tmp_path: Path, servers: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "check", served(tmp_path, servers))
+    assert (code, err) == (0, "")
+    assert "all 10 checks hold" in out
+    assert "8 slots, one token a step" in out
+    held = [
+        int(line.split(": ")[1].split(" bytes")[0].replace(",", "")) for line in out.splitlines() if "  bytes" in line
+    ]
+    assert held[1] < held[0] / 2  # 16 bits, and 4

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fixtures.command import call
 from fixtures.gguf_models import write_random_llama
 from transformers import AutoModelForCausalLM
 
@@ -205,3 +206,9 @@ def test_what_a_file_says_of_its_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda one: one.name)
 def test_the_adapter_holds_what_adapters_promise(promise: Promise) -> None:
     assert promise.function(LlamaCpp(file_sha256), TINY)
+
+
+def test_the_command_checks_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "check", "llama.cpp", "--weights", TINY)
+    assert (code, err) == (0, "")
+    assert out.endswith(f"llama.cpp: all {len(PROMISES)} checks hold\n")
