@@ -92,15 +92,20 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
 
 
 def _move_weights(content: dict[str, Any], before: Path, now: Path) -> None:
-    """Have relative paths of models, weights and tokenizers begin at another folder; names that are no path stay."""
+    """Rewrite relative paths of models, weights and tokenizers for a study file in another folder.
+
+    A name that is not a path, such as an id of Hugging Face, stays.
+    """
+    if before == now:
+        return
     models = content["model"] if isinstance(content["model"], list) else [content["model"]]
     for section, key in (
         *((model, key) for model in models for key in ("id", "tokenizer")),
         *((action, "weights") for action in content["actions"]),
     ):
-        for own in [section[key]] if isinstance(section.get(key), str) else []:
-            if before != now and not Path(own).expanduser().is_absolute() and (before / own).exists():
-                section[key] = os.path.relpath(before / own, now)
+        own = section.get(key)
+        if isinstance(own, str) and not Path(own).expanduser().is_absolute() and (before / own).exists():
+            section[key] = os.path.relpath(before / own, now)
 
 
 def _check_actions(studies: Sequence[Study], names: Sequence[str], study_file: Path) -> None:

@@ -39,7 +39,7 @@ def has_product() -> bool:
 
 
 def fits_onednn(tensor: Tensor) -> bool:
-    """Whether oneDNN multiplies such tensors."""
+    """Return whether oneDNN can multiply a tensor: float32 on a CPU, and torch has oneDNN."""
     return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and has_product()
 
 

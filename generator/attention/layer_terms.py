@@ -63,14 +63,14 @@ def attend_capped(query: Tensor, key: Tensor, value: Tensor, scaling: float, sof
     """
     if query.dim() == 3 and fits_onednn(query):
         heads = zip(query, key, value, strict=True)
-        found = [_weigh(capped(product(some * scaling, keys), softcap), values) for some, keys, values in heads]
+        found = [_weigh(_scores(some, keys, scaling, softcap), values) for some, keys, values in heads]
         output, mass = (torch.stack(part) for part in zip(*found, strict=True))
         return output, mass
-    return _weigh(capped((query @ key.transpose(-1, -2)).float() * scaling, softcap), value)
+    return _weigh(_scores(query, key, scaling, softcap), value)
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:
-    """Scores with a soft cap, if there is one; an element's value does not depend on its place.
+    """Put scores under a soft cap; None leaves them as they are. An element's value does not depend on its place.
 
     tanh(x) is 1 - 2 / (1 + exp(2 x)): torch's own tanh computes a tensor's last elements otherwise than the others.
     """
@@ -92,12 +92,11 @@ def with_sinks(output: Tensor, mass: Tensor, sinks: Tensor | None) -> Tensor:
     """
     if sinks is None:
         return output
-    share = 1.0 / (1.0 + (sinks.float().view(mass.shape[-2:]) - mass).exp())
-    return output * share[..., None]
+    return output * _beside(mass, sinks.view(mass.shape[-2:]))[..., None]
 
 
 def attend_causally_by(query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms) -> Tensor:
-    """Attend from the last T of S positions to those up to their own that the layer's terms let them see.
+    """Attend causally in a layer with terms: each of the last T of S positions sees itself and what its window holds.
 
     Args:
         query: [1, heads, T, size].
@@ -125,18 +124,34 @@ def attend_causally_by(query: Tensor, key: Tensor, value: Tensor, scaling: float
         for head in range(kv_heads):
             rows = grouped[head, :, first:last].reshape(-1, size)
             keys, values = key[head, since : before + last], value[head, since : before + last]
-            scores = product(rows * scaling, keys) if fits_onednn(rows) else (rows @ keys.t()).float() * scaling
-            scores = capped(scores, terms.softcap).view(group, last - first, -1).masked_fill_(hidden, -torch.inf)
-            part, mass = _weigh(scores.view(group * (last - first), -1), values)
+            scores = _scores(rows, keys, scaling, terms.softcap)
+            scores.view(group, last - first, -1).masked_fill_(hidden, -torch.inf)
+            part, mass = _weigh(scores, values)
             if terms.sinks is not None:
                 sinks = terms.sinks.view(kv_heads, group)[head].repeat_interleave(last - first)
-                part = part * (mass - torch.logaddexp(mass, sinks.float()))[:, None].exp()
+                part = part * _beside(mass, sinks)[:, None]
             output[head, :, first:last] = part.view(group, last - first, size)
     return output.view(query.shape)
 
 
+def _beside(mass: Tensor, sinks: Tensor) -> Tensor:
+    """The share of keys in a sum of exponentials that has a sink too, given the logarithm of the keys' own sum."""
+    return 1.0 / (1.0 + (sinks.float() - mass).exp())
+
+
+def _scores(query: Tensor, key: Tensor, scaling: float, softcap: float | None) -> Tensor:
+    """Scores of queries [..., T, size] and keys [..., S, size], float32 [..., T, S]; two matrices go through oneDNN."""
+    if query.dim() == 2 and fits_onednn(query):
+        return capped(product(query * scaling, key), softcap)
+    return capped((query @ key.transpose(-1, -2)).float() * scaling, softcap)
+
+
 def _weigh(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Average values [..., S, size] by the softmax of float32 scores [..., T, S]."""
+    """Average values [..., S, size] with the softmax of float32 scores [..., T, S] as weights.
+
+    Returns:
+        The averages [..., T, size], and the logarithms of the sums of exponentials [..., T]; both float32.
+    """
     top = scores.amax(-1)
     weights = torch.softmax(scores, -1)
     mass = top - weights.amax(-1).log()

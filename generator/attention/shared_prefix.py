@@ -85,8 +85,9 @@ class SharedPrefix:
         self._slots = StreamSlots(streams)
         self._buffers, self._suffix = _suffix_buffers(caches[0], streams + parked, horizon)
         self._ruled: RuledStreams | None = None
-        # A rule is asked about the layers without a window, which are numbered by themselves.
-        self._whole = [number for number, layer in enumerate(caches[0]) if layer.terms.window is None]
+        # A rule is asked about the layers without a window, which have numbers of their own, from 0.
+        whole = [number for number, layer in enumerate(caches[0]) if layer.terms.window is None]
+        self._whole = {number: own for own, number in enumerate(whole)}
         if any(rule is not None for rule in rules):
             parts = [[(cache[number].key, cache[number].value) for number in self._whole] for cache in caches]
             terms = [caches[0][number].terms for number in self._whole]
@@ -243,9 +244,10 @@ class SharedPrefix:
             result = self._fused.attend(layer, query, key, value, self._suffix[layer], indices, scaling)
         else:
             result = self._attend_plainly(layer, query, key, value, scaling)
-        if self._ruled is not None and layer in self._whole:
+        own = self._whole.get(layer)
+        if self._ruled is not None and own is not None:
             slots, length = self._indices[query.device]["ruled"], self._slots.length
-            self._ruled.attend(self._whole.index(layer), query, self._suffix[layer], slots, length, scaling, result)
+            self._ruled.attend(own, query, self._suffix[layer], slots, length, scaling, result)
         return result
 
     def _attend_plainly(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -272,7 +274,7 @@ class SharedPrefix:
         for tile in self._tiles:
             prefix = self._caches[tile.cache][layer]
             part = packed[:, tile.first * group : tile.last * group]
-            first = 0 if terms.window is None else terms.first_seen(prefix.key.shape[1] + length)
+            first = terms.first_seen(prefix.key.shape[1] + length)
             replaced = self._ruled is not None and self._ruled.replaced(tile.cache, length)
             if (replaced and terms.window is None) or first >= prefix.key.shape[1]:
                 outputs.append(torch.zeros_like(part))

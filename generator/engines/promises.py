@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,21 +18,23 @@ _PROMPT, _STEPS, _SEED = 48, 6, 5
 _CLOSE = 0.05  # of the largest logit: what batches may do where an adapter does not promise that rows are invariant
 
 Logits = NDArray[np.float32]
+Tried = ParamSpec("Tried")
 
 
 @dataclass(frozen=True)
-class Promise:
-    """One thing that an adapter must hold.
+class Promise(Generic[Tried]):
+    """One thing that an adapter, or a server, must hold.
 
     Attributes:
         name: A word or two.
         tried: What is tried, in a line.
-        function: Tries it on an engine and weights; returns what was found, or raises an error with what is wrong.
+        function: Tries it on an engine and weights, or on a server's side; returns what was found, or raises an error
+            with what is wrong.
     """
 
     name: str
     tried: str
-    function: Callable[[Engine, Path], str]
+    function: Callable[Tried, str]
 
 
 def _tokens(side: Side, count: int) -> list[int]:

@@ -14,8 +14,9 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from generator.identity import ModelIdentity
 from generator.transformer.local_folders import model_folder, tokenizer_files, weight_files
@@ -105,14 +106,28 @@ def _digest(file: Path, remembered: Digests) -> str:
     return digest
 
 
-def _remembered() -> Digests:
-    path = digests_path()
+def read_remembered(path: Path | None) -> dict[str, Any]:
+    """Read a JSON object of the user's cache folder; it is empty if the file is missing, damaged or nowhere."""
     try:
         content = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
+    return content if isinstance(content, dict) else {}
+
+
+def write_remembered(path: Path, content: Mapping[str, Any]) -> None:
+    """Put a JSON object in the place of a file of the user's cache folder, at once; if that fails, the file stays."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            aside = Path(folder, path.name)
+            aside.write_text(json.dumps(content), encoding="utf-8")
+            os.replace(aside, path)  # noqa: PTH105 - the atomic replacement, by its own name
+
+
+def _remembered() -> Digests:
     found: Digests = {}
-    for key, entry in content.items() if isinstance(content, dict) else ():
+    for key, entry in read_remembered(digests_path()).items():
         match entry:
             case [int(size), int(modified), str(digest)] if re.fullmatch(r"[0-9a-f]{64}", digest):
                 found[key] = (size, modified, digest)
@@ -120,14 +135,6 @@ def _remembered() -> Digests:
 
 
 def _remember(digests: Digests) -> None:
-    """Put the digests of files that are still there in the file's place, at once; where that fails, it is left."""
-    path = digests_path()
-    if path is None:
-        return
-    there = {key: entry for key, entry in digests.items() if Path(key).exists()}
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            aside = Path(folder, path.name)
-            aside.write_text(json.dumps(there), encoding="utf-8")
-            os.replace(aside, path)  # noqa: PTH105 - the atomic replacement, by its own name
+    """Write the digests of files that are still there."""
+    if (path := digests_path()) is not None:
+        write_remembered(path, {key: entry for key, entry in digests.items() if Path(key).exists()})

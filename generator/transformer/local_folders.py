@@ -230,7 +230,7 @@ def safetensors_files(model_id: str, revision: str | None = None) -> list[Path]:
 
 
 def cached_models() -> dict[str, str]:
-    """Ids of causal language models in the cache, each with its architecture."""
+    """Return the ids of the causal language models in the Hugging Face cache, each with its architecture."""
     found = {}
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob(f"{_CACHED}*")):
         model_id = folder.name.removeprefix(_CACHED).replace("--", "/")

@@ -337,9 +337,10 @@ def _beside_windows(whole: Sequence[PrefixLayer], kept: Sequence[PrefixLayer]) -
 
 
 def _random_layers(layers: Sequence[PromptLayer], entries: int, step: int) -> list[PrefixLayer]:
-    """As many prompt entries drawn at random, of which each ``step``-th is there; of a window, those that it holds.
+    """Draw the prompt entries of a cache at random.
 
-    Layers that are alike have the same ones.
+    A layer with a window has as many entries as the window holds. Every other layer has each ``step``-th of ``entries``
+    entries. Layers of one shape share their entries.
     """
     made: dict[tuple[Any, ...], PrefixLayer] = {}
     found = []

@@ -62,16 +62,14 @@ def check(
     from generator.checks.source_notes import source_notes
 
     tried = tried_of(name, dict(map(_parameter, parameter or [])), Path.cwd(), kind)
-    checks = checks_of(tried)
-    width, failed = max(len(one.name) for one in checks), 0
+    checks, holds = checks_of(tried), list[bool]()
+    width = max(len(one.name) for one in checks)
     for one in checks:
         finding = one(tried)
-        failed += not finding.holds
-        typer.echo(f"{'holds' if finding.holds else 'FAILS'}  {one.name:<{width}}  {one.tried}: {finding.found}")
+        holds.append(_said(one.name, one.tried, finding.found, holds=finding.holds, width=width))
     for note in source_notes(type(tried.part)):
         typer.echo(f"note   {note}")
-    typer.echo(f"{name}: {f'{failed} of {len(checks)} checks fail' if failed else f'all {len(checks)} checks hold'}")
-    raise typer.Exit(OperationError.exit_code if failed else 0)
+    _end(name, holds)
 
 
 def _check_engine(name: str, weights: Path | None) -> NoReturn:
@@ -87,7 +85,7 @@ def _check_engine(name: str, weights: Path | None) -> NoReturn:
 def _check_study(path: Path) -> NoReturn:
     """Try the servers of a study file, or the engine's adapter on its weights, and end with the exit code."""
     from generator.engines.http.engine import ServerSide
-    from generator.engines.http.promises import SERVER_PROMISES
+    from generator.engines.server_promises import SERVER_PROMISES
     from generator.generation.engine_models import engine_model
     from generator.transformer.local_folders import gguf_file
     from schema.study import FLOOR_ACTION, HTTP, load_studies
@@ -111,7 +109,12 @@ def _held(name: str, tried: str, function: Callable[[], str], faults: type[Kvdri
         holds, found = True, function()
     except faults as error:
         holds, found = False, str(error)
-    typer.echo(f"{'holds' if holds else 'FAILS'}  {name:<{_WIDTH}}  {tried}: {found}")
+    return _said(name, tried, found, holds=holds)
+
+
+def _said(name: str, tried: str, found: str, *, holds: bool, width: int = _WIDTH) -> bool:
+    """Print one check's line, and return whether the check holds."""
+    typer.echo(f"{'holds' if holds else 'FAILS'}  {name:<{width}}  {tried}: {found}")
     return holds
 
 

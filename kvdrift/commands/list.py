@@ -123,19 +123,17 @@ def _models() -> list[tuple[str, str]]:
         ("a Hugging Face id", "likewise; other causal models of transformers are proven when they are loaded"),
     ]
     proofs = results()
-    rows += [(name, _said_of(proofs, name)) for name in proofs]
+    for name, problem in proofs.items():
+        rows.append(
+            (name, f"{'proven' if problem is None else 'refused'} on this machine{f': {problem}' if problem else ''}")
+        )
     for name, architecture in cached_models().items():
-        missing = "" if has_local_weights(name) else ", without its weights"
         if name not in proofs:
+            missing = "" if has_local_weights(name) else ", without its weights"
             known = "" if architecture in ARCHITECTURES else ", not proven yet"
             rows.append((name, f"in the Hugging Face cache: {architecture}{missing}{known}"))
     families = 'family = "mixture" with an alphabet, or tables = FILE'
     return [*rows, (f'kind = "{FINITE_STATE}"', f"systems whose laws are known for every history: {families}")]
-
-
-def _said_of(proofs: Mapping[str, str | None], name: str) -> str:
-    problem = proofs[name]
-    return "proven on this machine" if problem is None else f"refused on this machine: {problem}"
 
 
 def _quantities() -> list[tuple[str, str]]:

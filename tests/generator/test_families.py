@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -46,6 +47,14 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 some_families = pytest.mark.parametrize("family", OTHERS)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No proof of before counts, and none is left on the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
@@ -62,7 +71,7 @@ def generated(family: str, pending: list[PendingUnit], length: int = 150, horizo
 
 
 def actions_of(family: str) -> list[Action]:
-    """Two that evict, and the control; SnapKV has no soft cap."""
+    """Return two actions that evict, and the control; Knorm stands in for SnapKV, which refuses models with a soft cap."""
     return [HALF_RECENT, HALF_KNORM if family in CAPPED else HALF_SNAPKV, CONTROL]
 
 
@@ -176,7 +185,7 @@ def test_selectors_codecs_and_policies(family: str) -> None:
 
 
 def test_a_window_holds_its_own_entries_whatever_is_evicted() -> None:
-    """Gemma 3 here: two of four layers hold 39 entries, as transformers' cache does, and half of 150 is kept of two."""
+    """Two of the model's four layers hold 39 entries, as transformers' cache does; the other two keep half of 150."""
     (half, control) = generated("gemma3", [PendingUnit(HALF_RECENT, 0, 1), PendingUnit(CONTROL, 0, 1)])
     entry = 2 * 2 * 16 * 4  # keys and values of a layer, float32
     assert half.record["payload_bytes"] == 2 * entry * (39 + 75)

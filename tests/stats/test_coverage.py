@@ -208,8 +208,8 @@ def test_intervals_cover_as_often_as_they_say(size: int, least: float) -> None:
     """8,000 studies of two strata, 768 draws: standard errors are 0.18% for 16,000 actions, 0.25% for 8,000 contrasts.
 
     Measured at 24 documents a stratum on 1,500 studies: 95.1% (``exposure_term``) to 97.1% (``eos_gap`` of set 2).
-    Widths are ratios to percentile intervals; the widest, 1.32 at 24 documents, is the hazard's at t = 5, which few
-    trajectories reach unparted.
+    Widths are ratios to the widths of percentile intervals. At 24 documents the hazard at t = 5 has the largest ratio,
+    1.32: few trajectories have not diverged before t = 5.
     """
     for key, row in coverage(64, size, 768).items():
         assert least <= row["studentized"] <= 0.98, key

@@ -1,4 +1,4 @@
-"""The streams of a session with a server, by their tokens: what sessions of all kinds of servers have in common."""
+"""The tokens of a session's streams: what sessions with servers of all kinds have in common."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Tokens = tuple[int, ...]
 
 
 class TokenStreams:
-    """Streams by their tokens.
+    """Keeps the tokens of each open stream of a session; a stream has a number.
 
     Args:
-        connection: To the server.
-        facts: What it says of itself.
+        connection: The connection to the server.
+        facts: What the server says of itself.
         read_back: Asks the server what it is, and raises an error if it is another one than before.
     """
 

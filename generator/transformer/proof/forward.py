@@ -1,4 +1,4 @@
-"""Transformers' own forward pass on a probe: its eager attention, its own cache, entries that are really removed."""
+"""What transformers alone computes on a probe: by its eager attention, with entries that are really removed."""
 
 from __future__ import annotations
 

@@ -73,15 +73,10 @@ def _computed(model: Decoder, probe: Probe) -> Found:
             raise ValueError(message)
         first = prompt.first_law
         whole = [PrefixLayer(layer.key, layer.value, layer.terms) for layer in prompt.layers]
-        evicted = []
-        for layer in whole:
-            if layer.terms.window is not None:
-                evicted.append(layer)
-                continue
-            number = sum(one.terms.window is None for one in evicted)
-            places = kept_positions(number, layer.key.shape[0]).to(layer.key.device)[:, :, None]
-            key, value = (part.gather(1, places.expand(-1, -1, part.shape[-1])) for part in (layer.key, layer.value))
-            evicted.append(PrefixLayer(key, value, layer.terms))
+        evicted = [
+            own if layer.terms.window is not None else _kept(own, kept_positions(layer.number, own.key.shape[0]))
+            for layer, own in zip(prompt.layers, whole, strict=True)
+        ]
         caches = PromptCaches(ENTRIES, first, [whole, evicted], (0, 0), (None, None))
         kernels = TransformerKernels(model, [caches], 4, STEPS + 1, ALL_SAVINGS)
         kernels.open([0, 1])
@@ -100,3 +95,10 @@ def _computed(model: Decoder, probe: Probe) -> Found:
     return Found(
         hidden, torch.cat([first[None].double().cpu(), drawn[:, :2].flatten(0, 1), drawn[:, 2:].flatten(0, 1)])
     )
+
+
+def _kept(layer: PrefixLayer, positions: Tensor) -> PrefixLayer:
+    """A layer with some of its entries, those at positions [KV heads, m]."""
+    places = positions.to(layer.key.device)[:, :, None]
+    key, value = (part.gather(1, places.expand(-1, -1, part.shape[-1])) for part in (layer.key, layer.value))
+    return PrefixLayer(key, value, layer.terms)

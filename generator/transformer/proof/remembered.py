@@ -6,25 +6,20 @@ that is missing or damaged makes every model be proven anew.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from generator.identity import NUMERICS_VERSION
-from generator.transformer.fingerprints import digests_path
+from generator.transformer.fingerprints import digests_path, read_remembered, write_remembered
 
 _PROOFS = 1  # version of what a proof tries
 
 
 def remembered(weights_sha256: str | None, dtype: str, device: str) -> tuple[bool, str | None]:
     """Return whether a proof was made, and why the model was refused, if it was."""
-    found = _content().get(_key(weights_sha256, dtype, device)) if weights_sha256 else None
+    found = read_remembered(_path()).get(_key(weights_sha256, dtype, device)) if weights_sha256 else None
     if not isinstance(found, dict) or not isinstance(found.get("refusal"), str | None):
         return False, None
     return True, found.get("refusal")
@@ -35,18 +30,13 @@ def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str,
     path = _path()
     if path is None or weights_sha256 is None:
         return
-    content = _content() | {_key(weights_sha256, dtype, device): {"model": model_id, "refusal": refusal}}
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            aside = Path(folder, path.name)
-            aside.write_text(json.dumps(content), encoding="utf-8")
-            os.replace(aside, path)  # noqa: PTH105 - the atomic replacement, by its own name
+    made = {_key(weights_sha256, dtype, device): {"model": model_id, "refusal": refusal}}
+    write_remembered(path, read_remembered(path) | made)
 
 
 def results() -> dict[str, str | None]:
     """Return the models that were tried on this machine, each with why it was refused, if it was."""
-    entries = [one for one in _content().values() if isinstance(one, dict)]
+    entries = [one for one in read_remembered(_path()).values() if isinstance(one, dict)]
     return {str(one.get("model")): one.get("refusal") for one in entries}
 
 
@@ -58,12 +48,3 @@ def _key(weights_sha256: str | None, dtype: str, device: str) -> str:
 def _path() -> Path | None:
     digests = digests_path()
     return None if digests is None else digests.with_name("proofs.json")
-
-
-def _content() -> dict[str, Any]:
-    path = _path()
-    try:
-        content = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}

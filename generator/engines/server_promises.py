@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from generator.engines.engine import Session
 from generator.engines.http.engine import ServerSide
+from generator.engines.promises import Promise
 from schema.errors import OperationError
 
 _PROMPT, _STEPS, _SEED = 48, 6, 5
 _CLOSE = 0.05  # total variation: what batches may do on a server
 
 Laws = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class ServerPromise:
-    """One thing that a server must hold.
-
-    Attributes:
-        name: A word or two.
-        tried: What is tried, in a line.
-        function: Tries it on a side; returns what was found, or raises an error with what is wrong.
-    """
-
-    name: str
-    tried: str
-    function: Callable[[ServerSide], str]
 
 
 def _tokens(side: ServerSide, count: int) -> list[int]:
@@ -127,9 +112,9 @@ def _check_bytes(side: ServerSide) -> str:
 
 
 SERVER_PROMISES = (
-    ServerPromise("law", "a prompt and one step", _check_law),
-    ServerPromise("repetition", "the same requests in two sessions", _check_repetition),
-    ServerPromise("streams", "a stream, its copy, unlike tokens, and the same stream beside others", _check_streams),
-    ServerPromise("read back", "what the server says of itself before and after", _check_read_back),
-    ServerPromise("bytes", "those of the prompt", _check_bytes),
+    Promise("law", "a prompt and one step", _check_law),
+    Promise("repetition", "the same requests in two sessions", _check_repetition),
+    Promise("streams", "a stream, its copy, unlike tokens, and the same stream beside others", _check_streams),
+    Promise("read back", "what the server says of itself before and after", _check_read_back),
+    Promise("bytes", "those of the prompt", _check_bytes),
 )
