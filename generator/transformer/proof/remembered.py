@@ -35,14 +35,18 @@ def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str,
 
 
 def results() -> dict[str, str | None]:
-    """Return the models that were tried on this machine, each with why it was refused, if it was."""
-    entries = [one for one in read_remembered(_path()).values() if isinstance(one, dict)]
+    """Return the models that these versions tried on this machine, each with why it was refused, if it was."""
+    made = read_remembered(_path()).items()
+    entries = [one for key, one in made if key.endswith(f" {_versions()}") and isinstance(one, dict)]
     return {str(one.get("model")): one.get("refusal") for one in entries}
 
 
 def _key(weights_sha256: str | None, dtype: str, device: str) -> str:
-    parts = [weights_sha256, dtype, torch.device(device).type, torch.__version__, version("transformers")]
-    return " ".join([*map(str, parts), str(NUMERICS_VERSION), str(_PROOFS)])
+    return f"{weights_sha256} {dtype} {torch.device(device).type} {_versions()}"
+
+
+def _versions() -> str:
+    return f"{torch.__version__} {version('transformers')} {NUMERICS_VERSION} {_PROOFS}"
 
 
 def _path() -> Path | None:
