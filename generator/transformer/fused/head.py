@@ -38,7 +38,7 @@ class Head:
         self._layer, self._device = network.lm_head, torch.device(device)
         self._vocabulary = self._layer.out_features
         self._wide, self._law = logits_dtype == "float32", law
-        self._scaling, self._softcap = logit_terms(network)
+        self._scaling, self._softcap = _logit_terms(network)
 
     def room(self, rows: int) -> Tensor:
         """Make room for so many laws, [rows, columns]: float32 where V is large, else float64."""
@@ -93,7 +93,7 @@ class Head:
         return capped(logits, self._softcap)
 
 
-def logit_terms(network: Any) -> tuple[float, float | None]:
+def _logit_terms(network: Any) -> tuple[float, float | None]:
     """What a network's logits are multiplied by, and their soft cap; 1 and None of most networks."""
     config = network.config
     scaling = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)

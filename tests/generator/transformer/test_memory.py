@@ -81,7 +81,8 @@ def test_bytes_of_a_law_are_those_that_are_allocated(
     dtype: str, vocabulary: int, logits: str | None, item: int
 ) -> None:
     """What torch's allocator hands out at most, law included; the plan is that of the logits that take more."""
-    network = SimpleNamespace(lm_head=torch.nn.Linear(64, vocabulary, bias=False).to(DTYPES[dtype]))
+    layer = torch.nn.Linear(64, vocabulary, bias=False).to(DTYPES[dtype])
+    network = SimpleNamespace(lm_head=layer, config=SimpleNamespace())
     hidden, head = torch.ones(64, 64, dtype=DTYPES[dtype]), Head(network, "cpu", logits)
     with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         room = head.room(64)

@@ -36,7 +36,7 @@ def network(vocabulary: int, dtype: torch.dtype) -> Any:
     """A head alone, whose logits have standard deviation 4."""
     layer = nn.Linear(64, vocabulary, bias=False)
     layer.weight = nn.Parameter(torch.randn(vocabulary, 64, generator=torch.Generator().manual_seed(0)) / 2, False)  # noqa: FBT003 - torch's
-    return SimpleNamespace(lm_head=layer.to(dtype))
+    return SimpleNamespace(lm_head=layer.to(dtype), config=SimpleNamespace())
 
 
 def hidden_states(dtype: torch.dtype) -> torch.Tensor:
