@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow.compute as pc
@@ -18,6 +19,8 @@ from generator.generation.events import library_versions
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import has_local_weights, local_configuration, local_folder, model_location
 from generator.transformer.model_checks import check_model, check_placement
+from generator.transformer.other_weights.named import told_of, weights_location, with_own_weights
+from generator.transformer.other_weights.shared_tokens import check_shared
 from log.store import Store
 from schema.errors import ControlError, InputError, OperationError
 from schema.study import CONTROL_ACTION, FINITE_STATE, FLOOR_ACTION, Study
@@ -61,10 +64,26 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
         ):
             here = has_local_weights(location, model.revision)
             unchecked.append("the model; it is proven when it is loaded" if here else f"weights of the model{_ABSENT}")
+        unchecked += _check_other_weights(run, device, device_map)
     _check_plannable(run.material)
     if run.material.nominal:  # the material refuses the rest
         unchecked.append(f"prompts, which need the model's tokenizer{_ABSENT}")
     return unchecked
+
+
+def _check_other_weights(run: StudyRun, device: str, device_map: str | None) -> Iterator[str]:
+    """Check the weights that actions have of their own, and yield what of them could not be checked."""
+    study = run.study
+    for action in with_own_weights(study):
+        location, named = weights_location(study, action), f"weights of action '{action.name}'"
+        if run.offline and local_folder(location) is None and local_configuration(location) is None:
+            yield f"{named}, taken for '{location}' of Hugging Face{_ABSENT}"
+            continue
+        with told_of(action, location):
+            whole = check_model(location, dtype=study.model.dtype, revision=None, device=device, device_map=device_map)
+        if not whole:
+            yield f"{named}; they are proven when they are loaded" if has_local_weights(location) else named + _ABSENT
+    check_shared(study, fetch=not run.offline)
 
 
 def _check_plannable(material: Material) -> None:

@@ -21,6 +21,7 @@ from generator.transformer.local_folders import (
     model_location,
     tokenizer_location,
 )
+from generator.transformer.other_weights.named import told_of, weights_location, with_own_weights
 from generator.transformer.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
 from schema.errors import InputError, nearest
@@ -129,12 +130,28 @@ def _check_with_model(material: Material, *, offline: bool) -> None:
     limit = vocabulary = None
     if not offline or local_configuration(location, revision) is not None:
         limit, vocabulary = (read(location, revision=revision) for read in (position_limit, vocabulary_size))
-        for action in (action for action in material.actions if action.codec is not None):
+        for action in (action for action in material.actions if action.codec is not None and action.weights is None):
             action.check_heads(head_size(location, revision=revision))
+    limit = _check_with_other_weights(material, limit, offline=offline)
     for document in (document for split in SPLITS for document in material.of_split(split)):
         if document.stratum not in material.nominal:
             check_prompt(document, material.study.study.horizon, limit, vocabulary)
         check_retentions(material.actions, document.prompt_tokens, f"document '{document.doc}'")
+
+
+def _check_with_other_weights(material: Material, limit: int | None, *, offline: bool) -> int | None:
+    """Refuse heads that a codec cannot code in an action's own weights; return the fewest positions of all models."""
+    codecs = {action.name: action for action in material.actions if action.codec is not None}
+    for section in with_own_weights(material.study):
+        location = weights_location(material.study, section)
+        if not offline or local_configuration(location) is not None:
+            with told_of(section, location):
+                positions = position_limit(location)
+                size = head_size(location) if section.name in codecs else 0
+            limit = positions if limit is None else min(limit, positions)
+            if section.name in codecs:
+                codecs[section.name].check_heads(size)
+    return limit
 
 
 def _nominal_documents(

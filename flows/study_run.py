@@ -126,7 +126,8 @@ class StudyRun:
 
         """
         known = self.identity(action)
-        return self._whole_identity(action) if known.weights_sha256 is None else known
+        unknown = known.weights_sha256 is None or known.selector_sha256 is None
+        return self._whole_identity(action) if unknown else known
 
     @cached_property
     def _identity(self) -> Callable[[Action], ActionIdentity]:

@@ -45,7 +45,7 @@ class Action:
 
     Attributes:
         settings: Of an engine, where they differ from those of the reference; None without an engine.
-        weights: What an engine's side has in place of the reference's weights, as the study file names it.
+        weights: What its side has in place of the reference's weights, as the study file names it.
     """
 
     name: str
@@ -82,12 +82,13 @@ class Action:
     @property
     def told(self) -> str:
         """Its parts, as error lines name them."""
-        if self.policy is not None:
-            return f"policy '{self.policy_name}'"
         if self.settings is not None:
             return "the engine's settings, weights, libraries and environment"
+        weights = [] if self.weights is None else [f"weights '{self.weights}'"]
+        if self.policy is not None:
+            return " and ".join([f"policy '{self.policy_name}'", *weights])
         codec = [] if self.codec_name is None else [f"codec '{self.codec_name}'"]
-        return " and ".join([f"selector '{self.selector_name}'", *codec])
+        return " and ".join([f"selector '{self.selector_name}'", *codec, *weights])
 
     @property
     def holding(self) -> Holding:
@@ -96,17 +97,17 @@ class Action:
             return self.codec
         return self.selector.holding if isinstance(self.selector, Numerics) else AsComputed()
 
-    def decides_bytes(self, kept: int, entries: int, layers: int) -> tuple[Holding | str | None, tuple[int, ...]]:
-        """What the bytes of m kept entries of n follow from: how they are held, and with a codec m of each layer.
+    def decides_bytes(self, kept: int, entries: int, layers: int) -> tuple[Any, ...]:
+        """What the bytes of m kept entries of n follow from: weights, how entries are held, with a codec m of layers.
 
         A codec may leave a window of each layer exact, so that unlike budgets with the same sum take unlike bytes.
         """
         if self.settings is not None:
             return _as_json(dict(self.settings)), ()
         if self.codec is None:
-            return self.holding, ()
+            return self.weights, self.holding, ()
         chooser = Full() if kept >= entries else self.chooser
-        return self.holding, tuple(chooser.budgets(kept, entries, layers))
+        return self.weights, self.holding, tuple(chooser.budgets(kept, entries, layers))
 
     @property
     def prefill_chunk(self) -> int | None:
@@ -221,7 +222,10 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
     try:
         if section.policy_name is not None:
             policy = build_policy(section.policy_name, section.policy_parameters, folder)
-            return Action(section.name, "full", Full(), section.retention, None, None, section.policy_name, policy)
+            return Action(
+                section.name, "full", Full(), section.retention, policy_name=section.policy_name, policy=policy,
+                weights=section.weights,
+            )  # fmt: skip
         selector = build_selector(section.selector, section.parameters, folder)
         if section.codec_name is not None:
             parameters = section.codec_parameters
@@ -232,12 +236,14 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
     if isinstance(selector, Full) and section.retention.rule is not None:
         line = f"action '{section.name}': selector '{section.selector}' keeps every entry"
         raise InputError(f'{line}; write keep = "all"')
-    if isinstance(selector, Numerics) and codec is not None:
+    if isinstance(selector, Numerics) and (codec is not None or section.weights is not None):
+        other = "weights" if codec is None else "codec"
         line = f"action '{section.name}': '{section.selector}' is the noise floor, where nothing is compressed"
-        raise InputError(f"{line}; leave codec or selector out")
+        raise InputError(f"{line}; leave {other} or selector out")
     return Action(
-        section.name, section.selector, selector, section.retention, section.codec_name, codec, generated=generated
-    )
+        section.name, section.selector, selector, section.retention, section.codec_name, codec, generated=generated,
+        weights=section.weights,
+    )  # fmt: skip
 
 
 def build_codec(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Codec:

@@ -43,8 +43,8 @@ class ActionIdentity:
         weights_sha256: SHA-256 of the model's configuration and weights, of a finite-state reference's laws, or of what
             the reference's server says of itself.
         tokenizer_sha256: SHA-256 of the tokenizer's files; None where there are none.
-        selector_sha256: SHA-256 of the source and parameters of the selector, and of the codec where there is one; or
-            of a finite-state action's laws.
+        selector_sha256: SHA-256 of the source and parameters of the selector, of the codec where there is one, and of
+            the action's own weights; or of a finite-state action's laws.
         numerics: The version of the generator's own arithmetic.
     """
 
@@ -61,10 +61,11 @@ class ActionIdentity:
 
 def changes(stored: ActionIdentity, present: ActionIdentity) -> list[str]:
     """Return the columns in which two identities differ; weights that are not known at present do not."""
+    of_weights = ("weights_sha256", "selector_sha256")
     return [
         name
         for name, value in present.columns.items()
-        if value != stored.columns[name] and (name != "weights_sha256" or value is not None)
+        if value != stored.columns[name] and (name not in of_weights or value is not None)
     ]
 
 

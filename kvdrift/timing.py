@@ -12,13 +12,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flows.generation.local import load_transformer
 from flows.material import Material, replicates_of
 from generator.actions import Action
 from generator.engines.model import EngineModel
 from generator.generation import PendingUnit, generate_units
 from generator.generation.engine_models import engine_model
 from generator.generation.model import Model
+from generator.transformer.other_weights.loading import load_transformer
 from schema.document import Document
 from schema.errors import OperationError
 from schema.keyed_random import keyed_generator
@@ -26,6 +26,7 @@ from schema.tables import PLAIN, SWRB
 
 if TYPE_CHECKING:
     from generator.transformer.model import LoadedModel
+    from generator.transformer.other_weights.model import ModelWithOthers
 
 BUDGET_SECONDS = 60.0  # of measuring, about
 _PROBE_TOKENS, _PROBE_POSITIONS = 64, 4
@@ -108,7 +109,7 @@ def study_time(
 
     """
     engine = material.study.model.engine is not None
-    loaded = engine_model(material.study) if engine else load_transformer(material.study.model)
+    loaded = engine_model(material.study) if engine else load_transformer(material.study)
     model = replace(loaded, law=material.study.law)
     timed = _Timed(material, [action for action in material.actions if action.name in actions])
     began = time.perf_counter()
@@ -186,7 +187,7 @@ def _generate(
     return prefill, Seconds(decode - branched if study.plan.estimator == "hybrid" else decode, decode)
 
 
-def _first_document(stratum: str, material: Material, model: LoadedModel | EngineModel) -> Document:
+def _first_document(stratum: str, material: Material, model: LoadedModel | ModelWithOthers | EngineModel) -> Document:
     """The stratum's first document; random tokens in place of those that cannot be made here."""
     document = material.documents["development"][stratum][0]
     if stratum not in material.nominal or isinstance(model, EngineModel):

@@ -25,7 +25,8 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOM
 # 10: revisions of documents, checksums of what is read with codecs and policies, written positions
 # 11: every row says its unit; settings and weights of actions, what an engine says of itself
 # 12: prompts, and what is kept of them
-SCHEMA_VERSION = 12
+# 13: bytes of weights
+SCHEMA_VERSION = 13
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
 
@@ -256,7 +257,7 @@ ACTIONS = _table(
         null=True,
         since=11,
     ),
-    _column("weights", pa.string(), "weights of an engine's side; null: the reference's", null=True, since=11),
+    _column("weights", pa.string(), "weights of the action's side; null: the reference's", null=True, since=11),
 )
 
 IDENTITIES = _table(
@@ -364,6 +365,14 @@ UNITS = _table(
         "what an engine says of itself, JSON object: build, libraries, settings asked and read back; null without one",
         null=True,
         since=11,
+    ),
+    _column(
+        "weight_bytes",
+        pa.int64(),
+        "files with the weights of the action's side; null if there are none or nobody knows",
+        "bytes",
+        null=True,
+        since=13,
     ),
 )
 

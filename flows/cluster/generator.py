@@ -23,6 +23,7 @@ from generator.actions import Action
 from generator.identity import ActionIdentity, GpuKinds, ModelIdentity
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import model_location
+from generator.transformer.other_weights.named import identities
 from log.store import Store
 from schema.errors import InputError, KvdriftError, NobodyLeftError, OperationError, first_line
 from schema.study import FINITE_STATE, Study
@@ -126,7 +127,7 @@ class ClusterGenerator:
         files = model_identity(model_location(study.model), study.model.revision)
         if required and files.weights_sha256 is None:
             files = ModelIdentity(self._weights_of(study), files.tokenizer_sha256)
-        return lambda action: files.of(action.parts)
+        return identities(study, files)
 
     def _gpus(self, study: Study, made_on: GpuKinds) -> GpuKinds:
         """Return what a worker's GPU must be one of: what units were made on, or else what the first worker has.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from flows.generation.named_work import Part
 from flows.generation.pending import Work
 from flows.generation.side_processes import SideProcess, SideProcesses, work_beside
-from generator.actions import Action
+from generator.actions import Action, build_actions
 from generator.engines.model import EngineModel
 from generator.finite.model import FiniteModel, finite_model
 from generator.generation import generate_documents, generate_together, together
@@ -20,13 +20,15 @@ from generator.generation.model import Model
 from generator.identity import ActionIdentity
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.fused.faults import slower
-from generator.transformer.local_folders import model_folder, model_location, weight_files
+from generator.transformer.local_folders import model_location, stored_bytes
+from generator.transformer.other_weights.named import identities, weights_location, with_own_weights
 from log.store import Unit
 from schema.progress import SILENT
-from schema.study import FINITE_STATE, ModelSection, Study
+from schema.study import FINITE_STATE, Study
 
 if TYPE_CHECKING:
     from generator.transformer.model import LoadedModel
+    from generator.transformer.other_weights.model import ModelWithOthers
 
 _MUCH = 1 << 14  # pairs by positions: some 4 s of a small model, about what a process takes to start
 _SMALL = 100 << 20  # bytes of weights
@@ -46,7 +48,7 @@ class LocalGenerator:
     def __init__(self, say: Callable[[str], None] = SILENT.say) -> None:
         self._say = say
         self._study: Study | None = None  # whose model is held
-        self._model: LoadedModel | FiniteModel | EngineModel | None = None
+        self._model: LoadedModel | ModelWithOthers | FiniteModel | EngineModel | None = None
         self.sides: SideProcesses | None = None
 
     def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
@@ -109,10 +111,9 @@ class LocalGenerator:
             return finite_model(study).identity
         if study.model.engine is not None:
             return engine_model(study).identity
-        files = model_identity(model_location(study.model), study.model.revision)
-        if required and files.weights_sha256 is None:
-            return self.model(study).identity
-        return lambda action: files.of(action.parts)
+        identity = identities(study, model_identity(model_location(study.model), study.model.revision))
+        unknown = any(None in (own.weights_sha256, own.selector_sha256) for own in map(identity, build_actions(study)))
+        return self.model(study).identity if required and unknown else identity
 
     def model(self, study: Study) -> Model:
         """Return the study's model with its law, loaded where another one is held or none; that one is released before.
@@ -123,7 +124,8 @@ class LocalGenerator:
         """
         held, whole = self._study, study.model.finite or study.model.engine is not None
         # The documents of a study of systems are its systems, and the actions of one with an engine its sides.
-        if self._model is None or held is None or held.model != study.model or (whole and held != study):
+        other = held is None or held.model != study.model or held.own_weights != study.own_weights
+        if self._model is None or other or (whole and held != study):
             self._model = None
             self._model, self._study = self._made(study), study
         model = self._model
@@ -131,15 +133,18 @@ class LocalGenerator:
             self._model = model = replace(model, law=study.law)
         return model
 
-    def _made(self, study: Study) -> LoadedModel | FiniteModel | EngineModel:
+    def _made(self, study: Study) -> LoadedModel | ModelWithOthers | FiniteModel | EngineModel:
         if study.model.engine is not None:
             return engine_model(study)
-        return finite_model(study) if study.model.finite else self._loaded(study.model)
+        return finite_model(study) if study.model.finite else self._loaded(study)
 
-    def _loaded(self, section: ModelSection) -> LoadedModel:
-        model = load_transformer(section)
-        if notice := slower(model.network, model.device):
-            self._say(notice)
+    def _loaded(self, study: Study) -> LoadedModel | ModelWithOthers:
+        from generator.transformer.other_weights.loading import load_transformer  # noqa: PLC0415 - what is left to do shows without a model
+
+        model = load_transformer(study)
+        for one in model.models:
+            if notice := slower(one.network, one.device):
+                self._say(notice)
         return model
 
 
@@ -152,25 +157,6 @@ def _is_small(study: Study) -> bool:
     model = study.model
     if model.kind == FINITE_STATE or model.engine is not None or model.device != "cpu":
         return False
-    folder = model_folder(model_location(model), model.revision)
-    return folder is not None and sum(file.stat().st_size for file in weight_files(folder)) < _SMALL
-
-
-def load_transformer(section: ModelSection) -> LoadedModel:
-    """Load the model of a study file's ``[model]``.
-
-    Raises:
-        InputError: it cannot be loaded.
-
-    """
-    from generator.transformer.loading import load_model  # noqa: PLC0415 - what is left to do shows without a model
-
-    return load_model(
-        model_location(section),
-        name=section.id,
-        device=section.device,
-        dtype=section.dtype,
-        revision=section.revision,
-        device_map=section.device_map,
-        logits_dtype=section.logits_dtype,
-    )
+    bytes_of = [stored_bytes(model_location(model), model.revision)]
+    bytes_of += [stored_bytes(weights_location(study, action)) for action in with_own_weights(study)]
+    return all(bytes_of) and sum(filter(None, bytes_of)) < _SMALL

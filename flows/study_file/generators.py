@@ -57,12 +57,18 @@ def generators(
     """Give who does the work of the studies of one file: services, a cluster, or without both this process.
 
     Raises:
-        InputError: An engine decodes in this process, and a service or a cluster is to generate.
+        InputError: An engine decodes in this process, and a service or a cluster is to generate; or an action has
+            weights of its own, and a service is to generate.
     """
     engine = next((study.model.engine for study in studies if study.model.engine is not None), None)
     if engine is not None and (addresses or cluster is not None):
         raise InputError(
             f"model.engine = '{engine}': decodes in this process; run it without --endpoint, --cluster and --gpus"
+        )
+    named = next((name for study in studies for name in study.own_weights), None)
+    if addresses and named is not None:
+        raise InputError(
+            f"action '{named}': has weights of its own, and a service has those of one model; run it without --endpoint"
         )
     if addresses:
         from generator.service.dispatch import EndpointPool  # noqa: PLC0415 - where services generate

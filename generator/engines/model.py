@@ -75,6 +75,10 @@ class EngineModel:
         weights = self.reference.weights_sha256 or _sha256(dict(self.reference.said))
         return ActionIdentity(weights, self.tokenizer_sha256, _sha256(said))
 
+    def weight_bytes(self, action: Action) -> int | None:
+        """Bytes of the weights of an action's side; None of a server's."""
+        return self.sides[action.name].weight_bytes() or None
+
     def twins(self, count: int, before: Callable[[], None]) -> list[EngineModel]:  # noqa: ARG002 - one thread asks
         """The model itself: the engine has threads of its own."""
         return [self] * count

@@ -47,6 +47,9 @@ class FiniteModel:
         """What makes an action's units: the reference's laws and the action's own; a control's are the reference's."""
         return ActionIdentity(self._laws_sha256[None], None, self._laws_sha256[None if action.control else action.name])
 
+    def weight_bytes(self, action: Action) -> None:
+        """A system has no weights."""
+
     @cached_property
     def _laws_sha256(self) -> dict[str | None, str]:
         """SHA-256 of the laws of the reference (None) and of each action, to the study's horizon."""

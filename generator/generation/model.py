@@ -66,6 +66,9 @@ class Model(Protocol):
             InputError: The selector's source cannot be read.
         """
 
+    def weight_bytes(self, action: Action) -> int | None:
+        """Bytes of the files that hold the weights of an action's side; None if there are none or nobody knows."""
+
     def computing(self) -> AbstractContextManager[None]:
         """Set up the process for this model's computations inside the block, and restore it afterwards."""
 

@@ -155,6 +155,7 @@ def generate_together(
                         **model.identity(item.action).columns,
                         **_settings(study, model, one.document, item, horizon, seed),
                         **one.caches.record(a, item.count),
+                        "weight_bytes": model.weight_bytes(item.action),
                         "decode_seconds": seconds / computed * steps.laws,
                         "kernel_evaluations": round(steps.laws),
                         "pair_evaluations": steps.pair_evaluations,

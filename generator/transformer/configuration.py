@@ -153,12 +153,28 @@ def absent_eos_tokens(model_id: str, revision: str | None = None) -> tuple[tuple
     Raises:
         InputError: They are no tokens, or the generation configuration cannot be read.
     """
+    tokens, size = _named_eos_tokens(model_id, revision)
+    absent = tuple(token for token in tokens if size is not None and not 0 <= token < size)
+    return absent, len(absent) < len(tokens)
+
+
+def configured_eos_tokens(model_id: str, revision: str | None = None) -> tuple[int, ...]:
+    """Return the EOS tokens by the files on this machine, ascending, without those that the vocabulary lacks.
+
+    Raises:
+        InputError: They are no tokens, or the generation configuration cannot be read.
+    """
+    tokens, size = _named_eos_tokens(model_id, revision)
+    return tuple(sorted(token for token in tokens if size is None or 0 <= token < size))
+
+
+def _named_eos_tokens(model_id: str, revision: str | None) -> tuple[tuple[int, ...], int | None]:
+    """The EOS tokens that a model's files name, and how many tokens it has, if they say so."""
     config = local_configuration(model_id, revision) or {}
     ids = local_generation_configuration(model_id, revision).get("eos_token_id")
-    tokens = _tokens(model_id, config.get("eos_token_id") if ids is None else ids)
     size = config.get("vocab_size")
-    absent = tuple(token for token in tokens if type(size) is int and not 0 <= token < size)
-    return absent, len(absent) < len(tokens)
+    tokens = _tokens(model_id, config.get("eos_token_id") if ids is None else ids)
+    return tokens, size if type(size) is int else None
 
 
 def _tokens(model_id: str, ids: Any) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from generator.transformer.configuration import eos_tokens, known_by_family, lib
 from generator.transformer.decoder import torch_threads, whole_sums
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.fused.layers import join_weights, layers_fault
-from generator.transformer.local_folders import model_source
+from generator.transformer.local_folders import model_source, stored_bytes
 from generator.transformer.memory import ModelShape
 from generator.transformer.model import LoadedModel
 from generator.transformer.model_checks import checked_configuration
@@ -74,7 +74,7 @@ def load_model(
         id=model_id if name is None else name, network=network, device=device, dtype=dtype,
         eos_tokens=eos_tokens(model_id, network.generation_config, config), positions=config.max_position_embeddings,
         shape=ModelShape.of(config.to_dict(), dtype), rows=rows, threads=threads, files=files,
-        logits_dtype=logits_dtype,
+        logits_dtype=logits_dtype, stored_bytes=stored_bytes(model_id, revision),
     )  # fmt: skip
     if own is not None:
         problem = refusal(model, probe, own)

@@ -19,6 +19,11 @@ from schema.study import HTTP, ModelSection
 EMBEDDED_ID = "kvdrift/tiny"
 EMBEDDED_GGUF = Path(__file__).parents[1] / "embedded" / "gguf"
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded" / "checkpoint"
+_ROUNDED = Path(__file__).parents[1] / "embedded" / "rounded"
+EMBEDDED_FOLDERS = {
+    EMBEDDED_ID: EMBEDDED_FOLDER, "kvdrift/tiny-int8": _ROUNDED / "int8", "kvdrift/tiny-int4": _ROUNDED / "int4",
+}  # fmt: skip
+"""The embedded model, and its weights rounded to 8 and 4 bits by ``training.rounded_weights``."""
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 """Architectures that need no proof, each with the ``model_type`` by which transformers chooses its code."""
 
@@ -36,8 +41,8 @@ _TOKENIZER = (
 
 def local_folder(model_id: str) -> Path | None:
     """Return the folder that the id names, ``~`` being the home folder; None for a Hugging Face id."""
-    if model_id == EMBEDDED_ID:
-        return EMBEDDED_FOLDER
+    if model_id in EMBEDDED_FOLDERS:
+        return EMBEDDED_FOLDERS[model_id]
     try:
         folder = Path(model_id).expanduser()
         return folder if folder.is_dir() else None
@@ -58,21 +63,29 @@ def model_location(section: ModelSection) -> str:
         return section.id  # a name of the user's own, or an id whose tokenizer prompts go through
     if section.engine is not None:
         return str(gguf_file(section.id, section.folder))
-    written, folder = section.id, section.folder
-    if folder is None or written == EMBEDDED_ID or written.startswith(("/", "~")):
+    return transformer_location(section.id, section.folder, "model.id = ")
+
+
+def transformer_location(written: str, folder: Path | None, key: str) -> str:
+    """Return where a transformer is that a study file in ``folder`` names: as ``model_location`` of a ``key``.
+
+    Raises:
+        InputError: As of ``model_location``.
+    """
+    if folder is None or written in EMBEDDED_FOLDERS or written.startswith(("/", "~")):
         return written
     beside = os.path.normpath(folder / written)
     if local_folder(beside) is not None:
         return beside
     if local_folder(written) is not None:
         raise InputError(
-            f"model.id = '{written}': paths begin at the study file's folder, {folder}, and only the working folder "
+            f"{key}'{written}': paths begin at the study file's folder, {folder}, and only the working folder "
             f"has this one; write '{os.path.relpath(Path(written).absolute(), folder)}', or move the study file here "
             "to go on with a store that knows the model by this name"
         )
     if written.startswith("."):
         return beside
-    check_hub_id(written, folder)
+    check_hub_id(written, folder, key)
     return written
 
 
@@ -205,6 +218,13 @@ def weight_files(folder: Path) -> list[Path]:
             others = [file for name in _BESIDE_WEIGHTS if (file := folder / name).is_file()]
             return [*others, *weights] if all(file.is_file() for file in weights) else []
     return []
+
+
+def stored_bytes(model_id: str, revision: str | None = None) -> int | None:
+    """Return the bytes of the files that hold a model's weights; None where they are not on this machine."""
+    folder = model_folder(model_id, revision)
+    files = [] if folder is None else weight_files(folder)
+    return sum(file.stat().st_size for file in files if file.suffix != ".json") or None
 
 
 def tokenizer_files(folder: Path) -> list[Path]:

@@ -22,9 +22,16 @@ class LoadedModel(Decoder):
 
     Attributes:
         files: Fingerprints of the files that it was loaded from; unknown where it was made in memory.
+        stored_bytes: Bytes of the files that hold its weights; None where it was made in memory.
     """
 
     files: ModelIdentity = _UNKNOWN
+    stored_bytes: int | None = None
+
+    @property
+    def models(self) -> list[LoadedModel]:
+        """The model itself."""
+        return [self]
 
     @property
     def pairs_at_once(self) -> int:
@@ -53,11 +60,20 @@ class LoadedModel(Decoder):
         """
         return self.files.of(action.parts)
 
-    def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PrefilledPrompt:
+    def weight_bytes(self, action: Action) -> int | None:  # noqa: ARG002 - all actions have its weights
+        """Bytes of the files that hold the weights of an action's side."""
+        return self.stored_bytes
+
+    def prefill(
+        self, document: Document, actions: Sequence[Action], horizon: int, sharing: int | None = None
+    ) -> PrefilledPrompt:
         """Process the document's prompt, recording what the selectors of ``actions`` need.
+
+        Args:
+            sharing: How many actions share the prefill's time, if not ``actions`` alone.
 
         Raises:
             InputError: A retention cannot hold its selector's window and sinks, or the model cannot read the document.
         """
         check_prompt(document, horizon, self.positions, self.shape.vocabulary)
-        return PrefilledPrompt(self, document, actions, horizon)
+        return PrefilledPrompt(self, document, actions, horizon, sharing)

@@ -100,13 +100,22 @@ class Prompt:
 class PrefilledPrompt:
     """``PrefilledDocument`` of a transformer.
 
+    Args:
+        sharing: How many actions share the prefill's time, if not ``actions`` alone.
+
+    Attributes:
+        seconds: What prefill took.
+
     Raises:
         InputError: A retention cannot hold its selector's window and sinks, or choosing takes more memory than is free.
         OperationError: A statistic fails, or what says how much memory choosing takes.
     """
 
-    def __init__(self, model: Decoder, document: Document, actions: Sequence[Action], horizon: int) -> None:
+    def __init__(
+        self, model: Decoder, document: Document, actions: Sequence[Action], horizon: int, sharing: int | None = None
+    ) -> None:
         entries = document.prompt_tokens
+        self._sharing = len(actions) if sharing is None else sharing
         kept = [action.kept_entries(entries, f"document '{document.doc}'") for action in actions]
         self._model, self._horizon, self._entries, self._tokens = model, horizon, entries, document.tokens
         self._actions = list(zip(actions, kept, strict=True))
@@ -127,7 +136,7 @@ class PrefilledPrompt:
             window=max((selector.window for selector in selectors), default=0),
             statistics=[statistic for selector in selectors for statistic in selector.statistics],
         )
-        self._seconds = time.perf_counter() - began
+        self.seconds = time.perf_counter() - began
 
     def _check_room(self, doc: str, action: Action) -> None:
         entries, shape, chooser = self._entries, self._model.shape, action.chooser
@@ -148,7 +157,7 @@ class PrefilledPrompt:
 
         Of actions that share scores each has the seconds that it would have taken alone.
         """
-        shared = self._seconds / len(self._actions)
+        shared = self.seconds / self._sharing
         times = Counter(action.name for action, _ in self._actions)
         evicted: dict[str, tuple[PreparedCache, float]] = {}
         for action, m in self._actions:
@@ -294,9 +303,13 @@ class PreparedPrompt:
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
         """How many replicates of each of so many actions fit the memory that is left now; at least 1."""
+        available = int(self._model.memory_share * available_bytes(self._model.device))
+        return replicates_within(available, self.replicate_bytes(actions, estimator))
+
+    def replicate_bytes(self, actions: int, estimator: str) -> int:
+        """How many bytes decoding one replicate of each of so many actions takes."""
         scored = max((cache.rule.scores for cache in self._caches if cache.rule is not None), default=0)
-        needed = self._model.shape.replicate_bytes(actions, self._prompt.entries, self._horizon, estimator, scored)
-        return replicates_within(int(self._model.memory_share * available_bytes(self._model.device)), needed)
+        return self._model.shape.replicate_bytes(actions, self._prompt.entries, self._horizon, estimator, scored)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
         """What ``units`` says of cache ``number``, from 1; resident bytes are those of its streams before step 1."""

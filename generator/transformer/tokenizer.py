@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,21 @@ def text_decoder(
         ]
 
     return decode
+
+
+def tokens_sha256(model_id: str, *, revision: str | None = None) -> str | None:
+    """Return a digest of a tokenizer's tokens and of how it cuts texts; None where the tokenizer cannot be loaded.
+
+    Chat templates, and which tokens are special, are left out: files that differ in these alone have equal tokens.
+    """
+    tokenizer = _known_tokenizer(model_id, revision)
+    if tokenizer is None:
+        return None
+    said: list[Any] = [sorted(tokenizer.get_vocab().items())]
+    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        parts = json.loads(fast.to_str())
+        said += [parts.get(name) for name in ("normalizer", "pre_tokenizer", "model")]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _known_tokenizer(model_id: str, revision: str | None) -> Any:

@@ -92,7 +92,12 @@ class ActionSection(Section):
 
     weights: Annotated[
         str | None,
-        meaning("With an engine, other weights of the same model and tokenizer.", example="model-Q4_K_M.gguf"),
+        meaning(
+            "Other weights with the reference's vocabulary and tokenizer, such as a quantized, pruned or fine-tuned "
+            "checkpoint: a folder, a Hugging Face id, or with an engine a file. They prefill by themselves; a selector, "
+            "codec or policy then applies to their own cache.",
+            example="model-4bit",
+        ),
     ] = None
 
     url: Annotated[
@@ -106,8 +111,9 @@ class ActionSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _whole_without_selector(cls, values: Any) -> Any:
-        """Keep everything where a codec stands alone, at first where there is a policy, and with an engine."""
-        if isinstance(values, dict) and any(values.get(name) is not None for name in _SIDE):
+        """Keep everything where a codec or weights stand alone, at first where there is a policy, and with an engine."""
+        side = isinstance(values, dict) and any(values.get(name) is not None for name in _SIDE)
+        if side and "selector" not in values:
             return _WHOLE | values
         if isinstance(values, dict) and values.keys() == {"name"} and values["name"] == FLOOR_ACTION:
             return values | {"selector": NUMERICS, "keep": "all"}
@@ -161,7 +167,7 @@ class ActionSection(Section):
         if engine is not None:
             self._check_engine(where, engine)
             return
-        for name in _SIDE:
+        for name in ("settings", "url"):
             if getattr(self, name) is not None:
                 raise InputError(f'{where}.{name}: belongs to an engine; write engine = "llama.cpp" under [model]')
         if finite and given:

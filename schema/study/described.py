@@ -28,12 +28,16 @@ def described_action(row: Mapping[str, Any]) -> str:
         The words; empty for a law of a finite-state system, and for events of which nobody said what made them.
 
     """
+    if row.get("settings") is not None:
+        return _side(row)
+    if row.get("weights") is not None:
+        alone = (row["selector"], row["keep"], row.get("codec"), row.get("policy")) == ("full", "all", None, None)
+        compressed = "" if alone else described_action({**row, "weights": None})
+        return ", then ".join(filter(None, (_weights(row["weights"]), compressed)))
     codec = _named(row.get("codec"), row.get("codec_parameters"))
     if policy := row.get("policy"):
         own = _named(policy, row.get("policy_parameters"))
         return ", then ".join([f"{own} while decoding, at most {_count(row['keep'])}", *([codec] if codec else [])])
-    if row.get("settings") is not None:
-        return _side(row)
     if row["control"]:
         return "the full cache, as a control"
     if row["selector"] in {NUMERICS, FINITE_STATE} or row["keep"] == "unknown":
@@ -51,8 +55,13 @@ def _side(row: Mapping[str, Any]) -> str:
     settings, weights = json.loads(row["settings"]), row.get("weights")
     started = [settings.pop("started")] if "started" in settings else []  # a server's, in the user's words
     said = [f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
-    named = [] if weights is None else [f"weights {weights.rpartition('/')[2]}"]
+    named = [] if weights is None else [_weights(weights)]
     return ", ".join([*started, *named, *said]) or "as the reference"
+
+
+def _weights(named: str) -> str:
+    """Weights in place of the reference's, by the last part of a path or an id."""
+    return f"weights {named.rstrip('/').rpartition('/')[2]}"
 
 
 def _count(keep: str) -> str:

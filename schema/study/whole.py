@@ -66,7 +66,7 @@ class Study(Section):
     def _consistent(self) -> Self:
         self.study.check_law()
         self.model.check()
-        if self.study.horizon == 1 and not self.model.finite and self.model.engine is None:
+        if self.study.horizon == 1 and not (self.model.finite or self.model.engine or self.own_weights):
             raise InputError(
                 "study.horizon = 1: the first token is drawn before anything is left out of a cache, so that nothing "
                 "can differ; write 2 or more"
@@ -161,6 +161,11 @@ class Study(Section):
         """Names of the actions that primary endpoints are of: all but the floor of an engine."""
         names = [action.name for action in self.actions]
         return [name for name in names if not (self.model.has_floor and name == FLOOR_ACTION)]
+
+    @property
+    def own_weights(self) -> dict[str, str]:
+        """The weights of the actions that do not have the reference's, by action."""
+        return {action.name: action.weights for action in self.actions if action.weights is not None}
 
     @property
     def several_models(self) -> bool:

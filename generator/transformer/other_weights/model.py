@@ -1,0 +1,217 @@
+"""A reference and actions with weights of their own, as the model of a study.
+
+Each model prefills a document's prompt by itself, and its actions' caches are made of what it has computed. So laws may
+differ from the first position on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from generator.actions import Action
+from generator.coupling.kernels import StreamKernels
+from generator.coupling.streams import Savings
+from generator.identity import ActionIdentity
+from generator.transformer.memory import ModelShape, available_bytes, replicates_within
+from generator.transformer.model import LoadedModel
+from generator.transformer.other_weights.joint_kernels import JointKernels
+from generator.transformer.other_weights.named import with_weights
+from generator.transformer.prompt import PrefilledPrompt, PreparedPrompt
+from log.prompts import KeptEntries
+from schema.document import Document
+from schema.sampling import SamplingLaw
+
+
+@dataclass(frozen=True)
+class ModelWithOthers:
+    """``generator.generation.model.Model`` of a study in which actions have weights of their own.
+
+    Attributes:
+        reference: The model that the reference and the other actions have.
+        others: The models of the actions with weights of their own, by action; several may be one.
+        law: The law that tokens are drawn by.
+    """
+
+    reference: LoadedModel
+    others: Mapping[str, LoadedModel]
+    law: SamplingLaw
+
+    @property
+    def models(self) -> list[LoadedModel]:
+        """All models, the reference's first, each once."""
+        return list({id(model): model for model in (self.reference, *self.others.values())}.values())
+
+    @property
+    def id(self) -> str:
+        """The reference's id in the study file."""
+        return self.reference.id
+
+    @property
+    def device(self) -> str:
+        """The device of the laws."""
+        return self.reference.device
+
+    @property
+    def dtype(self) -> str:
+        """The floating-point type that all models compute in."""
+        return self.reference.dtype
+
+    @property
+    def logits_dtype(self) -> str | None:
+        """That of all models' logits; None where it is theirs."""
+        return self.reference.logits_dtype
+
+    @property
+    def row_multiple(self) -> int:
+        """What the number of the reference's rows is a multiple of."""
+        return self.reference.row_multiple
+
+    @property
+    def batch_deviation(self) -> float:
+        """The largest of all models."""
+        return max(model.batch_deviation for model in self.models)
+
+    @property
+    def pairs_at_once(self) -> int:
+        """Up to how many pairs documents are decoded side by side: the fewest of all models."""
+        return min(model.pairs_at_once for model in self.models)
+
+    @property
+    def positions(self) -> int:
+        """The largest number of tokens that all models take."""
+        return min(model.positions for model in self.models)
+
+    @property
+    def shape(self) -> ModelShape:
+        """The reference's."""
+        return self.reference.shape
+
+    def twins(self, count: int, before: Callable[[], None]) -> Iterator[ModelWithOthers]:
+        """Make all models ``count`` times for as many threads, over the same weights."""
+        models = self.models
+        for twins in zip(*(model.twins(count, before) for model in models), strict=True):
+            of = {id(model): twin for model, twin in zip(models, twins, strict=True)}
+            others = {name: of[id(model)] for name, model in self.others.items()}
+            yield replace(self, reference=of[id(self.reference)], others=others)
+
+    def identity(self, action: Action) -> ActionIdentity:
+        """What makes the units of an action: the reference's weights, and the action's own beside its parts.
+
+        Raises:
+            InputError: The selector's source cannot be read.
+        """
+        own = self.reference.identity(action)
+        if action.name not in self.others:
+            return own
+        return with_weights(own, self.others[action.name].files.weights_sha256)
+
+    def weight_bytes(self, action: Action) -> int | None:
+        """Bytes of the files that hold the weights of an action's side."""
+        return self.others.get(action.name, self.reference).stored_bytes
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Use the number of threads of the largest model inside the block."""
+        threads = {model.threads for model in self.models}
+        return replace(self.reference, threads=None if None in threads else max(filter(None, threads))).computing()
+
+    def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PrefilledSides:
+        """Process the document's prompt by every model that one of ``actions`` has, and by the reference's.
+
+        Raises:
+            InputError: A retention cannot hold its selector's window and sinks, or a model cannot read the document.
+        """
+        sides = list({id(model): model for model in self.others.values()}.values())
+        places: list[tuple[int, int]] = []
+        own: list[list[Action]] = [[] for _ in range(1 + len(sides))]
+        for action in actions:
+            model = self.others.get(action.name)
+            side = 0 if model is None else 1 + next(place for place, one in enumerate(sides) if one is model)
+            own[side].append(action)
+            places.append((side, len(own[side])))
+        prompts = {
+            side: replace(model, law=self.law).prefill(document, own[side], horizon, None if side else len(actions))
+            for side, model in enumerate((self.reference, *sides))
+            if not side or own[side]
+        }
+        return PrefilledSides(self.reference, prompts, places)
+
+
+@dataclass(frozen=True)
+class PrefilledSides:
+    """``PrefilledDocument`` of several models.
+
+    Attributes:
+        reference: The reference's model.
+        prompts: By side, the prompt under its model; side 0 is the reference's.
+        places: Of each action, its side and its number there, from 1.
+    """
+
+    reference: LoadedModel
+    prompts: Mapping[int, PrefilledPrompt]
+    places: Sequence[tuple[int, int]]
+
+    def evict(self) -> PreparedSides:
+        """Make the cache of every action from its own model's prompt."""
+        prompts = {side: prompt.evict() for side, prompt in self.prompts.items()}
+        return PreparedSides(self.reference, prompts, self.places, self.prompts[0].seconds)
+
+
+@dataclass(frozen=True)
+class PreparedSides:
+    """``PreparedDocument`` of several models.
+
+    Attributes:
+        reference: The reference's model.
+        prompts: By side, the prompt and the caches of its actions.
+        places: Of each action, its side and its number there, from 1.
+        seconds: What the reference's prefill took.
+    """
+
+    reference: LoadedModel
+    prompts: Mapping[int, PreparedPrompt]
+    places: Sequence[tuple[int, int]]
+    seconds: float
+
+    def kernels(
+        self, streams: int, savings: Savings, beside: Sequence[PreparedSides] = (), parked: int = 0
+    ) -> StreamKernels:
+        """Make kernels of all sides; each has room for so many streams."""
+        documents = (self, *beside)
+        sides = sorted({side for one in documents for side in one.prompts})
+        caches: list[tuple[int, int]] = []
+        counted = dict.fromkeys(sides, 0)  # caches of each side up to the present document
+        for one in documents:
+            caches += [(sides.index(side), counted[side] + number) for side, number in ((0, 0), *one.places)]
+            for side in one.prompts:
+                counted[side] += 1 + sum(own == side for own, _ in one.places)
+        parts = []
+        for side in sides:
+            first, *others = [one.prompts[side] for one in documents if side in one.prompts]
+            parts.append(first.kernels(streams, savings, others, parked))
+        return JointKernels(parts, caches)
+
+    def under(self, law: SamplingLaw) -> PreparedSides:
+        """The same caches where tokens are drawn by another law."""
+        return replace(self, prompts={side: prompt.under(law) for side, prompt in self.prompts.items()})
+
+    def replicates_at_once(self, actions: int, estimator: str) -> int:
+        """How many replicates of each of so many actions fit the memory that is left now; at least 1."""
+        needed = sum(prompt.replicate_bytes(actions, estimator) for prompt in self.prompts.values())
+        available = available_bytes(self.reference.device)
+        return replicates_within(int(self.reference.memory_share * available), needed)
+
+    def record(self, number: int, streams: int) -> dict[str, Any]:
+        """What ``units`` says of cache ``number``, from 1."""
+        side, own = self.places[number - 1]
+        said = self.prompts[side].record(own, streams)
+        if side:
+            said["prefill_seconds"] += self.seconds / len(self.places)
+        return said
+
+    def kept(self, number: int) -> tuple[KeptEntries, ...]:
+        """Return what cache ``number`` has of the prompt's entries."""
+        side, own = self.places[number - 1]
+        return self.prompts[side].kept(own)

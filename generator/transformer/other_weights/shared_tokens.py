@@ -1,0 +1,56 @@
+"""Whether the weights of an action have the tokens of the reference: without that there is no pair."""
+
+from __future__ import annotations
+
+from generator.transformer.configuration import configured_eos_tokens, vocabulary_size
+from generator.transformer.local_folders import local_configuration, local_folder, model_location
+from generator.transformer.fingerprints import tokenizer_sha256
+from generator.transformer.other_weights.named import told_of, weights_location, with_own_weights
+from generator.transformer.tokenizer import tokens_sha256
+from schema.errors import InputError
+from schema.study import Study
+
+
+def check_shared(study: Study, *, fetch: bool) -> None:
+    """Refuse actions whose weights have another vocabulary, other EOS tokens or another tokenizer.
+
+    A folder without a tokenizer goes with the reference's.
+
+    Args:
+        study: A study of a transformer.
+        fetch: Whether files that are not on this machine are downloaded; else they are not compared.
+
+    Raises:
+        InputError: Names what they do not share.
+    """
+    ours, revision = model_location(study.model), study.model.revision
+    for action in with_own_weights(study):
+        theirs = weights_location(study, action)
+        if not fetch and None in (local_configuration(ours, revision), local_configuration(theirs)):
+            continue
+        with told_of(action, theirs):
+            pairs = [
+                ("a vocabulary of", vocabulary_size(ours, revision=revision), vocabulary_size(theirs)),
+                ("the EOS tokens", configured_eos_tokens(ours, revision), configured_eos_tokens(theirs)),
+                ("the tokenizer", *_tokenizers(ours, theirs, revision, fetch=fetch)),
+            ]
+        for what, one, other in pairs:
+            if one != other:
+                raise InputError(
+                    f"action '{action.name}': its weights have {what} {_short(other)}, those of the reference "
+                    f"{_short(one)}: sides are compared token by token, and must share the vocabulary and the tokenizer"
+                )
+
+
+def _tokenizers(ours: str, theirs: str, revision: str | None, *, fetch: bool) -> tuple[str | None, str | None]:
+    """Digests of what two models' tokens are; equal where one of them has no tokenizer, or none on this machine."""
+    files = tokenizer_sha256(ours, revision), tokenizer_sha256(theirs)
+    absent = not all(digest or (fetch and local_folder(place) is None) for digest, place in zip(files, (ours, theirs)))
+    if absent or files[0] == files[1] is not None:
+        return None, None
+    found = tokens_sha256(ours, revision=revision), tokens_sha256(theirs)
+    return (None, None) if None in found else found
+
+
+def _short(value: object) -> str:
+    return f"{value[:12]}…" if isinstance(value, str) else str(value)
