@@ -51,7 +51,7 @@ from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full, Recent, SnapKV
 from generator.transformer.decoder import whole_sums
-from generator.transformer.footprint import Footprint
+from generator.transformer.footprint import matrix_bytes
 from generator.transformer.fused.layers import join_weights, layers_fault
 from generator.transformer.memory import ModelShape, available_bytes
 from generator.transformer.model import LoadedModel
@@ -231,7 +231,7 @@ def model_shape(case: Case) -> ModelShape:
 
 def weight_bytes(case: Case) -> int:
     """Return the bytes of all weights, with both embeddings."""
-    return Footprint(model_shape(case), tied=False).weight_bytes
+    return matrix_bytes(model_shape(case), tables=2)
 
 
 def measure_phase(case: Case, name: str, peaks: Peaks) -> dict[str, Any]:

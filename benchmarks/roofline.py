@@ -15,7 +15,7 @@ import torch
 
 from generator.attention.cpu_products import has_product, product
 from generator.attention.holding import DTYPES
-from generator.transformer.footprint import Footprint
+from generator.transformer.footprint import matrix_bytes
 from generator.transformer.memory import ModelShape
 
 _REPETITIONS = 8
@@ -89,7 +89,7 @@ def step_work(
     """
     item, count = shape.item_bytes, sum(streams)
     # The embedding is left out: a step reads its tokens' rows.
-    weights = Footprint(shape, tied=True).weight_bytes
+    weights = matrix_bytes(shape, tables=1)
     logits = count * (2 * item + _LAW_BYTES)  # a logit is written and read, a probability written
     drawn = streams[0] + 4 * pairs  # laws that are read again
     attention = 4 * shape.layers * shape.heads * shape.head_size  # operations of a query and an entry, in all layers

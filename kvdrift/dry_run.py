@@ -22,6 +22,7 @@ from generator.generation.engine_footprint import EngineFootprint, engine_footpr
 from generator.generation.engine_models import engine_model
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
 from generator.transformer.local_folders import has_local_weights, local_configuration, model_location
+from generator.transformer.other_weights.named import weights_location, with_own_weights
 from kvdrift.timing import Extent, Seconds, study_time
 from log.units.revisions import newest_revisions
 from schema.errors import KvdriftError
@@ -33,6 +34,9 @@ from schema.tables import PLAIN, SWRB
 _UNIT_BYTES = 25_000
 _EVENT_BYTES = 18
 _PROMPT_TOKEN_BYTES = 2  # of a prompt's token and an action: what its layers keep
+
+
+_Footprints = dict[str | None, Footprint]  # by the weights that actions name; None is the reference's
 
 
 def describe_studies(
@@ -175,8 +179,8 @@ def _need_lines(material: Material, found: Forecast, *, served: bool, gpus: int)
         yield from _engine_lines(material, found)
         return
     location = model_location(model)
-    footprint = local_footprint(location, model.dtype, model.revision)
-    yield from _action_lines(material, footprint)
+    footprints = _footprints(material.study)
+    yield from _action_lines(material, footprints)
     if material.nominal:
         strata = [stratum for stratum in material.documents["evaluation"] if stratum in material.nominal]
         yield (
@@ -190,11 +194,13 @@ def _need_lines(material: Material, found: Forecast, *, served: bool, gpus: int)
                 f"  the model has {positions:,} positions: a prompt of more than {room:,} tokens will be refused, "
                 f"if there is one in {', '.join(tight)}"
             )
-    memory = None if footprint is None else _plan_memory(material, found, footprint)
-    if footprint is None or memory is None:
-        yield "  bytes and memory need the model's configuration, which is not on this machine"
+    memory = None if footprints is None else _plan_memory(material, found, footprints)
+    if footprints is None or memory is None:
+        several = "s of the model and of the actions' weights, which are not all"
+        whose = several if material.study.own_weights else " of the model, which is not"
+        yield f"  bytes and memory need the configuration{whose} on this machine"
     else:
-        yield _memory_line(material.study, footprint, memory)
+        yield _memory_line(material.study, footprints, memory)
     if gpus:
         yield f"  generation on {gpus} GPU{'s' if gpus > 1 else ''} of this machine, one worker each"
     yield from _time_lines(material, found, memory, served=served, gpus=gpus)
@@ -236,7 +242,8 @@ def _time_lines(
     if memory is not None and not memory.fits:
         yield "  time: not measured; there is too little memory"
         return
-    if not has_local_weights(model_location(model), model.revision):
+    others = [weights_location(material.study, action) for action in with_own_weights(material.study)]
+    if not (has_local_weights(model_location(model), model.revision) and all(map(has_local_weights, others))):
         yield "  time: needs the model's weights, which are not on this machine"
         return
     yield from _measured_lines(material, found, gpus=gpus)
@@ -273,7 +280,22 @@ def _lengths(material: Material) -> list[int]:
     return [document.prompt_tokens for split in material.documents for document in material.of_split(split)]
 
 
-def _action_lines(material: Material, footprint: Footprint | None) -> Iterator[str]:
+def _footprints(study: Study) -> _Footprints | None:
+    """Footprints of a study's models: the reference's under None, others by the weights that actions name.
+
+    None where a configuration is not on this machine.
+    """
+    model = study.model
+    found: dict[str | None, Footprint | None] = {
+        None: local_footprint(model_location(model), model.dtype, model.revision)
+    }
+    for action in with_own_weights(study):
+        found[action.weights] = local_footprint(weights_location(study, action), model.dtype)
+    known = {weights: footprint for weights, footprint in found.items() if footprint is not None}
+    return known if len(known) == len(found) else None
+
+
+def _action_lines(material: Material, footprints: _Footprints | None) -> Iterator[str]:
     lengths = _lengths(material)
     for action in material.actions:
         # What the selector's window and sinks need was checked with the material.
@@ -285,43 +307,53 @@ def _action_lines(material: Material, footprint: Footprint | None) -> Iterator[s
             what, cache = "entries at most in every step", "cache, generated entries included"
         told = described_action(action.row(material.study.study.name, prespecified=True))
         line = f"  action {action.name}: {told}: {_span(*(f'{m:,}' for m in kept))} {what}"
-        if footprint is not None:
+        if footprints is not None:
             held = (
-                footprint.cache_bytes(m, action.holding, indexed=action.removes(entries, horizon))
+                footprints[action.weights].cache_bytes(m, action.holding, indexed=action.removes(entries, horizon))
                 for m, entries in zip(kept, ends, strict=True)
             )
             line += f", {_span(*map(_binary, held))} of {cache}"
         yield line
 
 
-def _plan_memory(material: Material, found: Forecast, footprint: Footprint) -> MemoryPlan:
+def _plan_memory(material: Material, found: Forecast, footprints: _Footprints) -> MemoryPlan:
     """The plan of the longest prompt with the most replicates; with all at once where the device is not here."""
     study, longest = material.study, max(_lengths(material))
     here = memory_here(study.model.device, study.model.device_map)
+    kept = {
+        weights: [action.retention.kept(longest) for action in material.actions if action.weights == weights]
+        for weights in footprints
+    }
     return plan_memory(
-        footprint.shape,
+        footprints[None].shape,
         longest,
-        [action.retention.kept(longest) for action in material.actions],
+        kept[None],
         max(split.replicates[1] for split in found.splits),
         study.study.horizon,
-        sys.maxsize if here is None else here - footprint.weight_bytes,
+        sys.maxsize if here is None else here - _weight_bytes(footprints),
         PLAIN if study.plan.estimator == PLAIN else SWRB,
         apart=any(action.prefill_chunk is not None for action in material.actions),
         scored=max((action.scored_entries(longest, study.study.horizon) for action in material.actions), default=0),
+        others=[(one.shape, kept[weights]) for weights, one in footprints.items() if weights is not None],
     )
 
 
-def _memory_line(study: Study, footprint: Footprint, memory: MemoryPlan) -> str:
-    device = "all GPUs" if study.model.device_map else study.model.device
+def _weight_bytes(footprints: _Footprints) -> int:
+    """Bytes of the weights of all models, which are in memory together."""
+    return sum(footprint.weight_bytes for footprint in footprints.values())
+
+
+def _memory_line(study: Study, footprints: _Footprints, memory: MemoryPlan) -> str:
+    device, weights = "all GPUs" if study.model.device_map else study.model.device, _weight_bytes(footprints)
     if memory.available_bytes == sys.maxsize:
         left = f"there is no {device} here"
     else:
-        available = _binary(memory.available_bytes + footprint.weight_bytes)
+        available = _binary(memory.available_bytes + weights)
         left = f"{available} available on {device}" + ("" if memory.fits else ", which is too little")
-    weights, peak = _binary(footprint.weight_bytes), _binary(memory.peak_bytes)
+    models = f" of {len(footprints)} models" if len(footprints) > 1 else ""
     return (
-        f"  memory of generation: {weights} of weights and {peak} for the longest prompt, "
-        f"{memory.replicates_at_once} of {memory.replicates} replicates at once; {left}"
+        f"  memory of generation: {_binary(weights)} of weights{models} and {_binary(memory.peak_bytes)} for the "
+        f"longest prompt, {memory.replicates_at_once} of {memory.replicates} replicates at once; {left}"
     )
 
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from generator.attention.holding import DTYPES, Holding, bytes_as_stored
 from generator.attention.shared_prefix import PrefixLayer
-from generator.transformer.local_folders import local_configuration
-from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes, replicates_within
+from generator.transformer.local_folders import local_configuration, safetensors_files
+from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes, inner_width, replicates_within
+from schema.errors import InputError
 
 _INDEX_BYTES = 4  # kept indices are int32
 _EXTENT_BYTES = 16  # prompt length and kept entries of a layer, int64
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # how a configuration says their number
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """A model's shape, and whether its embedding is tied to its head."""
+    """A model's shape, and the bytes of its weights in memory."""
 
     shape: ModelShape
-    tied: bool
+    weight_bytes: int
 
     def cache_bytes(self, entries: int, holding: Holding, *, indexed: bool) -> int:
         """Bytes of payload, scales, index and metadata of ``entries`` per KV head and layer, as they are stored.
@@ -39,14 +44,6 @@ class Footprint:
         index = shape.kv_heads * entries * _INDEX_BYTES if indexed else 0
         windows = sum(2 * part[:, :1].nbytes * (window - 1) for window in shape.windows)
         return windows + (shape.layers - len(shape.windows)) * (stored + index + _EXTENT_BYTES)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights' matrices; norms and biases are negligible."""
-        shape = self.shape
-        attention = 2 * (shape.heads + shape.kv_heads) * shape.head_size
-        layers = shape.layers * shape.width * (attention + 3 * shape.inner_width)
-        return (layers + (1 if self.tied else 2) * shape.vocabulary * shape.width) * shape.item_bytes
 
 
 @dataclass(frozen=True)
@@ -73,21 +70,24 @@ class MemoryPlan:
 
 def plan_memory(
     shape: ModelShape, entries: int, kept: Sequence[int], replicates: int, horizon: int, available_bytes: int,
-    estimator: str, *, apart: bool = False, scored: int = 0,
+    estimator: str, *, apart: bool = False, scored: int = 0, others: Sequence[tuple[ModelShape, Sequence[int]]] = (),
 ) -> MemoryPlan:  # fmt: skip
     """Plan the memory of one document; at least one replicate is planned, whether or not it fits.
 
     n is ``entries``, and ``kept`` has m of each action; ``available_bytes`` are left besides the weights.
     ``apart`` says whether an action's prompt is prefilled apart; one such prompt is in memory at a time. Of ``scored``
-    prompt entries a policy keeps scores.
+    prompt entries a policy keeps scores. ``others`` are the models of actions with weights of their own, each with m of
+    its actions: every model has the whole prompt.
     """
-    prompt = shape.entry_bytes * (entries + sum(kept))
-    replicate = shape.replicate_bytes(len(kept), entries, horizon, estimator, scored)
+    sides = [(shape, kept), *others]
+    prompt = sum(one.entry_bytes * (entries + sum(own)) for one, own in sides)
+    replicate = sum(one.replicate_bytes(len(own), entries, horizon, estimator, scored) for one, own in sides)
+    activations = max(one.activation_bytes for one, _ in sides)
     return MemoryPlan(
         replicates=replicates,
         replicates_at_once=min(replicates, replicates_within(available_bytes - prompt, replicate)),
         prompt_bytes=prompt,
-        prefill_bytes=min(entries, PREFILL_CHUNK) * shape.activation_bytes + apart * shape.entry_bytes * entries,
+        prefill_bytes=min(entries, PREFILL_CHUNK) * activations + apart * shape.entry_bytes * entries,
         replicate_bytes=replicate,
         available_bytes=available_bytes,
     )
@@ -99,9 +99,34 @@ def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> F
     if config is None or dtype not in DTYPES:
         return None
     try:
-        return Footprint(ModelShape.of(config, dtype), tied=bool(config.get("tie_word_embeddings")))
-    except (ValueError, KeyError, TypeError, ArithmeticError):
+        shape = ModelShape.of(config, dtype)
+        files = [] if config.get("quantization_config") else safetensors_files(model_id, revision)
+        stored = sum(map(_numbers, files)) * shape.item_bytes
+        experts = next((config[name] for name in _EXPERTS if config.get(name)), None)
+        tables = 1 if config.get("tie_word_embeddings") else 2
+        return Footprint(shape, stored or matrix_bytes(shape, tables, inner_width(config, experts)))
+    except (ValueError, KeyError, TypeError, ArithmeticError, OSError, InputError):
         return None
+
+
+def _numbers(file: Path) -> int:
+    """How many numbers a safetensors file has, by its header."""
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def matrix_bytes(shape: ModelShape, tables: int, inner: int | None = None) -> int:
+    """Return the bytes of the weights' matrices; norms and biases are negligible.
+
+    Args:
+        shape: The model's numbers.
+        tables: 1 if the embedding is the head, else 2.
+        inner: The inner width of an MLP or of all experts together, if it is not the one that a token goes through.
+    """
+    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_size
+    layers = shape.layers * shape.width * (attention + 3 * (inner or shape.inner_width))
+    return (layers + tables * shape.vocabulary * shape.width) * shape.item_bytes
 
 
 def memory_here(device: str, device_map: str | None) -> int | None:

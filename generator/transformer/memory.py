@@ -56,7 +56,7 @@ class ModelShape:
         return cls(
             layers=int(config["num_hidden_layers"]),
             width=int(config["hidden_size"]),
-            inner_width=_inner_width(config),
+            inner_width=inner_width(config, config.get("num_experts_per_tok")),
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_size=int(config.get("head_dim") or config["hidden_size"] // heads),
@@ -123,9 +123,8 @@ def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(size) for kind in config.get("layer_types") or () if kind == "sliding_attention" and size)
 
 
-def _inner_width(config: Mapping[str, Any]) -> int:
-    """The width of an MLP, or of as many experts as a token goes through."""
-    experts = config.get("num_experts_per_tok")
+def inner_width(config: Mapping[str, Any], experts: int | None) -> int:
+    """Return the width of an MLP, or of so many experts and those that all tokens share."""
     if not experts:
         return int(config["intermediate_size"])
     shared = int(config.get("shared_expert_intermediate_size") or 0)

@@ -70,6 +70,9 @@ class LoadedModel(Decoder):
         """Process the document's prompt, recording what the selectors of ``actions`` need.
 
         Args:
+            document: What is read.
+            actions: Of which each gets a cache.
+            horizon: H.
             sharing: How many actions share the prefill's time, if not ``actions`` alone.
 
         Raises:

@@ -56,6 +56,7 @@ def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int
         packed=pack(outcomes, sample, streams, token_text, names, read_prompts(content.source, outcomes, sample)),
         law=facts.other_law,
         engine=facts.engine,
+        own_weights=facts.own_weights,
         script=script,
         # The browser runs this script and no other, whatever a token's text may be.
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),

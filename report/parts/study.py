@@ -18,6 +18,8 @@ TEMPLATE = """
 <p>Each document is a system that is small enough to enumerate: the next-token law P of the reference and the next-token law Q of the action are known for every history. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ.{% if content.others %} Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).{% endif %}</p>
 {% elif facts.engine %}
 <p>Each side, the reference and every action, is the engine with its own settings or weights, and decodes each document’s prompt once. The reference X continues with its cache, and the action’s side Y with its own. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ.{% if facts.noise_floors %} <b>{{ facts.noise_floors[0] }}</b> is the reference’s side once more, in a cache and with streams of its own: what differs there is what batches and the placement of entries do.{% endif %} Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
+{% elif facts.own_weights %}
+<p>The reference’s weights read each document’s prompt once, and so do the weights of every action that has its own. The reference X continues with its full key–value cache. The other side Y continues with what its action makes of the cache that its own weights have computed: all of it, fewer entries, entries in fewer bits, or at most so many entries in every step. The first token is drawn from two laws, so a pair may part there. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ. Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
 {% else %}
 <p>Each document’s prompt is prefilled once. The reference X continues with the full key–value cache, and the compressed model Y with what an action makes of it: fewer entries, entries in fewer bits, or both, or at most so many entries in every step. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ. Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
 {% endif %}
@@ -65,16 +67,20 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         what = ", ".join([*floor, *([added] if added else [])])
         stored = facts.storage.get(action["action"])
         held = _held(stored, within=action["policy"] is not None) if stored else [MISSING] * 7
+        weights = [size(facts.weight_bytes(action["action"]))] if facts.own_weights else []
         rows.append(
             table_row(
                 Cell(action["action"], what),
                 described_action(action) or MISSING,
+                *weights,
                 *held,
             )
         )
+    weights_column = [Column("weights", "", "bytes of the files with the weights of the action’s side")]
     columns = (
         label_column("action"),
         label_column("what it does"),
+        *(weights_column if facts.own_weights else ()),
         Column("entries m", "", "prompt entries kept after prefill, per KV head and layer"),
         Column("keys, values", "", "mean bytes of keys and values per document, as they are stored"),
         Column(

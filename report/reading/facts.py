@@ -37,6 +37,7 @@ class Storage:
         per_replicate: bytes by document that each replicate adds to the prompt's cache; None where it is not known.
         seconds: prefill and decoding of all units.
         kernel_evaluations: of all units.
+        weight_bytes: of the files with the weights of its side; None where it is not known.
 
     """
 
@@ -47,6 +48,7 @@ class Storage:
     per_replicate: dict[str, float | None]
     seconds: float | None
     kernel_evaluations: int | None
+    weight_bytes: int | None = None
 
     def mean_bytes(self, part: int) -> float | None:
         """Mean over documents: part 0 payload, 1 scales, 2 index, 3 metadata, 4 resident."""
@@ -158,14 +160,19 @@ class Facts:
         return any(row["settings"] is not None for row in self.actions)
 
     @property
+    def own_weights(self) -> bool:
+        """Whether any action has other weights than the reference."""
+        return any(row["weights"] is not None for row in self.actions)
+
+    @property
     def whole(self) -> str:
         """What actions are held against, in words."""
-        return "the reference" if self.finite or self.engine else "the full cache"
+        return "the reference" if self.finite or self.engine or self.own_weights else "the full cache"
 
     @property
     def other(self) -> str:
         """What is held against it, in words."""
-        return "the action" if self.finite or self.engine else "the compressed model"
+        return "the action" if self.finite or self.engine or self.own_weights else "the compressed model"
 
     @property
     def whole_cache(self) -> str | None:
@@ -215,8 +222,17 @@ class Facts:
         return self.weights(action) == self.weights(other)
 
     def weights(self, action: str) -> str | None:
-        """What an engine's side has in place of the reference's weights; None where it has those."""
+        """What an action's side has in place of the reference's weights; None where it has those."""
         return next((row["weights"] for row in self.actions if row["action"] == action), None)
+
+    def weight_bytes(self, action: str) -> int | None:
+        """Bytes of the weights of an action's side; None where they are not known."""
+        return self.storage[action].weight_bytes if action in self.storage else None
+
+    def no_more_weights(self, action: str, other: str) -> bool:
+        """Whether an action has the weights of another one, or weights that are known to take no more bytes."""
+        mine, theirs = self.weight_bytes(action), self.weight_bytes(other)
+        return self.same_weights(action, other) or (mine is not None and theirs is not None and mine <= theirs)
 
     def same_bytes(self, action: str, other: str) -> int | None:
         """Documents on which both actions hold the same bytes in every part; None if any differs or is unknown."""
@@ -289,6 +305,7 @@ def _storage(units: list[ViewRow]) -> dict[str, Storage]:
             per_replicate={doc: _added_by_one(ranges[0]) for doc, ranges in documents.items()},
             seconds=total(_sum(rows, name) for name in ("prefill_seconds", "decode_seconds")),
             kernel_evaluations=_sum(rows, "kernel_evaluations"),
+            weight_bytes=max((row["weight_bytes"] for row in rows if row["weight_bytes"] is not None), default=None),
         )
     return stored
 

@@ -50,12 +50,13 @@ def _is_floor(row: ViewRow) -> bool:
 
 
 def _action(row: ViewRow) -> dict[str, Any]:
+    weights = {} if row["weights"] is None else {"weights": row["weights"]}
     if row["settings"] is not None:
         settings = json.loads(row["settings"])
         said = {"settings": settings} if settings or row["weights"] is None else {}
-        return {"name": row["action"], **said, **({} if row["weights"] is None else {"weights": row["weights"]})}
+        return {"name": row["action"], **said, **weights}
     keep = int(row["keep"]) if str(row["keep"]).isdigit() else row["keep"]
-    action: dict[str, Any] = {"name": row["action"], "keep": keep}
+    action: dict[str, Any] = {"name": row["action"], **weights, "keep": keep}
     if row["policy"]:
         return action | {"policy": _named(row["policy"], row["policy_parameters"])}
     columns = [name for name in _OWN_COLUMNS if row[name] and name not in _NO_PARAMETERS.get(row["selector"], ())]

@@ -94,8 +94,8 @@ class ActionSection(Section):
         str | None,
         meaning(
             "Other weights with the reference's vocabulary and tokenizer, such as a quantized, pruned or fine-tuned "
-            "checkpoint: a folder, a Hugging Face id, or with an engine a file. They prefill by themselves; a selector, "
-            "codec or policy then applies to their own cache.",
+            "checkpoint: a folder, a Hugging Face id, or with an engine a file. They read the prompt by themselves; a "
+            "selector, codec or policy then applies to their own cache.",
             example="model-4bit",
         ),
     ] = None
@@ -111,7 +111,7 @@ class ActionSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _whole_without_selector(cls, values: Any) -> Any:
-        """Keep everything where a codec or weights stand alone, at first where there is a policy, and with an engine."""
+        """Keep everything where a codec or weights stand alone, with an engine, and at first with a policy."""
         side = isinstance(values, dict) and any(values.get(name) is not None for name in _SIDE)
         if side and "selector" not in values:
             return _WHOLE | values

@@ -32,8 +32,13 @@ def described_action(row: Mapping[str, Any]) -> str:
         return _side(row)
     if row.get("weights") is not None:
         alone = (row["selector"], row["keep"], row.get("codec"), row.get("policy")) == ("full", "all", None, None)
-        compressed = "" if alone else described_action({**row, "weights": None})
+        compressed = "" if alone else _compressed(row)
         return ", then ".join(filter(None, (_weights(row["weights"]), compressed)))
+    return _compressed(row)
+
+
+def _compressed(row: Mapping[str, Any]) -> str:
+    """What becomes of the cache."""
     codec = _named(row.get("codec"), row.get("codec_parameters"))
     if policy := row.get("policy"):
         own = _named(policy, row.get("policy_parameters"))

@@ -36,7 +36,7 @@ from schema.study import DocumentsSection, load_studies
 from stats.endpoints import Family
 
 STUDIES = Path(__file__).parents[2] / "studies"
-LLAMA = Footprint(ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256, "bfloat16"), tied=False)
+LLAMA = Footprint(ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256, "bfloat16"), 15 * 2**30)
 PAPER = ("paper_first", "paper_retention90")
 STRATA = [f"{environment}-{length}" for environment in ("HELMET", "RULER") for length in ("4K", "16K", "32K")]
 
@@ -90,7 +90,7 @@ class TestPaperStudies:
         assert out.count(f"{(evaluation + 576) * 128:,} events") == 2
         assert f"on meta-llama/Llama-3.1-8B-Instruct, H = 128; store {Path('stores').absolute()}" in out
         assert "on Qwen/Qwen2.5-7B-Instruct, H = 128" in out
-        assert "bytes and memory need the model's configuration, which is not on this machine" in out
+        assert "bytes and memory need the configuration of the model, which is not on this machine" in out
         assert f"lengths are nominal in {', '.join(STRATA)}: " in out
         for model_id in ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B-Instruct"):
             model = f"configuration and weights of the model, taken for '{model_id}' of Hugging Face"

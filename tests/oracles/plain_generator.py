@@ -105,14 +105,19 @@ def plain_rollout(
     eos_tokens: Sequence[int],
     hold: Callable[[torch.Tensor], torch.Tensor] = lambda part: part,
     law: SamplingLaw = FULL_SOFTMAX,
+    other: Any = None,
 ) -> PlainSteps:
-    """Generate one action's coupled rollout of one document; the compressed side holds keys and values by ``hold``."""
+    """Generate one action's coupled rollout of one document; the compressed side holds keys and values by ``hold``.
+
+    With ``other``, the compressed side is this network, which reads the prompt by itself.
+    """
     count, entries = len(replicates), len(tokens)
-    prompt, logits, kept = _prefill(network, tokens, chooser)
-    first_law = law_of(logits, law)
-    everything = [np.tile(np.arange(entries), (len(layer), 1)) for layer in kept]
+    prompt, logits, everything = _prefill(network, tokens, keep_all())
     reference = _expanded(prompt, everything, count)
-    compressed_on_y, compressed_on_x = (_expanded(prompt, kept, count, hold) for _ in range(2))
+    network_y = network if other is None else other
+    prompt_y, logits_y, kept = _prefill(network_y, tokens, chooser)
+    compressed_on_y, compressed_on_x = (_expanded(prompt_y, kept, count, hold) for _ in range(2))
+    first_law, first_law_y = law_of(logits, law), law_of(logits_y, law)
     u_x = uniform_table(seed, document, None, replicates, horizon, 1)
     u_y = uniform_table(seed, document, action, replicates, horizon, 2)
 
@@ -120,16 +125,20 @@ def plain_rollout(
     delta, f = np.zeros((2, count, horizon))
     x_eos, y_eos = np.zeros((2, count, horizon), dtype=bool)
     for k in range(count):
-        x[k, 0] = y[k, 0] = inverse_cdf(first_law, u_x[k, 0, 0])
-        x_eos[k, 0] = y_eos[k, 0] = x[k, 0] in eos_tokens
+        if other is None:
+            x[k, 0] = y[k, 0] = inverse_cdf(first_law, u_x[k, 0, 0])
+        else:
+            delta[k, 0] = f[k, 0] = 1.0 - np.minimum(first_law, first_law_y).sum()
+            x[k, 0], y[k, 0] = coupled_pair(first_law, first_law_y, u_x[k, 0, 0], *u_y[k, 0])
+        x_eos[k, 0], y_eos[k, 0] = x[k, 0] in eos_tokens, y[k, 0] in eos_tokens
 
     end = np.zeros(len(first_law))
     end[eos_tokens[0]] = 1.0
     for column in range(1, horizon):
         position = entries + column - 1  # the token emitted at t = column stands at n + t - 1
         p_laws = _advance(network, reference, x[:, column - 1], position, law)
-        q_laws = _advance(network, compressed_on_y, y[:, column - 1], position, law)
-        forced_laws = _advance(network, compressed_on_x, x[:, column - 1], position, law)
+        q_laws = _advance(network_y, compressed_on_y, y[:, column - 1], position, law)
+        forced_laws = _advance(network_y, compressed_on_x, x[:, column - 1], position, law)
         for k in range(count):
             x_over, y_over = x_eos[k, column - 1], y_eos[k, column - 1]
             p = end if x_over else p_laws[k]

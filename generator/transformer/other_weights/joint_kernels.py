@@ -105,9 +105,7 @@ class JointKernels:
 
     def _laws(self, of_part: Callable[[StreamKernels, Tensor], Tensor]) -> Tensor:
         """Laws of the open streams, [streams, V], from those of each part that has some."""
-        found = [
-            (rows, of_part(part, rows)) for part, rows in zip(self._parts, self._rows, strict=True) if len(rows)
-        ]
+        found = [(rows, of_part(part, rows)) for part, rows in zip(self._parts, self._rows, strict=True) if len(rows)]
         if len(found) == 1:
             return found[0][1]
         if not found:

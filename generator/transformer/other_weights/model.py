@@ -198,8 +198,14 @@ class PreparedSides:
         return replace(self, prompts={side: prompt.under(law) for side, prompt in self.prompts.items()})
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
-        """How many replicates of each of so many actions fit the memory that is left now; at least 1."""
-        needed = sum(prompt.replicate_bytes(actions, estimator) for prompt in self.prompts.values())
+        """How many replicates of each of so many actions fit the memory that is left now; at least 1.
+
+        Of ``actions``, those of several documents, each side has the share that it has of this one's.
+        """
+        needed = 0
+        for side, prompt in self.prompts.items():
+            own = sum(place == side for place, _ in self.places)
+            needed += prompt.replicate_bytes(-(-actions * own // len(self.places)), estimator)
         available = available_bytes(self.reference.device)
         return replicates_within(int(self.reference.memory_share * available), needed)
 

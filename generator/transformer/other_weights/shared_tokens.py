@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from generator.transformer.configuration import configured_eos_tokens, vocabulary_size
-from generator.transformer.local_folders import local_configuration, local_folder, model_location
 from generator.transformer.fingerprints import tokenizer_sha256
+from generator.transformer.local_folders import local_configuration, local_folder, model_location
 from generator.transformer.other_weights.named import told_of, weights_location, with_own_weights
 from generator.transformer.tokenizer import tokens_sha256
 from schema.errors import InputError
@@ -45,7 +45,9 @@ def check_shared(study: Study, *, fetch: bool) -> None:
 def _tokenizers(ours: str, theirs: str, revision: str | None, *, fetch: bool) -> tuple[str | None, str | None]:
     """Digests of what two models' tokens are; equal where one of them has no tokenizer, or none on this machine."""
     files = tokenizer_sha256(ours, revision), tokenizer_sha256(theirs)
-    absent = not all(digest or (fetch and local_folder(place) is None) for digest, place in zip(files, (ours, theirs)))
+    absent = not all(
+        digest or (fetch and local_folder(place) is None) for digest, place in zip(files, (ours, theirs), strict=True)
+    )
     if absent or files[0] == files[1] is not None:
         return None, None
     found = tokens_sha256(ours, revision=revision), tokens_sha256(theirs)

@@ -4,8 +4,8 @@ An action is ruled out if another one holds no more bytes and has surely less R:
 below 0. Of more than two actions these intervals hold for all pairs together. Of the actions that are left, one is
 recommended if its R is told apart from that of every other one; then the one with more bytes diverges less, and which
 to take is a question of bytes. An action that surely loses more than half of the right answers is not recommended at
-any bytes. Points decide nothing. Bytes are those of the cache: with an engine, an action of other weights rules out
-none and is not recommended, since its bytes are not those that were counted.
+any bytes. Points decide nothing. Bytes are those of the cache; where weights differ, an action with no more bytes has
+no more bytes of weights either. An action whose weights take nobody knows how many bytes is not recommended.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def choose(content: PageContent) -> Choice:
     left = [action for action in candidates if action not in ruled_out]
     unsettled = [(a, b) for a, b in combinations(left, 2) if (a, b) not in less and (b, a) not in less]
     settled = [
-        action for action in left if not any(action in pair for pair in unsettled) and facts.weights(action) is None
+        action
+        for action in left
+        if not any(action in pair for pair in unsettled)
+        and (facts.weights(action) is None or facts.weight_bytes(action) is not None)
     ]
     settled.sort(key=lambda action: -(facts.storage[action].mean_prompt_cache or 0.0))
     unfit = [action for action in settled if (estimates.get("lost_share", action).low or 0.0) > _TOO_MANY]
@@ -153,7 +156,7 @@ def _negative(value: float | None) -> float | None:
 
 
 def _no_more_bytes(content: PageContent, action: str, other: str) -> bool:
-    ratio = content.facts.times_bytes(action, other) if content.facts.same_weights(action, other) else None
+    ratio = content.facts.times_bytes(action, other) if content.facts.no_more_weights(action, other) else None
     return ratio is not None and ratio <= 1
 
 

@@ -33,13 +33,20 @@ def has_bytes(content: PageContent) -> bool:
 
 
 def undominated(content: PageContent, choice: Choice) -> list[str]:
-    """The candidates that no other one beats by its point, in bytes and in R; those with more bytes first."""
-    points = _points(content, choice.candidates)
+    """The candidates that no other one beats by its point, in bytes and in R; those with more bytes first.
+
+    Bytes are those of the cache, and where weights differ those of the weights too.
+    """
+    points, facts = _points(content, choice.candidates), content.facts
     best = [
         action
         for action, (held, risk) in points.items()
         if not any(
-            other <= held and less <= risk and (other, less) != (held, risk) for other, less in points.values()
+            other <= held
+            and less <= risk
+            and facts.no_more_weights(name, action)
+            and ((other, less) != (held, risk) or not facts.no_more_weights(action, name))
+            for name, (other, less) in points.items()
         )
     ]  # fmt: skip
     return sorted(best, key=lambda action: -points[action][0])
@@ -51,7 +58,12 @@ def frontier_sentence(content: PageContent, choice: Choice) -> str:
     if len(choice.candidates) < 2 or not best:
         return ""
     names = f"The line joins {listed(best)}: by their point estimates no other action has both no more bytes and less R"
-    if len(best) == 1:
+    if content.facts.own_weights:
+        names = (
+            f"By the point estimates the frontier is {listed(best)}: no other action has less R with no more bytes of "
+            "cache and no more of weights"
+        )
+    elif len(best) == 1:
         names = f"By the point estimates no other action has fewer bytes or less R than {best[0]}"
     whole = _whole(content)
     dtypes = sorted({device.rpartition(", ")[2] for device in content.facts.devices})
@@ -173,6 +185,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
             legend_line("filled: recommended", linestyle="none", marker="o", color=QUIET, markerfacecolor=QUIET)
         )
     figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5))
-    line = [mark for action in undominated(content, choice) for mark in marks if mark.name == action]
+    best = [] if facts.own_weights else undominated(content, choice)  # with weights, the front is no line here
+    line = [mark for action in best for mark in marks if mark.name == action]
     name_marks(axes, marks, line, in_legend=True)
     return figure

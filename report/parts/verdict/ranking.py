@@ -25,6 +25,8 @@ def ranked_table(content: PageContent, choice: Choice) -> PrintedTable:
     columns: list[EstimateColumn | CellColumn] = [_places(choice)]
     if not content.facts.finite:
         columns.append(_prompt_cache(content, order))
+    if content.facts.own_weights:
+        columns.append(_weights(content, order))
     columns += columns_of(*shown)
     columns.append(_verdicts(content, choice, order))
     records = tuple(_record(content, choice, action) for action in order)
@@ -71,6 +73,17 @@ def _prompt_cache(content: PageContent, order: list[str]) -> CellColumn:
     return CellColumn(Column(content.facts.cache, "", meaning), cells)
 
 
+def _weights(content: PageContent, order: list[str]) -> CellColumn:
+    facts = content.facts
+    whole = None if facts.whole_cache is None else facts.weight_bytes(facts.whole_cache)
+    cells = {}
+    for action in order:
+        own = facts.weight_bytes(action)
+        under = "" if own is None or not whole else f"{fixed(100 * own / whole, 0)}% of the reference’s"
+        cells[POOLED, action] = Cell(size(own), under)
+    return CellColumn(Column("weights", "", "bytes of the files with the weights of the action’s side"), cells)
+
+
 def share_of_whole(content: PageContent, action: str) -> float | None:
     """The cache of an action as a share of the full prompt's; None where there is no control."""
     whole = content.facts.whole_cache
@@ -81,7 +94,7 @@ def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, 
     """What is said of an action, in a word, and what is said of it further."""
     if action in content.facts.noise_floors:
         return ("the floor" if content.facts.engine else "leaves out nothing"), ""
-    if content.facts.weights(action) is not None:
+    if content.facts.weights(action) is not None and content.facts.weight_bytes(action) is None:
         return "other weights", ""
     if action in choice.recommended:
         return RECOMMENDED, ""
@@ -122,6 +135,8 @@ def _whole(content: PageContent, control: str, columns: int) -> TableRow:
     cells = [Cell(control, "control" if facts.finite else "full cache, control"), Cell(MISSING)]
     if not facts.finite:
         cells.append(Cell(size(held.mean_prompt_cache if held else None), "100% of full" if held else ""))
+    if facts.own_weights:
+        cells.append(Cell(size(held.weight_bytes if held else None)))
     cells += [exact, exact, Cell(MISSING), exact, exact]
     if content.estimates.known("accuracy"):
         reference = content.estimates.get("accuracy_reference", content.baseline).estimate
@@ -137,6 +152,7 @@ def _record(content: PageContent, choice: Choice, action: str) -> dict[str, Any]
         "action": action, "first_place": first, "last_place": last,
         "prompt_cache_bytes": held.mean_prompt_cache if held else None,
         "share_of_full": share_of_whole(content, action),
+        "weight_bytes": held.weight_bytes if held else None,
     }  # fmt: skip
     for quantity in (
         "mismatch",

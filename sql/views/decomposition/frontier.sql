@@ -1,6 +1,6 @@
 -- What an action costs and what it loses: bytes of the cache beside divergence and accuracy. All are pooled as moments
 -- are, documents of a stratum with equal weight, then strata; the share is a ratio of means of bytes. A mean of bytes is
--- null where a document does not say. Moments are read once: where none are stored they are computed from steps.
+-- null where a document does not say. Weights are those of the action's side, the same for all documents. Moments are read once: where none are stored they are computed from steps.
 with
 
 strata as (
@@ -13,7 +13,8 @@ strata as (
         avg(diverged order by doc) as diverged,
         avg(entry order by doc) as entry,
         case when count(cache_bytes) = count(*) then avg(cache_bytes) end as cache_bytes,
-        case when count(full_cache_bytes) = count(*) then avg(full_cache_bytes) end as full_cache_bytes
+        case when count(full_cache_bytes) = count(*) then avg(full_cache_bytes) end as full_cache_bytes,
+        max(weight_bytes) as weight_bytes
     from main.moments
     left join internal.document_bytes using (study, model, doc, action)
     group by study, model, split, stratum, action
@@ -31,7 +32,8 @@ pooled as (
         avg(diverged order by stratum) as diverged,
         avg(entry order by stratum) as entry,
         case when count(cache_bytes) = count(*) then avg(cache_bytes) end as cache_bytes,
-        case when count(full_cache_bytes) = count(*) then avg(full_cache_bytes) end as full_cache_bytes
+        case when count(full_cache_bytes) = count(*) then avg(full_cache_bytes) end as full_cache_bytes,
+        max(weight_bytes) as weight_bytes
     from strata
     group by study, model, split, rollup (stratum), action
 )
@@ -42,7 +44,8 @@ select
     cache_bytes, mismatch, exposure,
     entry / nullif(diverged, 0) as mean_entry,
     accuracy, trajectories,
-    diverged as divergence_probability
+    diverged as divergence_probability,
+    weight_bytes
 from pooled
 left join (select study, model, split, stratum, action, accuracy from main.answers) as answered
     using (study, model, split, stratum, action)

@@ -6,7 +6,8 @@ with
 caches as (
     select
         study, model, doc, action,
-        max(payload_bytes + coalesce(scale_bytes, 0) + index_bytes + metadata_bytes) as cache_bytes
+        max(payload_bytes + coalesce(scale_bytes, 0) + index_bytes + metadata_bytes) as cache_bytes,
+        max(weight_bytes) as weight_bytes
     from main.units
     group by study, model, doc, action
 ),
@@ -20,6 +21,6 @@ full_caches as (
     group by study, model, doc
 )
 
-select study, model, doc, action, cache_bytes, full_cache_bytes
+select study, model, doc, action, cache_bytes, full_cache_bytes, weight_bytes
 from caches
 left join full_caches using (study, model, doc)

@@ -293,7 +293,7 @@ def test_bytes_that_a_codec_of_ones_own_cannot_say_are_one_line(tmp_path: Path, 
     codec = build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path).holding
     shape = ModelShape(3, 64, 96, 4, 2, 16, 96, "float32")
     with pytest.raises(OperationError, match=says):
-        Footprint(shape, tied=True).cache_bytes(100, codec, indexed=False)
+        Footprint(shape, 0).cache_bytes(100, codec, indexed=False)
 
 
 def test_a_check_of_ones_own_codec_that_fails_is_one_line(tmp_path: Path) -> None:
