@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 from flows.generate.local import LocalGenerator
 from flows.generate.storing import storing
-
 from flows.material import Material, SharedMaterial
 from flows.run.checks import check_study
 from flows.run.comparison import check_agrees

@@ -16,7 +16,8 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 
-from flows import pages, stages
+from flows.pages import reports as pages
+from flows.run import stages
 from flows.run.revisions import begun_revisions, redo_actions
 from flows.run.study_run import DocumentLimit, StudyRun
 from report import page

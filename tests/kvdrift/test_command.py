@@ -23,8 +23,9 @@ from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows import pages, stages
+from flows.pages import reports as pages
 from flows.pages.reports import write_report
+from flows.run import stages
 from generator.transformer import tokenizer
 from kvdrift.commands import status as commands_status
 from kvdrift.commands.report import report_pages
