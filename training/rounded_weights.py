@@ -26,8 +26,8 @@ def rounded_rows(matrix: Tensor, bits: int) -> Tensor:
     """Round each row of a float32 matrix, [rows, columns], to ``bits`` bits; a row of zeros stays."""
     most = 2 ** (bits - 1) - 1
     scale = matrix.abs().amax(1, keepdim=True) / most
-    whole: Tensor = (matrix / scale.where(scale > 0, 1.0)).round()
-    return whole * scale
+    values: Tensor = (matrix / scale.where(scale > 0, 1.0)).round() * scale
+    return values
 
 
 def write_rounded(folder: Path, output: Path, bits: int) -> None:

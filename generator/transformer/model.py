@@ -74,9 +74,6 @@ class LoadedModel(Decoder):
             actions: Of which each gets a cache.
             horizon: H.
             sharing: How many actions share the prefill's time, if not ``actions`` alone.
-
-        Raises:
-            InputError: A retention cannot hold its selector's window and sinks, or the model cannot read the document.
         """
         check_prompt(document, horizon, self.positions, self.shape.vocabulary)
         return PrefilledPrompt(self, document, actions, horizon, sharing)

@@ -105,10 +105,6 @@ class PrefilledPrompt:
 
     Attributes:
         seconds: What prefill took.
-
-    Raises:
-        InputError: A retention cannot hold its selector's window and sinks, or choosing takes more memory than is free.
-        OperationError: A statistic fails, or what says how much memory choosing takes.
     """
 
     def __init__(

@@ -12,11 +12,7 @@ from schema.study import Study
 
 
 def load_transformer(study: Study) -> LoadedModel | ModelWithOthers:
-    """Load the models of a study file's ``[model]`` and ``[[actions]]``; weights that several name are loaded once.
-
-    Raises:
-        InputError: One cannot be loaded, or does not share the reference's tokens.
-    """
+    """Load the models of a study file's ``[model]`` and ``[[actions]]``; weights that several name are loaded once."""
     section = study.model
     reference = load_model(
         model_location(section),

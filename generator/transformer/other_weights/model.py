@@ -98,11 +98,7 @@ class ModelWithOthers:
             yield replace(self, reference=of[id(self.reference)], others=others)
 
     def identity(self, action: Action) -> ActionIdentity:
-        """What makes the units of an action: the reference's weights, and the action's own beside its parts.
-
-        Raises:
-            InputError: The selector's source cannot be read.
-        """
+        """What makes the units of an action: the reference's weights, and the action's own beside its parts."""
         own = self.reference.identity(action)
         if action.name not in self.others:
             return own
@@ -118,11 +114,7 @@ class ModelWithOthers:
         return replace(self.reference, threads=None if None in threads else max(filter(None, threads))).computing()
 
     def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PrefilledSides:
-        """Process the document's prompt by every model that one of ``actions`` has, and by the reference's.
-
-        Raises:
-            InputError: A retention cannot hold its selector's window and sinks, or a model cannot read the document.
-        """
+        """Process the document's prompt by every model that one of ``actions`` has, and by the reference's."""
         sides = list({id(model): model for model in self.others.values()}.values())
         places: list[tuple[int, int]] = []
         own: list[list[Action]] = [[] for _ in range(1 + len(sides))]

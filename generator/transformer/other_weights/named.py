@@ -22,11 +22,7 @@ def with_own_weights(study: Study) -> list[ActionSection]:
 
 
 def weights_location(study: Study, action: ActionSection) -> str:
-    """Return where an action's weights are, as ``model_location`` does of the reference's.
-
-    Raises:
-        InputError: As of ``model_location``.
-    """
+    """Return where an action's weights are, as ``model_location`` does of the reference's."""
     key = f"action '{action.name}': weights = "
     return transformer_location(action.weights or "", study.model.folder, key)
 
@@ -47,9 +43,6 @@ def identities(study: Study, files: ModelIdentity) -> Callable[[Action], ActionI
     Args:
         study: A study of a transformer.
         files: Fingerprints of the reference.
-
-    Raises:
-        InputError: A file cannot be read.
     """
     others: dict[str, str | None] = {}
     for action in with_own_weights(study):

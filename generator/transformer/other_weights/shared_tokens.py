@@ -19,9 +19,6 @@ def check_shared(study: Study, *, fetch: bool) -> None:
     Args:
         study: A study of a transformer.
         fetch: Whether files that are not on this machine are downloaded; else they are not compared.
-
-    Raises:
-        InputError: Names what they do not share.
     """
     ours, revision = model_location(study.model), study.model.revision
     for action in with_own_weights(study):
@@ -45,10 +42,9 @@ def check_shared(study: Study, *, fetch: bool) -> None:
 def _tokenizers(ours: str, theirs: str, revision: str | None, *, fetch: bool) -> tuple[str | None, str | None]:
     """Digests of what two models' tokens are; equal where one of them has no tokenizer, or none on this machine."""
     files = tokenizer_sha256(ours, revision), tokenizer_sha256(theirs)
-    absent = not all(
-        digest or (fetch and local_folder(place) is None) for digest, place in zip(files, (ours, theirs), strict=True)
-    )
-    if absent or files[0] == files[1] is not None:
+    fetched = [fetch and local_folder(place) is None for place in (ours, theirs)]
+    known = all(digest is not None or late for digest, late in zip(files, fetched, strict=True))
+    if not known or files[0] == files[1] is not None:
         return None, None
     found = tokens_sha256(ours, revision=revision), tokens_sha256(theirs)
     return (None, None) if None in found else found
