@@ -18,7 +18,6 @@ from generator.engines.model import EngineModel
 from generator.generation import PendingUnit, generate_units
 from generator.generation.engine_models import engine_model
 from generator.generation.model import Model
-from generator.transformer.other_weights.loading import load_transformer
 from schema.document import Document
 from schema.errors import OperationError
 from schema.keyed_random import keyed_generator
@@ -108,6 +107,8 @@ def study_time(
         OperationError: the prefill of a prompt alone would take more than its share of the budget.
 
     """
+    from generator.transformer.other_weights.loading import load_transformer
+
     engine = material.study.model.engine is not None
     loaded = engine_model(material.study) if engine else load_transformer(material.study)
     model = replace(loaded, law=material.study.law)

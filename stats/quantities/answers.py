@@ -44,7 +44,7 @@ def _share_of(name: str, part: str, whole: str, label: str, meaning: str) -> Qua
 _OF_ACTIONS = (
     _quantity("accuracy_reference", moment("reference_score"), "accuracy of X", "mean score of the reference",
               higher=Higher.NEITHER),
-    _quantity("accuracy", moment("compressed_score"), "accuracy of Y", "mean score of the compressed model",
+    _quantity("accuracy", moment("compressed_score"), "accuracy of Y", "mean score of the texts Y",
               higher=Higher.BETTER),
     _quantity("score_gap", _score_gap, "score gap", "accuracy of Y less accuracy of X", Scale.POINTS,
               Higher.BETTER),

@@ -77,6 +77,7 @@ def test_what_later_versions_added() -> None:
                     "event_rows",
                     "events_sha256",
                     "engine",
+                    "weight_bytes",
                 )
             ),
         },

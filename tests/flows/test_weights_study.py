@@ -1,0 +1,131 @@
+"""A study whose actions have weights of their own: two temperatures, gone on with, its page, bytes and refused changes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+from fixtures.command import call, mistake
+from fixtures.small_study import write_study
+
+import kvdrift
+from flows.run.study_file import run_file
+from generator.transformer.local_folders import EMBEDDED_FOLDERS
+from log.store import Store
+from schema.progress import SILENT
+from schema.study import load_studies
+from verification.whole_store import verify
+
+ACTIONS = (
+    ('selector = "recent"\nkeep = "1/2"', 'weights = "int4"'),
+    ('selector = "snapkv"\nkeep = "1/2"', 'weights = "int4"\nselector = "snapkv"\nkeep = "1/2"'),
+)
+TEMPERATURES = ("horizon = 12", "horizon = 12\ntemperature = [0.0, 1.0]")
+
+
+def study_in(folder: Path, *changes: tuple[str, str]) -> Path:
+    """The small study with the embedded model's rounded weights, in a folder beside the study file."""
+    folder.mkdir(exist_ok=True)
+    copytree(EMBEDDED_FOLDERS["kvdrift/tiny-int4"], folder / "int4", dirs_exist_ok=True)
+    return write_study(folder, *ACTIONS, *changes)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study of two temperatures, which was stopped after a document."""
+    folder = tmp_path_factory.mktemp("weights")
+    study = study_in(folder, TEMPERATURES)
+    for limit in (1, None):
+        run_file(load_studies(study), folder / "store", (), SILENT, limit)
+    return folder
+
+
+def test_a_pair_may_part_at_the_first_token_and_controls_are_zero(measured: Path) -> None:
+    with kvdrift.open(measured / "store") as views:
+        first = views.sql(
+            "select study, action, min(delta), max(abs(delta - f)) from events where t = 1 group by all order by all"
+        ).fetchall()
+        parted = views.sql("select count(*) from trajectories where tau = 1 and action = 'recent-half'").fetchall()
+        moved = views.sql("select sum(pairs), sum(moved_pairs) from controls").fetchall()
+    assert all(apart == 0 for *_, apart in first)
+    assert all(low > 0 for study, action, low, _ in first if study.endswith("t1") and action != "full")
+    assert all(low == 0 for _, action, low, _ in first if action == "full")
+    assert parted[0][0] > 0
+    assert moved[0][0] > 0
+    assert moved[0][1] == 0
+    verify(Store.open(str(measured / "store")))
+
+
+def test_bytes_of_weights_stand_beside_those_of_the_cache(measured: Path) -> None:
+    with kvdrift.open(measured / "store") as views:
+        rows = views.sql(
+            "select distinct action, weight_bytes, cache_share from frontier where stratum = 'pooled' order by action"
+        ).fetchall()
+        actions = dict(views.sql("select distinct action, weights from actions").fetchall())
+    sizes = {name: (folder / "model.safetensors").stat().st_size for name, folder in EMBEDDED_FOLDERS.items()}
+    assert {(action, size) for action, size, _ in rows} == {
+        ("full", sizes["kvdrift/tiny"]), ("recent-half", sizes["kvdrift/tiny-int4"]),
+        ("snapkv-half", sizes["kvdrift/tiny-int4"]),
+    }  # fmt: skip
+    assert {share for action, _, share in rows if action != "snapkv-half"} == {1.0}
+    assert all(0.5 < share < 0.52 for action, _, share in rows if action == "snapkv-half")  # with its index
+    assert actions == {"full": None, "recent-half": "int4", "snapkv-half": "int4"}
+
+
+def test_the_page_says_whose_weights_and_nothing_untrue(measured: Path) -> None:
+    pages = sorted((measured / "store" / "report").glob("small-t*/index.html"))
+    assert len(pages) == 2
+    for page in pages:
+        text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page.read_text("utf-8")))
+        for word in ("compressed model", "prompt is prefilled once", "The line joins"):
+            assert word not in text, word
+        for words in ("weights int4, then snapkv, half of the entries", "The first token is drawn from two laws",
+                      "100% of the reference", "the full cache, as a control"):  # fmt: skip
+            assert words in text, words
+
+
+def test_changed_weights_are_refused_until_they_are_redone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = study_in(tmp_path / "study")
+    store = tmp_path / "store"
+    run_file(load_studies(study), store, (), SILENT, 1)
+    copytree(EMBEDDED_FOLDERS["kvdrift/tiny-int8"], study.parent / "int4", dirs_exist_ok=True)
+    line = mistake(capsys, "run", study, "--store", store)
+    assert "weights 'int4'" in line
+    assert "--redo" in line
+    code, out, _ = call(
+        capsys, "run", study, "--store", store, "--dry-run", "--redo", "recent-half", "--redo", "snapkv-half"
+    )
+    assert code == 0, out
+
+
+def test_a_dry_run_counts_two_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = call(capsys, "run", study_in(tmp_path), "--store", tmp_path / "store", "--dry-run")
+    assert "action recent-half: weights int4: 392 to 396 prompt entries, 0.6 MiB of prompt cache" in out
+    assert "memory of generation: 3.6 MiB of weights of 2 models and " in out
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (('weights = "int4"', 'weights = "gone"'), "action 'recent-half': weights = 'gone': no such folder in "),
+        (('weights = "int4"', 'weights = "int4"\nurl = "http://a"'), "actions[1].url: belongs to an engine"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_a_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], line: str
+) -> None:
+    study = study_in(tmp_path)
+    text = study.read_text()
+    place = text.rindex(change[0])
+    study.write_text(text[:place] + text[place:].replace(*change))
+    assert line in mistake(capsys, "run", study, "--store", tmp_path / "store", "--dry-run")
+
+
+def test_a_service_has_one_models_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("run", study_in(tmp_path), "--store", tmp_path / "store", "--endpoint", "grpc://127.0.0.1:1")
+    assert mistake(capsys, *given) == (
+        "kvdrift: action 'snapkv-half': has weights of its own, and a service has those of one model; run it without "
+        "--endpoint\n"
+    )
