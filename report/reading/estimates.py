@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from report.reading.source import StudyRows, ViewRow
 from schema.study import POOLED
+from stats.ends import SKEWED
 from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.quantities import ALL_QUANTITIES, PAIR_QUANTITIES, SIMULTANEOUS_GAP
 from stats.registry import Quantity
@@ -72,6 +73,11 @@ class Estimate:
     def of_few_clusters(self) -> bool:
         """Whether it has an interval over fewer clusters than its coverage is sure of."""
         return self.has_interval and self.clusters is not None and self.clusters < FEW_CLUSTERS
+
+    @property
+    def is_skewed(self) -> bool:
+        """Whether a few documents decide it, so that its interval may cover less."""
+        return self.interval == SKEWED
 
     @property
     def reduced(self) -> Estimate:

@@ -221,7 +221,8 @@ def test_what_loses_most_right_answers_is_not_recommended() -> None:
     assert (choice.recommended, choice.unfit) == (["snapkv-half"], ["snapkv-10"])
     words = said(views)
     assert words.startswith(
-        "Take snapkv-half, which holds 597 KiB of prompt cache. snapkv-10 holds fewer bytes, but loses "
+        "Take snapkv-half, which holds 597 KiB of prompt cache. snapkv-10 holds fewer bytes, but loses more than half of "
+        "the right answers: 95.0% [90, 95] (95%, exploratory)."
     )
     assert "The plan named" not in words
     assert "This rests on 3 intervals, all exploratory. Those over all pairs of actions hold together. " in words
@@ -340,7 +341,7 @@ def test_the_frontier_is_what_no_other_action_beats_in_both() -> None:
     content = content_of(make_views(THREE))
     assert undominated(content, choose(content)) == ["snapkv-half", "snapkv-10"]
     words = frontier_sentence(content, choose(content))
-    assert words.startswith("The line joins snapkv-half and snapkv-10: ")
+    assert words.startswith("The line is the Pareto front of the point estimates: snapkv-half and snapkv-10. ")
     assert words.endswith(" Shares are of the full cache, which holds 1.2 MiB a document in float32.")
     dear = content_of(bytes_of(make_views(THREE), "snapkv-10", 20))
     assert undominated(dear, choose(dear)) == ["snapkv-half"]

@@ -295,7 +295,7 @@ def test_ends_stay_in_the_range() -> None:
         names = ["mismatch", "gap"]
         result = estimate(moments, draws=2000, seed=1, quantities=names, pairs=[PAIR], request=Request(0.999))
         row = result.row(Endpoint("mismatch", "action 0"))
-        assert row["interval"] == "studentized"
+        assert row["interval"] == "skewed"
         assert 0 < row["low"] < row["estimate"] < row["high"] < 1
         row = result.row(Endpoint("gap", "action 1", "action 0"))
         assert -1 <= row["low"] < row["estimate"] < row["high"] <= 1

@@ -232,7 +232,7 @@ def _largest_share(estimates: ReportedEstimates, action: str, baseline: str) -> 
     largest = max(shares, key=lambda share: -math.inf if share.estimate is None else share.estimate)
     if largest.estimate is None:
         return ""
-    return f"{fixed(100 * largest.estimate, 0)}% of the gap is {_TERMS[largest.quantity]}"
+    return f"{shown(largest, Scale.PERCENT)} of the gap is {_TERMS[largest.quantity]}"
 
 
 def _bytes(facts: Facts, action: str, baseline: str) -> tuple[str, str]:

@@ -50,7 +50,7 @@ def frontier_sentence(content: PageContent, choice: Choice) -> str:
     best = undominated(content, choice)
     if len(choice.candidates) < 2 or not best:
         return ""
-    names = f"The line joins {listed(best)}: by their point estimates no other action has both no more bytes and less R"
+    names = f"The line is the Pareto front of the point estimates: {listed(best)}"
     if len(best) == 1:
         names = f"By the point estimates no other action has fewer bytes or less R than {best[0]}"
     whole = _whole(content)

@@ -109,9 +109,10 @@ def _unfit(content: PageContent, choice: Choice) -> list[str]:
     fewer = ("hold", "holds")[len(choice.unfit) == 1] + " fewer bytes, but " if least < 1 else ""
     loses = "loses" if len(choice.unfit) == 1 else "lose"
     lost = [content.estimates.get("lost_share", action) for action in choice.unfit]
-    told = listed(
-        [f"{action} {shown(one, Scale.PERCENT)}" for action, one in zip(choice.unfit[:_MOST], lost, strict=False)]
-    )
+    shares = [shown(one, Scale.PERCENT) for one in lost[:_MOST]]
+    if len(choice.unfit) > 1:
+        shares = [f"{action} {share}" for action, share in zip(choice.unfit, shares, strict=False)]
+    told = listed(shares)
     return [f"{_some(choice.unfit)} {fewer}{loses} more than half of the right answers: {said_once(told)}."]
 
 

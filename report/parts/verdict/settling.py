@@ -84,7 +84,7 @@ def fresh(content: PageContent, choice: Choice) -> list[str]:
     together = content.estimates.pairs > 1
     if set(standings) == {EXPLORATORY} and not answers:
         alone = "Exploratory intervals hold for one difference at a time."
-        named = "Intervals over all pairs hold together; the plan named no such difference."
+        named = "Intervals over all pairs hold together; the plan named none of these differences in R."
         return [f"{named if together else alone} {anew}"]
     known = [one for one in (PRESPECIFIED, SEEN, EXPLORATORY) if one in standings]
     counts = listed([f"{standings.count(one)} {one}" for one in known]) if known[1:] else f"all {known[0]}"
