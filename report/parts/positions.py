@@ -25,7 +25,7 @@ _DECOMPOSITION_PAGE = """
 <p>R and E count all positions up to H. After both texts have ended the positions agree by construction; the written positions are those up to the later end alone.</p>
 {{ table(tables.written) }}
 {% if widths %}
-<details><summary>The same with less of chance: reduced estimates</summary>
+<details><summary>Variance-reduced estimates</summary>
 <p>At every position the chance of a mismatch is known, so what chance added to the tokens can be taken off again. These estimates are of the same quantities, with coefficients that development documents gave: they have the same expectation. {{ widths }}</p>
 {{ table(tables.reduced) }}
 </details>
