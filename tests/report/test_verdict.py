@@ -59,9 +59,9 @@ def bytes_of(views: FakeViews, action: str, times: float) -> FakeViews:
 def test_of_two_actions_the_one_that_surely_diverges_less() -> None:
     words = said(make_views(documents_each=12))
     assert words.startswith(
-        "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on 33."
+        "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on more positions, by 33."
     )
-    assert "95%, exploratory) more of the positions." in words
+    assert "pp [31, 36] (95%, exploratory)." in words
     assert "kvdrift confirm writes a study of documents that nobody has seen" in words
     few = said(make_views(documents_each=4))
     assert "This rests on only 4 documents in each of 3 strata." in few
@@ -101,7 +101,7 @@ def test_fewer_bytes_for_more_divergence_is_a_choice_and_a_worse_one_is_ruled_ou
     assert words.startswith(
         "The choice is one of bytes: take snapkv-half where 597 KiB of prompt cache fit and snapkv-10 "
     )
-    assert "recent-half is ruled out by snapkv-half: it holds the same bytes and disagrees on 33." in words
+    assert "recent-half is ruled out by snapkv-half: it holds the same bytes and disagrees on more positions, by 33." in words
 
 
 def test_points_alone_decide_nothing() -> None:
@@ -201,7 +201,7 @@ def test_a_planned_mirror_image_decides_before_an_exploratory_difference() -> No
             row |= {"estimate": 0.3, "low": 0.2, "high": 0.4, "status": "prespecified", "family": "primary"}
     words = said(views)
     assert words.startswith(
-        "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on 30.0 pp"
+        "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on more positions, by 30.0 pp"
     )
     assert "The plan named these differences before their outcomes were known" in words
     assert "kvdrift confirm" not in words
@@ -225,8 +225,8 @@ def test_what_loses_most_right_answers_is_not_recommended() -> None:
         "the right answers: 95.0% [90, 95] (95%, exploratory)."
     )
     assert "The plan named" not in words
-    assert "This rests on 3 intervals, all exploratory. Those over all pairs of actions hold together. " in words
-    assert "Those of lost answers hold for one action at a time. kvdrift confirm writes a study" in words
+    assert "This rests on 3 intervals, all exploratory. Intervals over all pairs of actions hold together. " in words
+    assert "Intervals of lost answers hold for one action at a time. kvdrift confirm writes a study" in words
     for row in views.views["estimates"]:
         if row["quantity"] in GAPS and row["stratum"] == "pooled":
             row |= {"status": "prespecified", "family": "primary"}

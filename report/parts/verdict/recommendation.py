@@ -29,6 +29,7 @@ class Recommendation:
         reasons: what it costs, and what it rules out; a sentence each.
         settles: what would settle what is open, or confirm what is recommended; a sentence each.
         pairs: where several pairs are not told apart, each one and what would settle it, a paragraph each.
+        open: whether a pair is not told apart, or nothing is recommended.
 
     """
 
@@ -36,6 +37,7 @@ class Recommendation:
     reasons: list[str]
     settles: list[str]
     pairs: list[str] = field(default_factory=list)
+    open: bool = True
 
 
 def recommendation(content: PageContent, choice: Choice) -> Recommendation:
@@ -51,7 +53,8 @@ def recommendation(content: PageContent, choice: Choice) -> Recommendation:
         *planned(content, choice),
     ]  # fmt: skip
     settles = [*unsettled(content, choice), *fresh(content, choice)]
-    return Recommendation(lead, reasons, settles, _pairs(content, choice))
+    is_open = bool(choice.unsettled) or not choice.recommended
+    return Recommendation(lead, reasons, settles, _pairs(content, choice), is_open)
 
 
 def _none(because: str) -> str:
@@ -77,7 +80,7 @@ def _lead(content: PageContent, choice: Choice) -> str:
     (other,) = others
     more = shown(difference(content.estimates, other, only), Scale.POINTS)
     holding = _holding(content, other, only)
-    return f"Take {only}: {other}{holding}disagrees with {whole} on {more} more of the positions."
+    return f"Take {only}: {other}{holding}disagrees with {whole} on more positions, by {more}."
 
 
 def _several(content: PageContent, choice: Choice) -> str:
@@ -254,7 +257,7 @@ def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
         rests_on = grounds_of(difference(content.estimates, *pair) for pair in choice.ruled_out.items())
         return [f"Ruled out, each by one that holds no more bytes and has surely less R{rests_on}: {told}."]
     return [
-        f"{action} is ruled out by {better}: it{_holding(content, action, better)}disagrees on "
-        f"{shown(difference(content.estimates, action, better), Scale.POINTS)} more of the positions."
+        f"{action} is ruled out by {better}: it{_holding(content, action, better)}disagrees on more positions, by "
+        f"{shown(difference(content.estimates, action, better), Scale.POINTS)}."
         for action, better in choice.ruled_out.items()
     ]
