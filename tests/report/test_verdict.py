@@ -61,7 +61,7 @@ def test_of_two_actions_the_one_that_surely_diverges_less() -> None:
     assert words.startswith(
         "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on more positions, by 33."
     )
-    assert "pp [31, 36] (95%, exploratory)." in words
+    assert "pp [30, 36] (95%, exploratory)." in words
     assert "kvdrift confirm writes a study of documents that nobody has seen" in words
     few = said(make_views(documents_each=4))
     assert "This rests on only 4 documents in each of 3 strata." in few
