@@ -1,4 +1,4 @@
-"""Who generates and derives for a run: this process, services, or the workers of a cluster."""
+"""Who generates and derives for a run: this process, a service, or the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -50,31 +50,25 @@ class Generators:
 @contextmanager
 def generators(
     studies: Sequence[Study],
-    addresses: Sequence[ServiceAddress],
+    address: ServiceAddress | None,
     cluster: ClusterAddress | None,
     progress: Progress,
 ) -> Iterator[Generators]:
-    """Give who does the work of the studies of one file: services, a cluster, or without both this process."""
+    """Give who does the work of the studies of one file: a service, a cluster, or without both this process."""
     engine = next((study.model.engine for study in studies if study.model.engine is not None), None)
-    if engine is not None and (addresses or cluster is not None):
+    if engine is not None and (address or cluster) is not None:
         raise InputError(
             f"model.engine = '{engine}': decodes in this process; run it without --endpoint, --cluster and --gpus"
         )
-    if addresses:
-        from generator.service.dispatch import EndpointPool  # noqa: PLC0415 - where services generate
+    if address is not None:
+        from generator.service.remote import RemoteGenerator  # noqa: PLC0415 - where a service generates
 
-        pool = EndpointPool(addresses, studies, progress.say)
+        remote = RemoteGenerator(address, studies, progress.say)
 
-        def check_endpoints(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
-            models = {run.study.model.id for run in runs}
-            pool.check(
-                {
-                    model: GpuKinds.together(gpus_of_units(run, redo) for run in runs if run.study.model.id == model)
-                    for model in models
-                }
-            )
+        def check_endpoint(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
+            remote.check(GpuKinds.together(gpus_of_units(run, redo) for run in runs))
 
-        yield Generators(storing(pool.generate), pool.identify, check_endpoints)
+        yield Generators(storing(remote.generate), remote.identify, check_endpoint)
     elif cluster is not None:
         from flows.cluster.connection import Cluster  # noqa: PLC0415 - Dask may not be installed
         from flows.cluster.derivation import derive_on  # noqa: PLC0415 - as above
