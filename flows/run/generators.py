@@ -9,12 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flows.generate.local import LocalGenerator
-from flows.generate.side_processes import SideProcesses
+from flows.generate.side_processes import SideBySideGenerator
 from flows.generate.storing import GenerateInto, Identify, storing
 from flows.run.forecast import check_gpu_here, forecast, gpus_of_units
 from flows.run.study_run import StudyRun
 from generator.identity import GpuKinds
 from schema.errors import InputError
+from schema.own_process import OwnProcesses
 from schema.progress import Progress
 from schema.study import Study
 from transforms.pipeline import run_derivation
@@ -35,15 +36,15 @@ class Generators:
         get_ready: Is called with all runs and the names of actions that are redone before anything is written, where
             something is to do.
         derived_by: Derives what a store at a location lacks.
-        sides: Returns the processes that work beside this one, where there are some.
-        served: Whether generation goes on outside of this process, so that the devices here do not matter.
+        sides: Returns the processes that work beside this one, if there are some.
+        served: Whether another machine may generate, so that the devices here do not matter.
     """
 
     made_by: GenerateInto
     identify: Identify
     get_ready: Callable[[Sequence[StudyRun], Collection[str]], None]
     derived_by: Callable[[str], DerivationReport] = run_derivation
-    sides: Callable[[], SideProcesses | None] = lambda: None
+    sides: Callable[[], OwnProcesses | None] = lambda: None
     served: bool = True
 
 
@@ -82,13 +83,13 @@ def generators(
 
             yield Generators(there, there.identify, check_workers, partial(derive_on, connection))
     else:
-        with closing(LocalGenerator(progress.say)) as local:
+        with closing(SideBySideGenerator(local := LocalGenerator(progress.say))) as beside:
 
             def get_ready(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
                 for run in runs:
                     check_gpu_here(run, redo)
                 first = [run for run in runs if run.study.model == runs[0].study.model]
                 splits = [split for run in first for split in forecast(run, redo).splits]
-                local.get_ready(runs[0].study, [item for split in splits for item in split.work])
+                beside.get_ready(runs[0].study, [item for split in splits for item in split.work])
 
-            yield Generators(storing(local), local.identify, get_ready, sides=lambda: local.sides, served=False)
+            yield Generators(storing(beside), local.identify, get_ready, sides=lambda: beside.sides, served=False)

@@ -51,7 +51,7 @@ def run(
     tls_root_certs: RootCertsOption = None,
     endpoint_timeout: Annotated[
         float,
-        typer.Option("--endpoint-timeout", min=5, help="Seconds of silence after which the endpoint counts as lost."),
+        typer.Option("--endpoint-timeout", min=5, help="Seconds of silence after which the endpoint is lost."),
     ] = 60.0,
     cluster: ClusterOption = None,
     gpus: Annotated[
