@@ -102,7 +102,7 @@ def run(
         _say_what_is_kept(studies, store)
         raise
     if plan_only and not outcome.documents_left:
-        from flows.plan.frozen_plan import require_plan
+        from flows.plan.agreement import require_plan
         from kvdrift.plan_lines import plan_lines
         from log.store import Store
 
