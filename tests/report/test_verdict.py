@@ -176,7 +176,9 @@ def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> No
         f"cache{ALL_PAIRS}."
     )
     (told,) = [
-        reason for reason in words.reasons if reason.startswith("Ruled out, each by one that holds no more bytes ")
+        reason
+        for reason in words.reasons
+        if reason.startswith("Ruled out, each by an action that holds no more bytes ")
     ]
     assert told.endswith(" by snapkv-90.")
     assert all(action in told for action in TWELVE)

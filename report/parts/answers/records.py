@@ -17,6 +17,7 @@ _COLUMNS = (
     Column("all: partly", "%", "likewise"),
     Column("all: whole", "%", "likewise"),
 )
+_MOST = 3  # actions that the sentences name: of more, those that lose most answers
 _SHARES = ("lost_gone", "lost_partly", "lost_whole", "gone", "partly", "whole")
 
 
@@ -31,7 +32,9 @@ def records_table(content: PageContent) -> PrintedTable | None:
 def records_sentence(content: PageContent) -> str:
     """How many lost answers have a record that was evicted, beside all answers, and what else loses them."""
     rows = [row for row in _rows(content) if row["lost"]]
-    told = [_sentence(row) for row in rows if row["lost_whole"] < 1]
+    evicted = [row for row in rows if row["lost_whole"] < 1]
+    named = sorted(evicted, key=lambda row: -row["lost"])[:_MOST] if len(evicted) > _MOST else evicted
+    told = [_sentence(row) for row in named]
     if told:
         told.append(
             "The further the two shares are apart, the more of the loss goes with eviction. In part means that some "

@@ -188,7 +188,7 @@ class PromptView {
       next = to + 1;
     }
     if (next <= this.held.entries) parts.push(this.fold(next, this.held.entries, kept));
-    byId("prompt-text").style.setProperty("--colour", this.explorer.shown[0].colour);
+    byId("prompt").style.setProperty("--colour", this.explorer.shown[0].colour);
     byId("prompt-text").replaceChildren(...parts);
   }
 
@@ -249,11 +249,12 @@ class PromptView {
 
   drawButtons() {
     const answers = [...new Set(this.held.records.map((record) => record.answer))].sort((a, b) => a - b);
-    byId("record-buttons").replaceChildren(...answers.slice(0, MOST_BUTTONS).map((answer) => {
+    const buttons = answers.slice(0, MOST_BUTTONS).map((answer) => {
       const button = make("button", { type: "button" }, `answer ${answer + 1}`);
       button.addEventListener("click", () => this.toRecord(this.held.records.filter((record) => record.answer === answer)));
       return button;
-    }));
+    });
+    byId("record-buttons").replaceChildren(...(buttons.length ? [make("span", { class: "quiet" }, "Record of"), ...buttons] : []));
   }
 
   /** Go to the next of some records after the chosen token. */
