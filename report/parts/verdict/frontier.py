@@ -144,8 +144,8 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
         aside = _ASIDE * (alike.index(action) - (len(alike) - 1) / 2)
         fill = style.colour if action in choice.recommended or not choice.recommended else "white"
         axes.errorbar([held / factor], [100 * value], yerr=errors(risk), fmt=style.marker, color=style.colour,
-                      markersize=8, markerfacecolor=fill, markeredgewidth=1.4, linewidth=1.4, capsize=3, zorder=3, clip_on=False,
-                      transform=moved_aside(axes, aside))  # fmt: skip
+                      markersize=8, markerfacecolor=fill, markeredgewidth=1.4, linewidth=1.4, capsize=3, zorder=3,
+                      clip_on=False, transform=moved_aside(axes, aside))  # fmt: skip
         below, above = errors(risk)
         marks.append(Mark(action, held / factor, 100 * value, 100 * value - below[0], 100 * value + above[0], aside))
         handles.append(
