@@ -151,12 +151,7 @@ def _pairs_at_once(study: Study) -> int:
 
 
 def _generate(study: Study, part: NamedPart) -> list[list[Unit]]:
-    """Generate a part in a side process.
-
-    Raises:
-        KvdriftError: generation fails.
-
-    """
+    """Generate a part in a side process; what fails there is told here as an error of ours."""
     try:
         return _in_this_process().generate_part(study, with_actions(study, part))
     except KvdriftError:
