@@ -26,7 +26,7 @@ _DECOMPOSITION_PAGE = """
 {{ table(tables.written) }}
 {% if widths %}
 <details><summary>Variance-reduced estimates</summary>
-<p>At every position the chance of a mismatch is known, so what chance added to the tokens can be taken off again. These estimates are of the same quantities, with coefficients that development documents gave: they have the same expectation. {{ widths }}</p>
+<p>At every position the probability of a mismatch is known, so the noise of drawing tokens can be subtracted. These estimates have the same expectation as those above; their coefficients come from the development documents. {{ widths }}</p>
 {{ table(tables.reduced) }}
 </details>
 {% endif %}
