@@ -182,7 +182,9 @@ def test_one_level_and_status_are_said_once() -> None:
     lead, detail, _ = text.split("\n")
     assert lead.startswith("recent-half diverges earlier and stays apart longer than snapkv-half at the same bytes: it")
     assert lead.count("exploratory") == detail.count("exploratory") == 1
-    assert re.search(r"of positions against \S+ \[\S+, \S+\]; \S+ \[\S+, \S+\] \(all 95%, exploratory\) of the gap", lead)
+    assert re.search(
+        r"of positions against \S+ \[\S+, \S+\]; \S+ \[\S+, \S+\] \(all 95%, exploratory\) of the gap", lead
+    )
     assert detail.endswith(" (all 95%, exploratory).")
     two = "on 1.0% [0.5, 2.0] (95%, seen) and on 2.0% [1.0, 3.0]"
     assert said_once(f"{two} (95%, seen).") == "on 1.0% [0.5, 2.0] and on 2.0% [1.0, 3.0] (both 95%, seen)."

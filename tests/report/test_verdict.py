@@ -101,7 +101,10 @@ def test_fewer_bytes_for_more_divergence_is_a_choice_and_a_worse_one_is_ruled_ou
     assert words.startswith(
         "The choice is one of bytes: take snapkv-half where 597 KiB of prompt cache fit and snapkv-10 "
     )
-    assert "recent-half is ruled out by snapkv-half: it holds the same bytes and disagrees on more positions, by 33." in words
+    assert (
+        "recent-half is ruled out by snapkv-half: it holds the same bytes and disagrees on more positions, by 33."
+        in words
+    )
 
 
 def test_points_alone_decide_nothing() -> None:
