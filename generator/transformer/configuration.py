@@ -20,6 +20,7 @@ from generator.transformer.local_folders import (
 from schema.errors import InputError, reading
 
 _MOST_LAYERS = 10_000  # what is said of each takes memory before any weight is looked for
+_STATES = {"linear_attention", "conv", "hybrid"}  # layers with states; a hybrid layer has attention, too
 _ATTENTION = {"chunked_attention": "chunked attention"}
 _CHANGING_ROPE = {
     "dynamic": "its frequencies depend on the prompts that came before",
@@ -119,15 +120,21 @@ def _unsupported(config: Any) -> str | None:
 
 def _unsupported_layers(config: Any) -> str | None:
     types = set(_layer_types(config))
-    if other := types - {"full_attention", "sliding_attention"}:
+    if other := types - {"full_attention", "sliding_attention"} - _STATES:
         return f"{_ATTENTION.get(min(other), f'attention of type {min(other)!r}')} is not supported"
-    if types == {"sliding_attention"}:
-        return "sliding-window attention in all layers is not supported: no entry could be evicted"
+    if types and not types & {"full_attention", "hybrid"}:
+        windows = "sliding-window attention in all layers" if types == {"sliding_attention"} else "no full attention"
+        return f"{windows} is not supported: no entry could be evicted"
     ropes = config.rope_parameters or {}
     for own in (ropes, *(part for part in ropes.values() if isinstance(part, dict))):
         if own.get("rope_type") in _CHANGING_ROPE:
             return f"RoPE of type '{own['rope_type']}' is not supported: {_CHANGING_ROPE[own['rope_type']]}"
     return None
+
+
+def has_states(config: Any) -> bool:
+    """Whether some layers have a convolution's or a recurrent state."""
+    return not _STATES.isdisjoint(_layer_types(config))
 
 
 def known_by_family(config: Any) -> bool:

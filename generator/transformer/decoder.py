@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from generator.attention.layer_traits import UNKNOWN, LayerTraits
 from generator.attention.row_invariance import RowInvariance, TriedSteps
 from generator.transformer.memory import ModelShape
 from schema.document import Document
@@ -44,6 +45,7 @@ class Decoder:
         memory_share: How much of the memory that is available decoding may take.
         logits_dtype: "float32", or None for the dtype of the weights, to which logits are rounded.
         law: What is made of logits before tokens are drawn.
+        traits: What selectors may need to know of its layers.
         steps: Whole steps that have been tried, and how exact they were.
         before_pass: Is called before every pass through the network; what it raises ends the pass.
     """
@@ -60,6 +62,7 @@ class Decoder:
     memory_share: float = 1.0
     logits_dtype: str | None = None
     law: SamplingLaw = FULL_SOFTMAX
+    traits: LayerTraits = UNKNOWN
     steps: TriedSteps = field(default_factory=TriedSteps)
     before_pass: Callable[[], None] = lambda: None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from generator.transformer.model import LoadedModel
 from generator.transformer.model_checks import checked_configuration
 from generator.transformer.proof.forward import Probe, own_forward
 from generator.transformer.proof.proof import refusal
-from generator.transformer.proof.remembered import remember, remembered
+from generator.transformer.proof.remembered import Proof, remember, remembered
+from generator.transformer.proof.traits import traits_of
 from generator.transformer.stored_tensors import check_complete
 from schema.errors import InputError, first_line, reading
 
@@ -58,9 +60,9 @@ def load_model(
         raise InputError(f"model.id = '{model_id}': its files changed while they were loaded; run the command again")
     device = _place(network, device, device_map)
     network.eval().requires_grad_(requires_grad=False)
-    proven = known_by_family(config) or remembered(files.weights_sha256, dtype, device)[0]
-    probe = Probe.of(config.vocab_size)
-    own = None if proven else own_forward(network, probe)
+    known = Proof(None, turned_by_halves=True) if known_by_family(config) else None
+    proof, probe = known or remembered(files.weights_sha256, dtype, device), Probe.of(config.vocab_size)
+    own = own_forward(network, probe) if proof is None else None
     small = sum(parameter.numel() for parameter in network.parameters()) < ONE_THREAD_PARAMETERS
     threads = 1 if small else None
     if torch.device(device).type == "cpu":
@@ -78,10 +80,11 @@ def load_model(
     )  # fmt: skip
     if own is not None:
         problem = refusal(model, probe, own)
-        remember(files.weights_sha256, dtype, device, model_id, problem)
-        if problem is not None:
-            raise InputError(f"model.id = '{model_id}': not supported: {problem}")
-    return model
+        proof = Proof.of(traits_of(model, probe)) if problem is None else Proof(problem)
+        remember(files.weights_sha256, dtype, device, model_id, proof)
+    if proof.refusal is not None:
+        raise InputError(f"model.id = '{model_id}': not supported: {proof.refusal}")
+    return replace(model, traits=proof.traits(config.model_type))
 
 
 def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from generator.actions import Action
 from generator.identity import ActionIdentity, ModelIdentity
 from generator.transformer.decoder import Decoder, check_prompt
-from generator.transformer.prompt import PrefilledPrompt
+from generator.transformer.prompts.prefilled import PrefilledPrompt
 from schema.document import Document
 
 _UNKNOWN = ModelIdentity(None, None)

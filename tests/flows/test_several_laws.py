@@ -33,7 +33,7 @@ from flows.generation.pending import pending_development
 from flows.generation.storing import storing
 from flows.study_file.options import default_location
 from flows.study_run import DocumentLimit, StudyRun
-from generator.transformer.prompt import PrefilledPrompt
+from generator.transformer.prompts.prefilled import PrefilledPrompt
 from log.store import Store
 from schema.errors import InputError
 from schema.sampling import SamplingLaw

@@ -101,7 +101,7 @@ def own_forward(network: Any, probe: Probe) -> Found:
             evicted = copy.deepcopy(whole)
             remove(evicted)
             for cache in (whole, evicted):
-                cache.batch_repeat_interleave(2)
+                cache.reorder_cache(torch.zeros(2, dtype=torch.int64, device=device))
                 for step in range(STEPS):
                     forward(probe.continuations[:, step : step + 1], cache, ENTRIES + step)
     finally:
@@ -110,10 +110,10 @@ def own_forward(network: Any, probe: Probe) -> Found:
 
 
 def remove(cache: Any) -> None:
-    """Take all entries but the kept ones out of the layers that have no window."""
+    """Take all entries but the kept ones out of the layers with full attention."""
     number = 0
     for layer in cache.layers:
-        if getattr(layer, "is_sliding", False):
+        if getattr(layer, "is_sliding", False) or not hasattr(layer, "keys"):
             continue
         places = kept_positions(number, layer.keys.shape[1]).to(layer.keys.device)[None, :, :, None]
         layer.keys, layer.values = (
