@@ -228,7 +228,11 @@ def test_a_model_that_gives_something_else_is_refused_by_its_layer(
         (ExpectedAttention(), "smollm3", "selector ExpectedAttention: needs layers that rotate whole heads by halves"),
         (ExpectedAttention(), "cohere2", "selector ExpectedAttention: needs layers that rotate whole heads by halves"),
         (SnapKV(), "gemma2", "selector SnapKV: computes attention itself, without the soft cap of 50"),
-        (KVPress("KnormPress", (), None, ()), "gpt-oss", "selector KVPress: kvpress takes models of type llama, mistral"),
+        (
+            KVPress("KnormPress", (), None, ()),
+            "gpt-oss",
+            "selector KVPress: kvpress takes models of type llama, mistral",
+        ),
     ],
 )
 def test_a_selector_that_a_family_cannot_give_is_refused_alone(selector: Selector, family: str, message: str) -> None:

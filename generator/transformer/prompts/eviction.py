@@ -154,10 +154,6 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
 
     m is ``kept``, per KV head and layer; a selector with budgets keeps as many on average over layers. It is not asked
     where everything is kept.
-
-    Raises:
-        InputError: The codec cannot code heads of the model's size.
-        OperationError: The selector or codec fails, or what it returns is not what it promises.
     """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores

@@ -28,12 +28,12 @@ from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 from pyarrow import flight
 
-from flows import stages
-from flows.generation.local import LocalGenerator
-from flows.generation.pending import pending_development
-from flows.generation.storing import storing
+from flows.generate.local import LocalGenerator
+from flows.generate.pending import pending_development
+from flows.generate.storing import storing
 from flows.material import gather_material
-from flows.study_run import StudyRun
+from flows.run import stages
+from flows.run.study_run import StudyRun
 from generator.generation import PendingUnit, StudyLaw
 from generator.identity import NUMERICS_VERSION, GpuKinds
 from generator.service import dispatch
