@@ -130,7 +130,7 @@ class Gathering:
 
     def _listen(self, module: nn.Module, _: Any, inputs: Mapping[str, Any]) -> None:
         cos, sin = inputs["position_embeddings"]
-        rotary: Rotary = self._rotary
+        rotary: Any = self._rotary
         if self._types:
             number: Any = module.layer_idx
             rotary = partial(rotary, layer_type=self._types[number])

@@ -103,8 +103,8 @@ def _unsupported_layers(config: Any) -> str | None:
     if other := types - {"full_attention", "sliding_attention"} - _STATES:
         return f"{_ATTENTION.get(min(other), f'attention of type {min(other)!r}')} is not supported"
     if types and not types & {"full_attention", "hybrid"}:
-        windows = "sliding-window attention in all layers" if types == {"sliding_attention"} else "no full attention"
-        return f"{windows} is not supported: no entry could be evicted"
+        what = "sliding-window attention in all layers" if types == {"sliding_attention"} else "a model of states alone"
+        return f"{what} is not supported: no entry could be evicted"
     ropes = config.rope_parameters or {}
     for own in (ropes, *(part for part in ropes.values() if isinstance(part, dict))):
         if own.get("rope_type") in _CHANGING_ROPE:

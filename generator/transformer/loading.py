@@ -10,6 +10,7 @@ import torch
 from generator.attention.cpu_products import replace_activations, replace_linear_layers
 from generator.attention.holding import DTYPES
 from generator.attention.interface import IMPLEMENTATION
+from generator.attention.layer_traits import UNKNOWN
 from generator.attention.row_invariance import find_row_multiple
 from generator.transformer.configuration import eos_tokens, known_by_family, library, quiet
 from generator.transformer.decoder import torch_threads, whole_sums
@@ -56,9 +57,11 @@ def load_model(
         raise InputError(f"model.id = '{model_id}': its files changed while they were loaded; run the command again")
     device = _place(network, device, device_map)
     network.eval().requires_grad_(requires_grad=False)
-    known = Proof(None, turned_by_halves=True) if known_by_family(config) else None
-    proof, probe = known or remembered(files.weights_sha256, dtype, device), Probe.of(config.vocab_size)
-    own = own_forward(network, probe) if proof is None else None
+    proof = remembered(files.weights_sha256, dtype, device)
+    if known_by_family(config):
+        proof = Proof(None, turned_by_halves=True)
+    probe = Probe.of(config.vocab_size)
+    own = own_forward(network, probe) if proof is None else None  # before the network's parts are replaced
     small = sum(parameter.numel() for parameter in network.parameters()) < ONE_THREAD_PARAMETERS
     threads = 1 if small else None
     if torch.device(device).type == "cpu":
@@ -78,9 +81,9 @@ def load_model(
         problem = refusal(model, probe, own)
         proof = Proof.of(traits_of(model, probe)) if problem is None else Proof(problem)
         remember(files.weights_sha256, dtype, device, model_id, proof)
-    if proof.refusal is not None:
+    if proof is not None and proof.refusal is not None:
         raise InputError(f"model.id = '{model_id}': not supported: {proof.refusal}")
-    return replace(model, traits=proof.traits(config.model_type))
+    return replace(model, traits=UNKNOWN if proof is None else proof.traits(config.model_type))
 
 
 def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None) -> Any:
