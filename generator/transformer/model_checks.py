@@ -20,6 +20,7 @@ from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import (
     ARCHITECTURES,
     has_local_weights,
+    is_multimodal,
     local_configuration,
     local_folder,
     model_source,
@@ -38,7 +39,7 @@ def check_model(
         Whether its weights were checked too, by their headers: not where they are not on this machine.
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
-    if not known_by_family(config):
+    if not known_by_family(config) or is_multimodal(model_id, revision):
         proof = remembered(model_identity(model_id, revision).weights_sha256, dtype, device)
         if proof is not None and proof.refusal is not None:
             raise InputError(f"model.id = '{model_id}': not supported: {proof.refusal}")

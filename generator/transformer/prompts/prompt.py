@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from generator.attention.interface import counted
 from generator.attention.recording import PromptLayer, PromptRecording
 from generator.attention.statistics import Statistic
 from generator.attention.streams.states import LayerStates
-from generator.transformer.configuration import has_states
+from generator.transformer.configuration import has_states, rope_switch
 from generator.transformer.decoder import Decoder
 from generator.transformer.fused.head import Head
 from generator.transformer.memory import PREFILL_CHUNK
@@ -45,7 +46,8 @@ class Prompt:
         chunks = torch.split(torch.tensor([list(tokens)]), at_once or PREFILL_CHUNK, dim=1)  # [1, chunk]
         self.states = LayerStates() if has_states(model.network.config) else None
         attention = counted(recording, model.network)
-        with torch.inference_mode(), recording.gathering.listening(model.network):
+        fixed = frequencies_of(model.network, len(tokens))
+        with torch.inference_mode(), fixed, recording.gathering.listening(model.network):
             for chunk in chunks:
                 model.before_pass()
                 hidden = model.network.model(
@@ -84,3 +86,20 @@ class Prompt:
     def forget_statistics(self) -> None:
         """Drop what was gathered for selectors; it may take as much memory as the cache."""
         self._gathering.forget()
+
+
+@contextlib.contextmanager
+def frequencies_of(network: Any, entries: int) -> Iterator[None]:
+    """Let all chunks of a prompt that is beyond RoPE's switch have the frequencies that one pass would have."""
+    switch = rope_switch(network.config)
+    if switch is None or entries <= switch:
+        yield
+        return
+    rotary = network.model.rotary_emb
+    weight = network.get_input_embeddings().weight
+    rotary(weight, torch.tensor([[entries - 1]], device=weight.device))  # sets the frequencies beyond the switch
+    kind, rotary.rope_type = rotary.rope_type, "default"  # which leaves frequencies as they are
+    try:
+        yield
+    finally:
+        rotary.rope_type = kind

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generator.transformer.configuration import library
+from generator.transformer.configuration import library, rope_switch
+
+_SWITCH = "original_max_position_embeddings"
 
 ENTRIES, CHUNK, WINDOW, KEPT, STEPS = 48, 32, 24, 20, 8
 """Of the probe: prompt tokens, how many are prefilled at once, entries of a window, kept entries, decoded tokens."""
@@ -53,15 +55,25 @@ def kept_positions(layer: int, kv_heads: int) -> Tensor:
 
 
 @contextlib.contextmanager
-def short_windows(network: Any) -> Iterator[None]:
-    """Let windows inside the block be shorter than the probe; a model's code does the same with windows of any size."""
+def short_lengths(network: Any) -> Iterator[None]:
+    """Let windows, and the length where RoPE switches, be shorter than the probe inside the block.
+
+    A model's code does the same with lengths of any size.
+    """
     holders = [network.config, *network.modules()]
     named = [(one, vars(one)["sliding_window"]) for one in holders if type(vars(one).get("sliding_window")) is int]
     for one, _ in named:
         one.sliding_window = WINDOW
+    switch = rope_switch(network.config)
+    stated = [] if switch is None else [network.config.rope_parameters, vars(network.config)]  # the second wins
+    before = [(one, one[_SWITCH]) for one in stated if _SWITCH in one]
+    for one, _ in before:
+        one[_SWITCH] = WINDOW
     try:
         yield
     finally:
+        for one, length in before:
+            one[_SWITCH] = length
         for one, window in named:
             one.sliding_window = window
 
@@ -95,7 +107,7 @@ def own_forward(network: Any, probe: Probe) -> Found:
         laws.append(output.logits[:, -1].double().softmax(-1).cpu())
 
     try:
-        with torch.inference_mode(), short_windows(network), outputs_of_layers(network) as layers:
+        with torch.inference_mode(), short_lengths(network), outputs_of_layers(network) as layers:
             whole = library().DynamicCache(config=network.config)
             forward(probe.prompt[None], whole, 0)
             evicted = copy.deepcopy(whole)

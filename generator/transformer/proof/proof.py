@@ -19,7 +19,7 @@ from generator.transformer.proof.forward import (
     Probe,
     kept_positions,
     outputs_of_layers,
-    short_windows,
+    short_lengths,
 )
 from schema.errors import first_line
 
@@ -68,7 +68,7 @@ def difference(one: Tensor, other: Tensor, dtype: str) -> float:
 
 def _computed(model: Decoder, probe: Probe) -> Found:
     """The probe as documents are computed: in chunks, with shared prompt entries, streams that fork and part."""
-    with short_windows(model.network), outputs_of_layers(model.network) as layers:
+    with short_lengths(model.network), outputs_of_layers(model.network) as layers:
         prompt = Prompt(model, probe.prompt.tolist(), window=0, at_once=CHUNK)
         expected = len(attention_modules(model.network))
         if len(prompt.layers) != expected:
