@@ -11,5 +11,6 @@ def attention_modules(network: Any) -> dict[int, Any]:
     Args:
         network: A transformers causal language model.
     """
-    found = ((number, getattr(layer, "self_attn", None)) for number, layer in enumerate(network.model.layers))
+    layers = getattr(getattr(network, "model", None), "layers", ())
+    found = ((number, getattr(layer, "self_attn", None)) for number, layer in enumerate(layers))
     return {number: module for number, module in found if module is not None}

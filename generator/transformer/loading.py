@@ -11,6 +11,7 @@ from generator.attention.cpu_products import replace_activations, replace_linear
 from generator.attention.holding import DTYPES
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.layer_traits import UNKNOWN
+from generator.attention.network_layers import attention_modules
 from generator.attention.row_invariance import find_row_multiple
 from generator.transformer.configuration import causal_class, eos_tokens, known_by_family, library, quiet, rope_switch
 from generator.transformer.decoder import torch_threads, whole_sums
@@ -61,6 +62,10 @@ def load_model(
     files = model_identity(model_id, revision)
     if before.weights_sha256 not in (None, files.weights_sha256):  # not on this machine before, or the same
         raise InputError(f"model.id = '{model_id}': its files changed while they were loaded; run the command again")
+    if not attention_modules(network):
+        raise InputError(
+            f"model.id = '{model_id}': not supported: its network has no attention model.layers[i].self_attn"
+        )
     device = _place(network, device, device_map)
     network.eval().requires_grad_(requires_grad=False)
     proof = remembered(files.weights_sha256, dtype, device)
