@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 from generator.attention.holding import AsComputed, Holding
-from generator.attention.layer_traits import LayerTraits
 from generator.codecs import CODECS, Codec
 from generator.codecs.generated import GeneratedEntries
 from generator.selectors import Full, Numerics, Selector, build_selector
@@ -162,22 +161,6 @@ class Action:
         except Exception as error:
             line = f"action '{self.name}': codec '{self.codec_name}': {failure_of(error, self.codec)}"
             raise InputError(line) from error
-
-    def check_layers(self, traits: LayerTraits) -> None:
-        """Check that a model's layers have what the selector needs, or that of the policy's first cut.
-
-        Raises:
-            InputError: They do not, or the selector fails to say so.
-        """
-        chooser = self.chooser
-        name = self.selector_name if self.policy is None else type(chooser).__name__
-        try:
-            problem = chooser.missing(traits)
-        except Exception as error:
-            line = f"action '{self.name}': selector {name}: {failure_of(error, chooser)}"
-            raise InputError(line) from error
-        if problem is not None:
-            raise InputError(f"action '{self.name}': selector {name}: {problem}; take another selector")
 
     def kept_entries(self, entries: int, where: str) -> int:
         """How many of a prompt's n entries the action keeps at first: m, or n where the retention is n or above."""

@@ -19,6 +19,7 @@ from generator.generation.events import library_versions
 from generator.transformer.fingerprints import model_identity
 from generator.transformer.local_folders import has_local_weights, local_configuration, local_folder, model_location
 from generator.transformer.model_checks import check_model, check_placement, known_traits
+from generator.transformer.needs import check_layers
 from log.store import Store
 from schema.document import SPLITS
 from schema.errors import ControlError, InputError, OperationError
@@ -73,7 +74,7 @@ def _check_selectors(material: Material, traits: LayerTraits) -> None:
     longest = max(one.prompt_tokens for split in SPLITS for one in material.of_split(split))
     for action in material.actions:
         if action.removes(longest, material.study.study.horizon):
-            action.check_layers(traits)
+            check_layers(action, traits)
 
 
 def _check_plannable(material: Material) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from generator.attention.layer_traits import LayerTraits
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk, Rotary, Statistic
 from generator.selectors.parameters import at_least
@@ -51,7 +50,8 @@ class QueryMoments:
         count = 0
         for query, cos, sin in zip(*parts, strict=True):
             query, cos, sin = query.double(), cos.double(), sin.double()  # noqa: PLW2901 - the same, wider
-            plain = turned_back(query, cos, sin)
+            # Turned back; the squares sum to what the embedding scales lengths by, twice: mostly 1.
+            plain = (query * cos - _quarter_turn(query) * sin) / (cos**2 + sin**2)
             count += plain.shape[1]
             total += plain.sum(1)
             outer += plain.transpose(-1, -2) @ plain
@@ -86,12 +86,6 @@ class ExpectedAttention(ScoringSelector):
         """Mean and covariance of the queries after the sinks."""
         return (QueryMoments(self.sinks),)
 
-    def missing(self, traits: LayerTraits) -> str | None:
-        """Queries before rotation are those that are turned back by halves."""
-        if traits.turned_by_halves is False:
-            return "needs layers that rotate whole heads by halves, and those of this model do not"
-        return super().missing(traits)
-
     def score(self, layer: PromptLayer) -> Tensor:
         """(expected attention + epsilon) ||v||, float32 [KV heads, n]; 0 at the sinks."""
         mean, covariance = self._future_queries(layer)
@@ -115,14 +109,6 @@ class ExpectedAttention(ScoringSelector):
         for _ in range(2):  # R C R', one side at a time
             covariance = (covariance * cos + _quarter_turn(covariance) * sin).transpose(-1, -2)
         return mean.float().view(kv_heads, -1, size), covariance.float().view(kv_heads, -1, size, size)
-
-
-def turned_back(query: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Undo a rotation by halves of queries [heads, T, size], given cos and sin [T, size].
-
-    The squares of cos and sin sum to what the embedding scales lengths by, twice: mostly 1.
-    """
-    return (query * cos - _quarter_turn(query) * sin) / (cos**2 + sin**2)
 
 
 def _quarter_turn(x: Tensor) -> Tensor:

@@ -26,10 +26,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from generator.attention.layer_traits import LayerTraits
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk, Statistic
-from generator.selectors.kvpress_presses import FAMILIES, PRESSES, REFUSED_PRESSES, VERSION, Press, load_kvpress
+from generator.selectors.kvpress_presses import PRESSES, REFUSED_PRESSES, VERSION, Press, load_kvpress
 from generator.selectors.parameters import Value, check_types, unknown
 from generator.selectors.selector import Selector
 from schema.errors import InputError, OperationError, nearest
@@ -96,12 +95,6 @@ class KVPress(Selector):
     def statistics(self) -> tuple[Statistic[Any], ...]:
         """What attention layers were called with."""
         return (self._inputs,)
-
-    def missing(self, traits: LayerTraits) -> str | None:
-        """kvpress knows the layers of some families."""
-        if traits.kind is not None and traits.kind not in FAMILIES:
-            return f"kvpress takes models of type {', '.join(FAMILIES)}, and this model is '{traits.kind}'"
-        return None
 
     def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:
         """Bytes of a layer's whole attention, if the press needs it: scores, masked scores, their softmax, the mask."""

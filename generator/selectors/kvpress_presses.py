@@ -15,7 +15,6 @@ from types import ModuleType
 from schema.errors import InputError
 
 VERSION = "0.5.5"
-FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gemma3_text")  # whose layers kvpress takes
 
 
 @dataclass(frozen=True)

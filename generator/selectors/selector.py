@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from generator.attention.layer_traits import LayerTraits
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import Statistic
 from schema.errors import OperationError
@@ -41,15 +40,6 @@ class Selector(ABC):
     def statistics(self) -> tuple[Statistic[Any], ...]:
         """What to gather over all queries of the prompt; ``PromptLayer.gathered`` returns it."""
         return ()
-
-    def missing(self, traits: LayerTraits) -> str | None:
-        """Say what the selector needs and layers with these traits do not have; None if it can choose there.
-
-        By default a selector that looks at queries computes attention by itself, without a soft cap.
-        """
-        if traits.softcap is not None and (self.window or self.statistics):
-            return f"computes attention itself, without the soft cap of {traits.softcap:g} that this model has"
-        return None
 
     def working_bytes(self, heads: int, entries: int, item_bytes: int) -> int:  # noqa: ARG002 - others need them
         """Return how many bytes choosing takes at once, where they are many: a prompt that lacks them is refused.

@@ -114,7 +114,7 @@ def _unsupported_layers(config: Any) -> str | None:
     if types and not types & {"full_attention", "hybrid"}:
         what = "sliding-window attention in all layers" if types == {"sliding_attention"} else "a model of states alone"
         return f"{what} is not supported: no entry could be evicted"
-    ropes = (config.rope_parameters or {}).values()
+    ropes = (getattr(config, "rope_parameters", None) or {}).values()
     if any(isinstance(part, dict) and part.get("rope_type") == _LONG_ROPE for part in ropes):
         return f"RoPE of type '{_LONG_ROPE}' of some types of layers is not supported: each would change by itself"
     return None

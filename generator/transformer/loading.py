@@ -63,9 +63,8 @@ def load_model(
     if before.weights_sha256 not in (None, files.weights_sha256):  # not on this machine before, or the same
         raise InputError(f"model.id = '{model_id}': its files changed while they were loaded; run the command again")
     if not attention_modules(network):
-        raise InputError(
-            f"model.id = '{model_id}': not supported: its network has no attention model.layers[i].self_attn"
-        )
+        line = "its network has no attention by the name model.layers[i].self_attn"
+        raise InputError(f"model.id = '{model_id}': not supported: {line}")
     device = _place(network, device, device_map)
     network.eval().requires_grad_(requires_grad=False)
     proof = remembered(files.weights_sha256, dtype, device)

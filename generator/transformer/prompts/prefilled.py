@@ -13,6 +13,7 @@ from generator.selectors.policies.guarded import rule_of
 from generator.selectors.policies.watched import WatchedRule, watched_steps
 from generator.transformer.decoder import Decoder
 from generator.transformer.memory import PREFILL_CHUNK, available_bytes
+from generator.transformer.needs import check_layers
 from generator.transformer.prompts.eviction import SharedScores, evict
 from generator.transformer.prompts.prepared import PreparedCache, PreparedPrompt, beside_windows
 from generator.transformer.prompts.prompt import Prompt
@@ -34,7 +35,7 @@ class PrefilledPrompt:
             action for action, m in self._actions if m < entries or action.budget(entries, horizon) is not None
         ]
         for action in choosing:
-            action.check_layers(model.traits)
+            check_layers(action, model.traits)
             self._check_room(document.doc, action)
         began = time.perf_counter()
         selectors = [action.chooser for action in choosing]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from generator.attention.layer_traits import LayerTraits
 from generator.attention.statistics import QueryChunk
-from generator.selectors.expected_attention import turned_back
 from generator.transformer.decoder import Decoder
 from generator.transformer.prompts.prompt import Prompt
 from generator.transformer.proof.forward import Probe
@@ -33,7 +32,9 @@ class _PlainQueries:
         start = self.first + chunk.first
         positions = torch.arange(start, start + chunk.query.shape[1], device=chunk.query.device)
         cos, sin = (part[0].double() for part in chunk.rotary(chunk.hidden[None], positions[None]))
-        plain = turned_back(chunk.query.double(), cos, sin)
+        query = chunk.query.double()
+        first, second = query.chunk(2, dim=-1)
+        plain = (query * cos - torch.cat([-second, first], -1) * sin) / (cos**2 + sin**2)
         return plain if gathered is None else torch.cat([gathered, plain], 1)
 
 
