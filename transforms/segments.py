@@ -138,7 +138,7 @@ class DerivationReport:
 
 
 @dataclass(frozen=True)
-class Work:
+class PendingSegments:
     """What is to derive.
 
     Attributes:
@@ -153,7 +153,7 @@ class Work:
     whole: bool
 
 
-def pending(store: Store, most: int = SEGMENT_ROWS) -> Work:
+def pending(store: Store, most: int = SEGMENT_ROWS) -> PendingSegments:
     """Find what is to derive.
 
     Args:
@@ -166,7 +166,9 @@ def pending(store: Store, most: int = SEGMENT_ROWS) -> Work:
 
     """
     found = store.pending()
-    return Work(_segments(store, found.lacking, found.events_version, most), found.events_version, found.whole)
+    return PendingSegments(
+        _segments(store, found.lacking, found.events_version, most), found.events_version, found.whole
+    )
 
 
 def _segments(store: Store, lacking: Mapping[str, Wide], events_version: int, most: int) -> list[Segment]:

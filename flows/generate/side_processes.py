@@ -16,8 +16,7 @@ from typing import TypeVar
 
 from flows.generate.local import LocalGenerator
 from flows.generate.named_work import NamedPart, named, with_actions
-from flows.generate.pending import Work
-from generator.generation import together
+from generator.generation import Work, together
 from generator.transformer.decoder import torch_threads
 from generator.transformer.local_folders import model_folder, model_location, weight_files
 from log.store import Unit

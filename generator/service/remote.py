@@ -25,7 +25,7 @@ from schema.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from generator.actions import Action
-    from generator.generation import PendingUnit
+    from generator.generation import PendingUnit, Work
 
 _LOSSES = 5  # in a row: then the endpoint counts as gone
 _LOOK_SECONDS = 0.2
@@ -113,7 +113,7 @@ class RemoteGenerator:
                 raise
         return lambda action: ModelIdentity(self._weights, self._tokenizer_of(study)).of(action.parts)
 
-    def generate(self, study: Study, work: Sequence[tuple[Document, Units]]) -> Generator[list[Unit], None, None]:
+    def generate(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
         """Generate the pending units of documents, and yield each document's units as they arrive.
 
         Close the iterator to cancel the request under way.
