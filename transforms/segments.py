@@ -21,8 +21,8 @@ from log.units.unit import DERIVED
 from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.rows import Wide
 from schema.tables import EVENTS, GROUP_KEY, SWRB
-from transforms.branching import derive_branchings
 from transforms.derivation import derive_trajectories
+from transforms.residual_branches import derive_branchings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

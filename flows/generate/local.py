@@ -13,9 +13,9 @@ from generator.generation import Work, generate_documents, generate_together
 from generator.generation.engine_models import engine_model
 from generator.generation.model import Model
 from generator.identity import ActionIdentity
-from generator.transformer.fingerprints import model_identity
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import model_location
 from generator.transformer.fused.faults import slower
-from generator.transformer.local_folders import model_location
 from log.store import Unit
 from schema.progress import SILENT
 from schema.study import FINITE_STATE, ModelSection, Study

@@ -29,8 +29,8 @@ from flows.run.study_run import StudyRun
 from generator.generation import Work
 from generator.generation.events import gpu_here
 from generator.identity import GpuKinds
-from generator.transformer.local_folders import tokenizer_location
-from generator.transformer.tokenizer import text_decoder
+from generator.transformer.files.local_folders import tokenizer_location
+from generator.transformer.files.tokenizer import text_decoder
 from log.store import Store
 from schema.errors import MissingStoreError
 from schema.tables import PLAIN

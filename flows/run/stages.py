@@ -32,8 +32,8 @@ from flows.run.comparison import check_agrees
 from flows.run.forecast import forecast, stored
 from flows.run.study_run import StudyRun
 from generator.generation import Work
-from generator.transformer.local_folders import tokenizer_location
-from generator.transformer.tokenizer import token_reader
+from generator.transformer.files.local_folders import tokenizer_location
+from generator.transformer.files.tokenizer import token_reader
 from log.checked_files import WEEK
 from log.store import Store
 from schema.frozen_text import with_measured

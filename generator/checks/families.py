@@ -68,7 +68,7 @@ def tried_of(name: str, parameters: Mapping[str, Value], folder: Path | None, ki
         name: Of one of the package, an entry point's, or ``module:Class``.
         parameters: Those that differ from the defaults.
         folder: Where a module is looked for before installed ones, if anywhere.
-        kind: "selector", "codec" or "policy", where the name stands for several; None for the one that it stands for.
+        kind: "selector", "codec" or "policy" if the name stands for several of them; None if it is unambiguous.
     """
     return _FAMILIES[_kind_of(name, folder) if kind is None else _known(kind)].subject(name, parameters, folder)
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from generator.identity import NUMERICS_VERSION, ActionIdentity, GpuKinds, ModelIdentity
 from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed
 from generator.service.protocol import MAX_EVENTS, PROTOCOL, GenerationRequest, Identity
-from generator.transformer.fingerprints import tokenizer_sha256
-from generator.transformer.local_folders import model_location
+from generator.transformer.files.fingerprints import tokenizer_sha256
+from generator.transformer.files.local_folders import model_location
 from log.store import Unit
 from schema.document import Document
 from schema.errors import InputError, NobodyLeftError, OperationError, nearest

@@ -110,8 +110,8 @@ def _views() -> list[tuple[str, str]]:
 
 
 def _models() -> list[tuple[str, str]]:
-    from generator.transformer.local_folders import ARCHITECTURES, EMBEDDED_ID, cached_models, has_local_weights
-    from generator.transformer.proof.remembered import results
+    from generator.transformer.files.local_folders import ARCHITECTURES, EMBEDDED_ID, cached_models, has_local_weights
+    from generator.transformer.files.remembered_proofs import results
     from schema.study import FINITE_STATE
 
     rows = [
