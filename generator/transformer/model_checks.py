@@ -10,14 +10,14 @@ import torch
 
 from generator.attention.holding import DTYPES
 from generator.attention.layer_traits import LayerTraits
-from generator.transformer.configuration import (
+from generator.transformer.files.configuration import (
     absent_eos_tokens,
     check_supported,
     known_by_family,
     read_configuration,
 )
-from generator.transformer.fingerprints import model_identity
-from generator.transformer.local_folders import (
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import (
     ARCHITECTURES,
     has_local_weights,
     is_multimodal,
@@ -25,8 +25,8 @@ from generator.transformer.local_folders import (
     local_folder,
     model_source,
 )
-from generator.transformer.proof.remembered import remembered
-from generator.transformer.stored_tensors import check_tensors
+from generator.transformer.files.remembered_proofs import remembered
+from generator.transformer.files.stored_tensors import check_tensors
 from schema.errors import InputError, first_line, nearest
 
 

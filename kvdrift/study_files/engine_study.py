@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.transformer.local_folders import EMBEDDED_GGUF, gguf_file
+from generator.transformer.files.local_folders import EMBEDDED_GGUF, gguf_file
 from kvdrift.study_files.commented import Table
 from schema.errors import InputError
 

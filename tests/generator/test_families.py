@@ -28,13 +28,13 @@ from generator.selectors.expected_attention import ExpectedAttention
 from generator.selectors.kvpress import KVPress
 from generator.selectors.policies import POLICIES
 from generator.transformer import loading
-from generator.transformer.configuration import position_switch
+from generator.transformer.files import remembered_proofs as proofs
+from generator.transformer.files.configuration import position_switch
 from generator.transformer.footprint import local_footprint
 from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
 from generator.transformer.model_checks import check_model
 from generator.transformer.prompts.prompt import Prompt
-from generator.transformer.proof import remembered as proofs
 from log.units.unit import Unit
 from schema.errors import InputError
 from schema.retention import Retention

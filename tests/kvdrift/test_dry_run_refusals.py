@@ -17,7 +17,7 @@ from flows.generate.local import LocalGenerator
 from flows.generate.storing import storing
 from flows.run import stages
 from flows.run.study_run import DocumentLimit, StudyRun
-from generator.transformer.local_folders import EMBEDDED_FOLDER
+from generator.transformer.files.local_folders import EMBEDDED_FOLDER
 from log.store import Store
 from schema.tables import SCHEMA_VERSION
 

@@ -15,8 +15,8 @@ from generator.attention.interface import counted
 from generator.attention.recording import PromptLayer, PromptRecording
 from generator.attention.statistics import Statistic
 from generator.attention.streams.states import LayerStates
-from generator.transformer.configuration import has_states, rope_switch
 from generator.transformer.decoder import Decoder
+from generator.transformer.files.configuration import has_states, rope_switch
 from generator.transformer.fused.head import Head
 from generator.transformer.memory import PREFILL_CHUNK
 from schema.sampling import SamplingLaw

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generator.transformer.configuration import library, rope_switch
+from generator.transformer.files.configuration import library, rope_switch
 
 _SWITCH = "original_max_position_embeddings"
 

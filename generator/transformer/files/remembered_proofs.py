@@ -14,7 +14,7 @@ import torch
 
 from generator.attention.layer_traits import LayerTraits
 from generator.identity import NUMERICS_VERSION
-from generator.transformer.fingerprints import digests_path, read_remembered, write_remembered
+from generator.transformer.files.fingerprints import digests_path, read_remembered, write_remembered
 
 _PROOFS = 2  # version of what a proof tries
 
