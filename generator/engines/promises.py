@@ -56,7 +56,7 @@ def tokens_of(side: Side, count: int) -> list[int]:
 
 @contextmanager
 def prompted(side: Side, streams: int = 8) -> Iterator[tuple[Session, Values]]:
-    """Open a session with a prompt of 48 tokens and room for some streams; yields what the prompt's prefill returned."""
+    """Open a session with a prompt of 48 tokens and room for some streams; yields it with what the prefill returned."""
     session = side.open(_PROMPT + streams * _STEPS)
     try:
         yield session, session.prefill(tokens_of(side, _PROMPT))
@@ -133,9 +133,13 @@ def _check_rows(engine: Engine, weights: Path) -> str:
             found.append(rows[0])
     apart = max(float(np.abs(one - found[0]).max() / np.abs(found[0]).max()) for one in found)
     if apart > (0.0 if side.capabilities.row_invariant else _CLOSE):
-        raise OperationError(f"a stream with others beside it parts from itself alone by {apart:.2g} of the largest logit")
-    return f"{apart:.1g} of the largest logit apart; the floor of a study measures what this does" if apart else (
-        "the same bits, so that a floor of 0 is to be expected"
+        raise OperationError(
+            f"a stream with others beside it parts from itself alone by {apart:.2g} of the largest logit"
+        )
+    return (
+        f"{apart:.1g} of the largest logit apart; the floor of a study measures what this does"
+        if apart
+        else ("the same bits, so that a floor of 0 is to be expected")
     )
 
 

@@ -46,28 +46,24 @@ class EngineChoice:
 
     def actions(self, folder: Path) -> list[Table]:
         """Values of each action: cache types first, then weights."""
-        made: list[Table] = []
-        for kind in self.cache_types or ([] if self.weights else _CACHE_TYPES):
-            made.append({"name": "cache-" + kind.replace("/", "-"), "settings": _types(kind)})
+        kinds = self.cache_types or ([] if self.weights else _CACHE_TYPES)
+        made: list[Table] = [{"name": "cache-" + kind.replace("/", "-"), "settings": _types(kind)} for kind in kinds]
         return [*made, *({"name": file.stem, "weights": _named(file, folder, "--weights")} for file in self.weights)]
 
 
 def engine_choice(
     engine: str | None, gguf: Path | None, cache_types: str | None, weights: Sequence[Path]
 ) -> EngineChoice | None:
-    """Return what the options of ``kvdrift init`` choose; None without an engine.
-
-    Raises:
-        InputError: An option belongs to an engine, and none is named; an unknown engine; or a cache type that it has
-            not.
-    """
+    """Return what the options of ``kvdrift init`` choose; None without an engine."""
     given = {"--gguf": gguf is not None, "--cache-types": cache_types is not None, "--weights": bool(weights)}
     if engine is None:
         if option := next((name for name, there in given.items() if there), None):
             raise InputError(f"{option}: belongs to an engine; add --engine {NAME}")
         return None
     if engine == HTTP:
-        raise InputError(f"--engine {HTTP}: a study of servers is written by hand; docs/engines.md has one to start from")
+        raise InputError(
+            f"--engine {HTTP}: a study of servers is written by hand; docs/engines.md has one to start from"
+        )
     if engine != NAME:
         raise InputError(f"--engine {engine}: {nearest(engine, [NAME])}")
     kinds = [] if cache_types is None else [kind.strip() for kind in cache_types.split(",") if kind.strip()]

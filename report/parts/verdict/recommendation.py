@@ -229,9 +229,10 @@ def _engine_floor(content: PageContent, floor: str) -> Iterator[str]:
     """The distance of the laws of an engine's reference and its twin, and the actions that are not told from it."""
     distance = content.estimates.get("rollout_tv", floor)
     if distance.estimate is not None:
+        size = f"a mean δ of {distance.estimate:.1e}" if distance.estimate else "δ = 0 exactly"
         yield (
-            f"{capital(floor)}, the reference once more with streams of its own, has a mean δ of "
-            f"{distance.estimate:.1e}: what batches and the placement of entries do."
+            f"{capital(floor)}, the reference once more with streams of its own, has {size}: what batches and the "
+            "placement of entries do."
         )
     others = [action for action in content.actions if action not in content.facts.noise_floors]
     rows = {action: content.estimates.get(SIMULTANEOUS_GAP, action, floor) for action in others}
