@@ -24,7 +24,7 @@ from generator.transformer.local_folders import (
 from generator.transformer.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
 from schema.errors import InputError, nearest
-from schema.study import CONTROL_REPLICATES, FINITE_STATE, DocumentsSection, Study
+from schema.study import FINITE_STATE, DocumentsSection, Study
 from stats.quantities import PAIR_QUANTITIES
 
 
@@ -50,11 +50,6 @@ class Material:
     def measured_actions(self) -> list[str]:
         """Names of the actions that are compared: all but the control."""
         return [action.name for action in self.actions if not action.control]
-
-
-def replicates_of(action: Action, replicates: int) -> int:
-    """Return how many replicates an action gets: controls need no more than ``CONTROL_REPLICATES``."""
-    return min(replicates, CONTROL_REPLICATES) if action.control else replicates
 
 
 def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments = NOTHING_HELD) -> Material:

@@ -54,7 +54,7 @@ def describe_studies(
         studies: the studies, one to a model and law.
         location: where the store is or will be: an absolute path or a URL.
         redo: names of actions that the run is to redo.
-        served: whether endpoints or a cluster generate; they are not asked.
+        served: whether an endpoint or a cluster generates; neither is asked.
         gpus: how many GPUs of this machine generate, with a worker each; 0 where none of them was asked for.
         replan: whether the run is to plan anew.
 
@@ -236,7 +236,7 @@ def _time_lines(
 ) -> Iterator[str]:
     model = material.study.model
     if served:
-        yield "  time: not measured; endpoints generate"
+        yield "  time: not measured; another machine generates"
         return
     if memory is not None and not memory.fits:
         yield "  time: not measured; there is too little memory"

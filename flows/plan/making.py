@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from flows.material import Material
-from flows.plan.frozen_plan import PRIMARY_FAMILY, FrozenPlan, plan_section_sha256, plan_settings
+from flows.plan.agreement import plan_section_sha256, plan_settings
+from flows.plan.frozen_plan import PRIMARY_FAMILY, FrozenPlan
 from flows.plan.planned_looks import last_constant, plan_looks
 from flows.plan.size import NOTHING, EvaluatedSize, size_bounds
 from flows.plan.stored_documents import frozen_documents

@@ -34,7 +34,7 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
 
     Args:
         run: the study's run.
-        served: whether endpoints generate; then it does not matter which devices are here.
+        served: whether another process generates; then it does not matter which devices are here.
 
     Returns:
         What could not be checked, and why.

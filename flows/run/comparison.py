@@ -17,7 +17,8 @@ from typing import Any
 
 from flows.generate.pending import lacking_actions
 from flows.generate.stored_material import stored_identities
-from flows.plan.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, grown_plan, plan_differences, shown
+from flows.plan.agreement import check_plan_agrees, grown_plan, plan_differences, shown
+from flows.plan.frozen_plan import FrozenPlan, find_plan
 from flows.plan.stored_documents import changed
 from flows.run.forecast import stored
 from flows.run.study_run import StudyRun

@@ -22,8 +22,9 @@ from flows.generate.pending import (
 from flows.generate.storing import stored_gpus
 from flows.material import Material
 from flows.pages.reports import report_is_current
-from flows.plan.frozen_plan import FrozenPlan, find_plan, grown_plan
-from flows.plan.looks_taken import LooksTaken
+from flows.plan.agreement import grown_plan
+from flows.plan.frozen_plan import FrozenPlan, find_plan
+from flows.plan.looks_taken import LooksTaken, wanted_by_stratum
 from flows.plan.size import NOTHING, evaluated_size, size_bounds
 from flows.run.study_run import StudyRun
 from generator.generation.events import gpu_here
@@ -185,10 +186,7 @@ def _evaluation(
     available = {stratum: len(documents) for stratum, documents in strata.items()}
     if plan is not None:
         taken = None if store is None else LooksTaken.in_store(store, plan)
-        by_now = dict.fromkeys(available, plan.documents_per_stratum) if taken is None else taken.documents
-        at_most = (
-            by_now if taken is not None and taken.stopped else dict.fromkeys(available, plan.documents_per_stratum)
-        )
+        by_now, at_most = (wanted_by_stratum(plan, taken, at_most=most) for most in (False, True))
         documents = {
             stratum: (min(by_now[stratum], most), min(at_most[stratum], most)) for stratum, most in available.items()
         }

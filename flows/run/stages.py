@@ -21,8 +21,9 @@ from flows.generate.stored_material import record_identities, record_material
 from flows.generate.storing import generate
 from flows.generate.tokens import record_tokens
 from flows.pages.reports import report_is_current, write_report
+from flows.plan.agreement import grown_plan, plan_differences, require_plan
 from flows.plan.freezing import decides_the_same, freeze_plan
-from flows.plan.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences, require_plan
+from flows.plan.frozen_plan import FrozenPlan, find_plan
 from flows.plan.looks_taken import LooksTaken, look_line
 from flows.plan.making import make_plan
 from flows.plan.size import evaluated_size

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from flows.generate.local import LocalGenerator
 from flows.generate.pending import Work
-from flows.generate.side_processes import SideProcesses
 from flows.generate.storing import GenerateInto, Identify
 from flows.material import Material, gather_material
 from flows.pages.reports import report_folder
@@ -19,6 +18,7 @@ from generator.documents.held import NOTHING_HELD
 from generator.identity import ActionIdentity
 from log.store import Store
 from schema.errors import MissingStoreError
+from schema.own_process import OwnProcesses
 from schema.progress import SILENT, NamedProgress, Progress
 from schema.study import Study
 from transforms.pipeline import run_derivation
@@ -67,7 +67,7 @@ class StudyRun:
         limit: how many documents may be generated before the run stops.
         identify: says what makes the units; by default, what makes those that this process generates.
         derived_by: derives what the store at a location lacks; by default, this process.
-        sides: returns the processes that work beside this one, where there are some.
+        sides: returns the processes that work beside this one, if there are some.
         offline: whether what of the model is not on this machine is done without: nothing can be generated then.
         replan: whether the plan is made anew, as a later revision of the one that is there.
         gathered: makes the study's documents and actions.
@@ -82,7 +82,7 @@ class StudyRun:
     limit: DocumentLimit = field(default_factory=DocumentLimit)
     identify: Identify = field(default_factory=lambda: LocalGenerator().identify)
     derived_by: Callable[[str], DerivationReport] = run_derivation
-    sides: Callable[[], SideProcesses | None] = lambda: None
+    sides: Callable[[], OwnProcesses | None] = lambda: None
     offline: bool = False
     replan: bool = False
     gathered: Callable[..., Material] = gather_material

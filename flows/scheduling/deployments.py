@@ -36,9 +36,9 @@ class StudySchedule:
         cron: when it runs; None for runs that are started by hand.
         timezone: of the times in ``cron``, such as Europe/Berlin.
         limit: how many documents a run generates at most.
-        endpoints: the services that generate.
-        token_file: what they ask for.
-        tls_root_certs: whom they are trusted by.
+        endpoint: the service that generates.
+        token_file: the file with the service's token.
+        tls_root_certs: the file of the authorities that the service is trusted by.
         cluster: the Dask scheduler whose workers generate.
         gpus: how many GPUs of the worker's machine generate.
         notify: the notification block that is told how runs end, as TYPE/NAME.
@@ -51,7 +51,7 @@ class StudySchedule:
     cron: str | None
     timezone: str
     limit: int | None = None
-    endpoints: Sequence[str] = ()
+    endpoint: str | None = None
     token_file: Path | None = None
     tls_root_certs: Path | None = None
     cluster: str | None = None
@@ -76,7 +76,7 @@ class StudySchedule:
             "study_file": str(self.study_file),
             "store": self.store,
             "limit": self.limit,
-            "endpoints": list(self.endpoints) or None,
+            "endpoints": None if self.endpoint is None else [self.endpoint],
             "token_file": None if self.token_file is None else str(self.token_file.absolute()),
             "tls_root_certs": None if self.tls_root_certs is None else str(self.tls_root_certs.absolute()),
             "cluster": self.cluster,

@@ -173,7 +173,7 @@ def swept_action(text: str) -> Table:
     selector, colon, listed = text.rpartition(":")
     values = [one.strip() for one in listed.split(",")]
     if not (colon and selector and all(values)) or len(values) < 2:
-        raise InputError(f"--sweep {text}: write SELECTOR:KEEP,KEEP, as in snapkv:1/8,1/4,1/2")
+        raise InputError(f"--sweep {text}: write SELECTOR:KEEP,KEEP, as in snapkv:3/4,1/2,1/4")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", selector).lstrip("._-") or "sweep"
     return {"name": name, "selector": selector, "keep": [_kept(one) for one in values]}
 

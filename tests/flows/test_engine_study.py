@@ -74,7 +74,7 @@ def test_the_page_says_nothing_that_is_not_true_of_engines(measured: Path) -> No
     text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page))
     for word in ("evict", "full cache", "the full one", "of full", "compressed", "retention", "left out or coded"):
         assert word not in text, word
-    assert re.search(r"own, has a mean δ of \d\.\de-\d\d: what batches", text)
+    assert re.search(r"own, has a mean δ of \d\.\de-\d\d: other batches", text)
     for words in ("the reference once more with streams of its own", "Engine", "fake, numpy, 1", "bits 4", "floor"):
         assert words in text, words
 
@@ -116,7 +116,7 @@ def test_gate_over_the_floor(measured: Path, capsys: pytest.CaptureFixture[str])
             for row in views.rows("estimates", quantity=SIMULTANEOUS_GAP, baseline="floor").to_pylist()
         }
     page = (measured / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
-    near = re.search(r"Not told from the floor (?:is|are) ([^.]*)", page)
+    near = re.search(r"Not told apart from the floor: ([^.]*)", page)
     for action, (low, high) in pairs.items():
         told = low > 0 or high < 0
         _, line, _ = call(capsys, *asked[:5], action, *asked[6:], "--over-floor")
@@ -152,7 +152,7 @@ def test_the_floor_is_0_where_the_engine_promises_it(tmp_path: Path) -> None:
     assert floor_line(run.store, run.study) == "floor: exactly 0"
     stages.report(run)
     page = (tmp_path / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
-    assert "with streams of its own, has δ = 0 exactly: what batches" in page
+    assert "with streams of its own, has δ = 0 exactly: other batches" in page
 
 
 def test_a_promise_that_does_not_hold_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,9 +191,9 @@ def test_an_interruption_while_commands_are_imported_is_quiet(
     assert capsys.readouterr() == ("", "")
 
 
-def test_python_takes_one_endpoint_as_a_text(tmp_path: Path) -> None:
+def test_python_names_an_endpoint_that_cannot_be_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="endpoint 'http://x': write grpc://HOST:PORT"):
-        kvdrift.run(write_study(tmp_path), tmp_path / "store", endpoints="http://x")
+        kvdrift.run(write_study(tmp_path), tmp_path / "store", endpoint="http://x")
 
 
 def test_a_full_disk_is_named(

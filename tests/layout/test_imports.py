@@ -98,7 +98,7 @@ def test_nothing_to_do_shows_without_transformers(finished: Path, tmp_path: Path
 
 
 def test_documents_systems_and_clients_load_no_model() -> None:
-    modules = "documents.registry", "embedded.documents", "finite.study_systems", "service.dispatch"
+    modules = "documents.registry", "embedded.documents", "finite.study_systems", "service.remote"
     code = f"import sys, {', '.join(f'generator.{module}' for module in modules)}; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert {*HEAVY, "prefect", "apache_beam", "duckdb"}.isdisjoint(found.stdout.split())
