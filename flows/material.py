@@ -13,15 +13,15 @@ from generator.documents.registry import SOURCES, choose_candidates, stratum_doc
 from generator.documents.source import document_of
 from generator.finite.study_systems import study_systems, system_document
 from generator.generation.engine_models import engine_model
-from generator.transformer.configuration import head_size, position_limit, vocabulary_size
 from generator.transformer.decoder import check_prompt
-from generator.transformer.local_folders import (
+from generator.transformer.files.configuration import head_size, position_limit, vocabulary_size
+from generator.transformer.files.local_folders import (
     local_configuration,
     local_folder,
     model_location,
     tokenizer_location,
 )
-from generator.transformer.tokenizer import load_tokenizer
+from generator.transformer.files.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
 from schema.errors import InputError, nearest
 from schema.study import FINITE_STATE, DocumentsSection, Study

@@ -21,8 +21,8 @@ from generator.engines.http.engine import ServerSide
 from generator.engines.model import EngineModel
 from generator.generation.engine_footprint import EngineFootprint, engine_footprint
 from generator.generation.engine_models import engine_model
+from generator.transformer.files.local_folders import has_local_weights, local_configuration, model_location
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
-from generator.transformer.local_folders import has_local_weights, local_configuration, model_location
 from kvdrift.timing import Extent, Seconds, study_time
 from log.units.revisions import newest_revisions
 from schema.errors import KvdriftError

@@ -15,8 +15,13 @@ from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
 from generator.generation.engine_models import engine_model
 from generator.generation.events import library_versions
-from generator.transformer.fingerprints import model_identity
-from generator.transformer.local_folders import has_local_weights, local_configuration, local_folder, model_location
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import (
+    has_local_weights,
+    local_configuration,
+    local_folder,
+    model_location,
+)
 from generator.transformer.model_checks import check_model, check_placement
 from log.store import Store
 from schema.errors import ControlError, InputError, OperationError

@@ -9,7 +9,7 @@ import torch
 
 from generator.attention.holding import DTYPES, Holding, bytes_as_stored
 from generator.attention.shared_prefix import PrefixLayer
-from generator.transformer.local_folders import local_configuration
+from generator.transformer.files.local_folders import local_configuration
 from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes, replicates_within
 
 _INDEX_BYTES = 4  # kept indices are int32

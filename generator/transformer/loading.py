@@ -10,18 +10,18 @@ from generator.attention.cpu_products import replace_activations, replace_linear
 from generator.attention.holding import DTYPES
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
-from generator.transformer.configuration import eos_tokens, known_by_family, library, quiet
 from generator.transformer.decoder import torch_threads, whole_sums
-from generator.transformer.fingerprints import model_identity
+from generator.transformer.files.configuration import eos_tokens, known_by_family, library, quiet
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import model_source
+from generator.transformer.files.remembered_proofs import remember, remembered
+from generator.transformer.files.stored_tensors import check_complete
 from generator.transformer.fused.layers import join_weights, layers_fault
-from generator.transformer.local_folders import model_source
 from generator.transformer.memory import ModelShape
 from generator.transformer.model import LoadedModel
 from generator.transformer.model_checks import checked_configuration
 from generator.transformer.proof.forward import Probe, own_forward
 from generator.transformer.proof.proof import refusal
-from generator.transformer.proof.remembered import remember, remembered
-from generator.transformer.stored_tensors import check_complete
 from schema.errors import InputError, first_line, reading
 
 # With fewer parameters, handing a matrix product to a second thread takes longer than computing it, and on a busy

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from generator.attention.holding import DTYPES
-from generator.transformer.configuration import (
+from generator.transformer.files.configuration import (
     absent_eos_tokens,
     check_supported,
     known_by_family,
     read_configuration,
 )
-from generator.transformer.fingerprints import model_identity
-from generator.transformer.local_folders import has_local_weights, local_folder, model_source
-from generator.transformer.proof.remembered import remembered
-from generator.transformer.stored_tensors import check_tensors
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import has_local_weights, local_folder, model_source
+from generator.transformer.files.remembered_proofs import remembered
+from generator.transformer.files.stored_tensors import check_tensors
 from schema.errors import InputError, first_line, nearest
 
 

@@ -139,9 +139,9 @@ class PrefilledPrompt:
             )
 
     def evict(self) -> PreparedPrompt:
-        """Make one compact cache for each action; one that is there several times has one, whose time they share.
+        """Make one compact cache for each action; repeated actions share one cache and its time.
 
-        Of actions that share scores each has the seconds that it would have taken alone.
+        Each of several actions that share scores has the seconds that it would have taken alone.
         """
         shared = self._seconds / len(self._actions)
         times = Counter(action.name for action, _ in self._actions)

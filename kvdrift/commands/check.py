@@ -77,7 +77,7 @@ def _check_engine(name: str, weights: Path | None) -> NoReturn:
     """Try what an engine's adapter must hold, and end with the exit code."""
     from generator.engines.promises import PROMISES
     from generator.generation.engine_models import ENGINES
-    from generator.transformer.local_folders import EMBEDDED_GGUF
+    from generator.transformer.files.local_folders import EMBEDDED_GGUF
 
     engine, file = ENGINES[name](), EMBEDDED_GGUF / "tiny-F32.gguf" if weights is None else weights
     _end(name, [_kept(one, partial(one.function, engine, file)) for one in PROMISES])
@@ -88,7 +88,7 @@ def _check_study(path: Path) -> NoReturn:
     from generator.engines.http.engine import ServerSide
     from generator.engines.server_promises import SERVER_PROMISES
     from generator.generation.engine_models import engine_model
-    from generator.transformer.local_folders import gguf_file
+    from generator.transformer.files.local_folders import gguf_file
     from schema.study import FLOOR_ACTION, HTTP, load_studies
 
     study = load_studies(path)[0]

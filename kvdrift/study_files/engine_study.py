@@ -9,7 +9,7 @@ from pathlib import Path
 
 from generator.engines.llama_cpp import NAME
 from generator.llama_cpp.settings import ContextSettings
-from generator.transformer.local_folders import EMBEDDED_GGUF, gguf_file
+from generator.transformer.files.local_folders import EMBEDDED_GGUF, gguf_file
 from kvdrift.study_files.commented import Table
 from schema.errors import InputError, nearest
 from schema.study import HTTP

@@ -20,7 +20,7 @@ from generator.embedded.documents import make_document
 from generator.embedded.vocabulary import SYMBOLS
 from generator.generation import PendingUnit, generate_units
 from generator.generation.engine_models import engine_model
-from generator.transformer.local_folders import EMBEDDED_FOLDER
+from generator.transformer.files.local_folders import EMBEDDED_FOLDER
 from log.store import Store, Unit
 from schema.sampling import SamplingLaw
 from schema.study import Study, load_studies

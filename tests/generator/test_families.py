@@ -28,10 +28,10 @@ from generator.selectors.expected_attention import ExpectedAttention
 from generator.selectors.kvpress import KVPress
 from generator.selectors.policies import POLICIES
 from generator.transformer import loading
+from generator.transformer.files import remembered_proofs as proofs
 from generator.transformer.footprint import local_footprint
 from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
-from generator.transformer.proof import remembered as proofs
 from log.units.unit import Unit
 from schema.errors import InputError
 from schema.retention import Retention

@@ -59,7 +59,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return {split: [Candidate(name, name, "", 0) for name in own] for split, own in names.items()}
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("generator.transformer.local_folders.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr("generator.transformer.files.local_folders.try_to_load_from_cache", lambda *_, **__: None)
     monkeypatch.setattr("flows.material.choose_candidates", candidates)
     return tmp_path
 

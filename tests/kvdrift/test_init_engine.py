@@ -10,7 +10,7 @@ from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
 from generator.generation.engine_models import engine_model
-from generator.transformer.local_folders import EMBEDDED_GGUF
+from generator.transformer.files.local_folders import EMBEDDED_GGUF
 from schema.study import Study, load_studies
 
 ENGINE = ("--engine", "llama.cpp")

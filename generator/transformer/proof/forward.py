@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generator.transformer.configuration import library
+from generator.transformer.files.configuration import library
 
 ENTRIES, CHUNK, WINDOW, KEPT, STEPS = 48, 32, 24, 20, 8
 """Of the probe: prompt tokens, how many are prefilled at once, entries of a window, kept entries, decoded tokens."""

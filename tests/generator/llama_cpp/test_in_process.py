@@ -29,8 +29,8 @@ from generator.llama_cpp.structures import (
 )
 from generator.llama_cpp.tokenizer import load_gguf_tokenizer
 from generator.llama_cpp.weights import Weights, gguf_facts
-from generator.transformer.fingerprints import file_sha256
-from generator.transformer.local_folders import EMBEDDED_FOLDER, EMBEDDED_GGUF
+from generator.transformer.files.fingerprints import file_sha256
+from generator.transformer.files.local_folders import EMBEDDED_FOLDER, EMBEDDED_GGUF
 from schema.errors import InputError, OperationError
 
 pytestmark = pytest.mark.llama_cpp

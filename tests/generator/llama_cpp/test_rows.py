@@ -13,7 +13,7 @@ from generator.embedded.documents import make_document
 from generator.llama_cpp.context import Context
 from generator.llama_cpp.settings import ContextSettings
 from generator.llama_cpp.weights import Weights
-from generator.transformer.local_folders import EMBEDDED_GGUF
+from generator.transformer.files.local_folders import EMBEDDED_GGUF
 
 pytestmark = pytest.mark.llama_cpp
 

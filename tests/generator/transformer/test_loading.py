@@ -22,12 +22,12 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, T
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SnapKV
-from generator.transformer.configuration import head_size, position_limit, read_configuration
+from generator.transformer.files.configuration import head_size, position_limit, read_configuration
+from generator.transformer.files.local_folders import has_local_weights, local_configuration
+from generator.transformer.files.stored_tensors import check_tensors, needed_tensors
+from generator.transformer.files.tokenizer import token_reader
 from generator.transformer.loading import load_model
-from generator.transformer.local_folders import has_local_weights, local_configuration
 from generator.transformer.model_checks import check_model
-from generator.transformer.stored_tensors import check_tensors, needed_tensors
-from generator.transformer.tokenizer import token_reader
 from schema.retention import Retention
 
 ROOT = Path(__file__).parents[3]

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from generator.transformer.local_folders import (
+from generator.transformer.files.local_folders import (
     ARCHITECTURES,
     local_configuration,
     local_generation_configuration,

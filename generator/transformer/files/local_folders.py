@@ -17,8 +17,8 @@ from schema.errors import InputError, alike, reading
 from schema.study import HTTP, ModelSection
 
 EMBEDDED_ID = "kvdrift/tiny"
-EMBEDDED_GGUF = Path(__file__).parents[1] / "embedded" / "gguf"
-EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded" / "checkpoint"
+EMBEDDED_GGUF = Path(__file__).parents[2] / "embedded" / "gguf"
+EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded" / "checkpoint"
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 """Architectures that need no proof, each with the ``model_type`` by which transformers chooses its code."""
 

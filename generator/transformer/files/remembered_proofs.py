@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from generator.identity import NUMERICS_VERSION
-from generator.transformer.fingerprints import digests_path, read_remembered, write_remembered
+from generator.transformer.files.fingerprints import digests_path, read_remembered, write_remembered
 
 _PROOFS = 1  # version of what a proof tries
 
