@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from flows.generate.local import LocalGenerator
 from flows.generate.storing import storing
-from flows.material import Material, SharedMaterial
+from flows.material import SharedMaterial
 from flows.run.checks import check_study
 from flows.run.comparison import check_agrees
-from flows.run.forecast import Forecast, SplitForecast, check_gpu_here, forecast, stored
+from flows.run.forecast import Forecast, SplitForecast, check_gpu_here, forecast
 from flows.run.remarks import remarks
 from flows.run.revisions import begun_revisions
 from flows.run.study_run import StudyRun
-from generator.engines.http.cost import position_cost
-from generator.engines.http.engine import ServerSide
-from generator.engines.model import EngineModel
-from generator.generation.engine_footprint import EngineFootprint, engine_footprint
-from generator.generation.engine_models import engine_model
-from generator.transformer.files.local_folders import has_local_weights, local_configuration, model_location
-from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
-from kvdrift.timing import Extent, Seconds, study_time
+from kvdrift.needs import binary, need_lines
 from log.units.revisions import newest_revisions
-from schema.errors import KvdriftError
-from schema.study import FINITE_STATE, FLOOR_ACTION, HTTP, Study
-from schema.study.described import described_action
-from schema.tables import PLAIN, SWRB
+from schema.study import FINITE_STATE, Study
+from schema.tables import SWRB
 
 # About what a unit and an event take in the store, with what is derived of them, folders and logs; on the quickstart.
 _UNIT_BYTES = 25_000
@@ -81,7 +70,7 @@ def describe_studies(
         if any(split.work for split in found.splits) and study.model.kind == FINITE_STATE:
             yield "  no model is loaded and no prompt is kept: the laws of the systems are looked up"
         elif any(split.work for split in found.splits):
-            yield from _need_lines(run.material, found, served=served, gpus=gpus)
+            yield from need_lines(run.material, found, served=served, gpus=gpus)
             if study.name != study.name_in_file and len(studies) > 1:
                 yield "    prompts are prefilled once for all temperatures, and here with each"
 
@@ -123,10 +112,10 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
     yield (
         f"  {split.split}:{' at most' if split.bounded else ''} {documents} documents, {len(units)} units{there}, "
         f"{measured:,} trajectories{extra} and {controls:,} of the full-retention control, {events:,} events, "
-        f"about {_binary(taken)} in the store"
+        f"about {binary(taken)} in the store"
     )
     by_reason: dict[str, list[str]] = {}
-    store = stored(run)
+    store = run.stored
     generated = [] if store is None else store.units(run.study.name, run.study.model.id)["action"].unique().to_pylist()
     revisions = {} if store is None else newest_revisions(store.read("actions"))
     for action, count in split.pending.items():
@@ -152,179 +141,3 @@ def _later_lines(found: Forecast) -> Iterator[str]:
     current = found.estimated and not (generated or found.unscored) and found.asked is found.plan
     lacking += [] if current else ["estimate"]
     yield f"  then: {', '.join([*lacking, 'write the report'])}"
-
-
-def _extents(found: Forecast) -> dict[str, Extent]:
-    """How much of each split is to be generated."""
-    extents = {}
-    for split in found.splits:
-        if split.work:
-            pending = Counter(document.stratum for document, _ in split.work)
-            fewest = {stratum: few if split.bounded else most for stratum, (few, most) in split.documents.items()}
-            documents = {stratum: (min(fewest[stratum], most), most) for stratum, most in pending.items()}
-            extents[split.split] = Extent(split.replicates, documents)
-    return extents
-
-
-def _need_lines(material: Material, found: Forecast, *, served: bool, gpus: int) -> Iterator[str]:
-    model = material.study.model
-    if model.engine is not None:
-        yield from _engine_lines(material, found)
-        return
-    location = model_location(model)
-    footprint = local_footprint(location, model.dtype, model.revision)
-    yield from _action_lines(material, footprint)
-    if material.nominal:
-        strata = [stratum for stratum in material.documents["evaluation"] if stratum in material.nominal]
-        yield (
-            f"  lengths are nominal in {', '.join(strata)}: a prompt has at most so many tokens, and retention goes by "
-            "its own length, which is known once it is tokenized"
-        )
-        positions = (local_configuration(location, model.revision) or {}).get("max_position_embeddings", sys.maxsize)
-        room, nominal = positions - material.study.study.horizon, material.documents["evaluation"]
-        if tight := [stratum for stratum in strata if nominal[stratum][0].prompt_tokens > room]:
-            yield (
-                f"  the model has {positions:,} positions: a prompt of more than {room:,} tokens will be refused, "
-                f"if there is one in {', '.join(tight)}"
-            )
-    memory = None if footprint is None else _plan_memory(material, found, footprint)
-    if footprint is None or memory is None:
-        yield "  bytes and memory need the model's configuration, which is not on this machine"
-    else:
-        yield _memory_line(material.study, footprint, memory)
-    if gpus:
-        yield f"  generation on {gpus} GPU{'s' if gpus > 1 else ''} of this machine, one worker each"
-    yield from _time_lines(material, found, memory, served=served, gpus=gpus)
-
-
-def _engine_lines(material: Material, found: Forecast) -> Iterator[str]:
-    """What an engine's study needs."""
-    for action in material.actions:
-        yield f"  action {action.name}: {described_action(action.row(material.study.name, prespecified=True))}"
-    made = engine_model(material.study)
-    need = engine_footprint(made, _lengths(material), material.study.study.horizon)
-    if material.study.model.engine == HTTP:
-        yield from _server_lines(material, made, need)
-    else:
-        yield f"  memory of generation: {need.words}"
-    if need.fits:
-        yield from _measured_lines(material, found, gpus=0)
-
-
-def _server_lines(material: Material, made: EngineModel, need: EngineFootprint) -> Iterator[str]:
-    """What a position costs on each server, of the longest prompt."""
-    longest = max(material.of_split("development"), key=lambda document: document.prompt_tokens)
-    for name, side in {"reference": made.reference, **made.sides}.items():
-        if isinstance(side, ServerSide) and name != FLOOR_ACTION:
-            yield f"  {name} at {position_cost(side, longest.tokens).words}"
-    yield (
-        "  a pair has two streams on its action's server, and shares the reference's with other actions; up to "
-        f"{need.replicates_at_once} replicates at once"
-    )
-
-
-def _time_lines(
-    material: Material, found: Forecast, memory: MemoryPlan | None, *, served: bool, gpus: int
-) -> Iterator[str]:
-    model = material.study.model
-    if served:
-        yield "  time: not measured; another machine generates"
-        return
-    if memory is not None and not memory.fits:
-        yield "  time: not measured; there is too little memory"
-        return
-    if not has_local_weights(model_location(model), model.revision):
-        yield "  time: needs the model's weights, which are not on this machine"
-        return
-    yield from _measured_lines(material, found, gpus=gpus)
-
-
-def _measured_lines(material: Material, found: Forecast, *, gpus: int) -> Iterator[str]:
-    model = material.study.model
-    try:
-        took = study_time(material, _extents(found), {name for split in found.splits for name in split.pending})
-    except KvdriftError as error:
-        yield f"  time: not measured; {error}"
-        return
-    share = 1 / max(gpus, 1)
-    spans = [f"{split} {_duration(seconds.times(share, share))}" for split, seconds in took.splits.items()]
-    device = f"{gpus} GPUs like this one" if gpus > 1 else took.device
-    yield f"  time of generation on {device} ({model.engine or model.dtype}), an estimate: {', '.join(spans)}"
-    horizon = material.study.study.horizon
-    shorter = {stratum: time.positions for stratum, time in took.strata.items() if time.positions < horizon}
-    cut = [f"to position {positions} in {stratum}" for stratum, positions in shorter.items()]
-    whole = len(took.strata) - len(cut)
-    how = [f"whole in {whole} {'stratum' if whole == 1 else 'strata'}", *cut] if whole else cut
-    yield f"    from {took.measuring:.0f} s of generating one document of each stratum here: {'; '.join(how)}"
-
-
-def _duration(seconds: Seconds) -> str:
-    unit, name = next(
-        (size, name) for size, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (0, "s")) if seconds.high >= 2 * size
-    )
-    low, high = (f"{float(f'{value / (unit or 1):.2g}'):,g}" for value in (seconds.low, seconds.high))  # no 1.1e+02
-    return f"{low} to {high} {name}"
-
-
-def _lengths(material: Material) -> list[int]:
-    return [document.prompt_tokens for split in material.documents for document in material.of_split(split)]
-
-
-def _action_lines(material: Material, footprint: Footprint | None) -> Iterator[str]:
-    lengths = _lengths(material)
-    for action in material.actions:
-        # What the selector's window and sinks need was checked with the material.
-        horizon = material.study.study.horizon
-        ends = min(lengths), max(lengths)
-        kept = [action.most_entries(entries, horizon) for entries in ends]
-        what, cache = "prompt entries", "prompt cache"
-        if action.policy is not None:
-            what, cache = "entries at most in every step", "cache, generated entries included"
-        told = described_action(action.row(material.study.study.name, prespecified=True))
-        line = f"  action {action.name}: {told}: {_span(*(f'{m:,}' for m in kept))} {what}"
-        if footprint is not None:
-            held = (
-                footprint.cache_bytes(m, action.holding, indexed=action.removes(entries, horizon))
-                for m, entries in zip(kept, ends, strict=True)
-            )
-            line += f", {_span(*map(_binary, held))} of {cache}"
-        yield line
-
-
-def _plan_memory(material: Material, found: Forecast, footprint: Footprint) -> MemoryPlan:
-    """The plan of the longest prompt with the most replicates; with all at once where the device is not here."""
-    study, longest = material.study, max(_lengths(material))
-    here = memory_here(study.model.device, study.model.device_map)
-    return plan_memory(
-        footprint.shape,
-        longest,
-        [action.retention.kept(longest) for action in material.actions],
-        max(split.replicates[1] for split in found.splits),
-        study.study.horizon,
-        sys.maxsize if here is None else here - footprint.weight_bytes,
-        PLAIN if study.plan.estimator == PLAIN else SWRB,
-        apart=any(action.prefill_chunk is not None for action in material.actions),
-        scored=max((action.scored_entries(longest, study.study.horizon) for action in material.actions), default=0),
-    )
-
-
-def _memory_line(study: Study, footprint: Footprint, memory: MemoryPlan) -> str:
-    device = "all GPUs" if study.model.device_map else study.model.device
-    if memory.available_bytes == sys.maxsize:
-        left = f"there is no {device} here"
-    else:
-        available = _binary(memory.available_bytes + footprint.weight_bytes)
-        left = f"{available} available on {device}" + ("" if memory.fits else ", which is too little")
-    weights, peak = _binary(footprint.weight_bytes), _binary(memory.peak_bytes)
-    return (
-        f"  memory of generation: {weights} of weights and {peak} for the longest prompt, "
-        f"{memory.replicates_at_once} of {memory.replicates} replicates at once; {left}"
-    )
-
-
-def _span(least: str, most: str) -> str:
-    return least if least == most else f"{least} to {most}"
-
-
-def _binary(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

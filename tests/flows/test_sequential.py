@@ -15,7 +15,8 @@ from fixtures.stored_rows import content
 from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 
-from flows.estimate.gate import GateQuestion, gate_stored
+from flows.estimate.gate import gate_stored
+from flows.estimate.gate_question import GateQuestion
 from flows.material import Material
 from flows.plan.frozen_plan import find_plan
 from flows.plan.looks_taken import LooksTaken
