@@ -26,7 +26,7 @@ from flows.run.forecast import forecast
 from flows.run.revisions import redo_actions
 from flows.run.study_run import DocumentLimit, StudyRun
 from kvdrift.commands.status import status_lines
-from kvdrift.dry_run import describe_studies
+from kvdrift.dry_run.description import describe_studies
 from log.store import Store
 from schema.document import Document
 from schema.errors import InputError, PlanError

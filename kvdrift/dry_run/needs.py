@@ -15,7 +15,7 @@ from generator.generation.engine_footprint import EngineFootprint, engine_footpr
 from generator.generation.engine_models import engine_model
 from generator.transformer.files.local_folders import has_local_weights, local_configuration, model_location
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
-from kvdrift.timing import Extent, Seconds, study_time
+from kvdrift.dry_run.timing import Extent, Seconds, study_time
 from schema.errors import KvdriftError
 from schema.study import FLOOR_ACTION, HTTP, Study
 from schema.study.described import described_action

@@ -13,7 +13,7 @@ from flows.run.forecast import Forecast, SplitForecast, check_gpu_here, forecast
 from flows.run.remarks import remarks
 from flows.run.revisions import begun_revisions
 from flows.run.study_run import StudyRun
-from kvdrift.needs import binary, need_lines
+from kvdrift.dry_run.needs import binary, need_lines
 from log.units.revisions import newest_revisions
 from schema.study import FINITE_STATE, Study
 from schema.tables import SWRB
