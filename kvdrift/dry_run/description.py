@@ -13,9 +13,10 @@ from flows.run.forecast import Forecast, SplitForecast, check_gpu_here, forecast
 from flows.run.remarks import remarks
 from flows.run.revisions import begun_revisions
 from flows.run.study_run import StudyRun
+from generator.actions import Action
 from kvdrift.dry_run.needs import binary, need_lines
 from log.units.revisions import newest_revisions
-from schema.study import FINITE_STATE, Study
+from schema.study import FINITE_STATE, FLOOR_ACTION, Study
 from schema.tables import SWRB
 
 # About what a unit and an event take in the store, with what is derived of them, folders and logs; on the quickstart.
@@ -97,8 +98,10 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
         yield f"  {split.split}: {documents} documents, all {split.stored} units are there"
         return
     units = [unit for _, units in split.work for unit in units]
+    engine = run.study.model.engine is not None
+    control = FLOOR_ACTION if engine else "full-retention control"
     measured, controls, branched = (
-        sum(unit.count for unit in units if (unit.estimator == SWRB, unit.action.control) == kind)
+        sum(unit.count for unit in units if (unit.estimator == SWRB, _is_control(unit.action, engine=engine)) == kind)
         for kind in ((False, False), (False, True), (True, False))
     )
     events = (measured + controls + 2 * branched) * run.study.study.horizon  # a scan and a branch, to H at most
@@ -111,7 +114,7 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
     there = f" besides {split.stored} that are there" if split.stored else ""
     yield (
         f"  {split.split}:{' at most' if split.bounded else ''} {documents} documents, {len(units)} units{there}, "
-        f"{measured:,} trajectories{extra} and {controls:,} of the full-retention control, {events:,} events, "
+        f"{measured:,} trajectories{extra} and {controls:,} of the {control}, {events:,} events, "
         f"about {binary(taken)} in the store"
     )
     by_reason: dict[str, list[str]] = {}
@@ -126,6 +129,11 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
         by_reason.setdefault(reason, []).append(f"{action} ({count})")
     for reason, actions in by_reason.items():
         yield f"    {reason}: {', '.join(actions)}"
+
+
+def _is_control(action: Action, *, engine: bool) -> bool:
+    """Whether an action is the full-retention control, or an engine's floor."""
+    return action.name == FLOOR_ACTION if engine else action.control
 
 
 def _later_lines(found: Forecast) -> Iterator[str]:

@@ -118,7 +118,8 @@ def _measured_lines(material: Material, found: Forecast, *, gpus: int) -> Iterat
     share = 1 / max(gpus, 1)
     spans = [f"{split} {_duration(seconds.times(share, share))}" for split, seconds in took.splits.items()]
     device = f"{gpus} GPUs like this one" if gpus > 1 else took.device
-    yield f"  time of generation on {device} ({model.engine or model.dtype}), an estimate: {', '.join(spans)}"
+    by = "by the servers" if model.engine == HTTP else f"on {device} ({model.engine or model.dtype})"
+    yield f"  time of generation {by}, an estimate: {', '.join(spans)}"
     horizon = material.study.study.horizon
     shorter = {stratum: time.positions for stratum, time in took.strata.items() if time.positions < horizon}
     cut = [f"to position {positions} in {stratum}" for stratum, positions in shorter.items()]

@@ -37,7 +37,7 @@ from generator.selectors import Full
 from generator.selectors.policies import POLICIES
 from generator.transformer.files.local_folders import EMBEDDED_ID, model_folder
 from generator.transformer.loading import load_model
-from generator.transformer.prompt import PrefilledPrompt
+from generator.transformer.prompts.prefilled import PrefilledPrompt
 from log.store import Unit
 from schema.retention import Retention
 from schema.sampling import FULL_SOFTMAX, SamplingLaw

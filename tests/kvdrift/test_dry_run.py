@@ -22,11 +22,11 @@ from generator.documents.held import HeldDocuments
 from generator.documents.registry import stratum_documents
 from generator.documents.source import Candidate, where
 from generator.generation import PendingUnit
-from generator.transformer.eviction import evict
 from generator.transformer.footprint import Footprint, local_footprint
 from generator.transformer.loading import load_model
 from generator.transformer.memory import ModelShape
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.eviction import evict
+from generator.transformer.prompts.prompt import Prompt
 from kvdrift.dry_run import timing as generation_time
 from kvdrift.dry_run.timing import Extent, Seconds, StudyTime, study_time
 from schema.document import SPLITS, Document

@@ -6,31 +6,60 @@ that is missing or damaged makes every model be proven anew.
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+from generator.attention.layer_traits import LayerTraits
 from generator.identity import NUMERICS_VERSION
 from generator.transformer.files.fingerprints import digests_path, read_remembered, write_remembered
 
-_PROOFS = 1  # version of what a proof tries
+_PROOFS = 2  # version of what a proof tries
 
 
-def remembered(weights_sha256: str | None, dtype: str, device: str) -> tuple[bool, str | None]:
-    """Return whether a proof was made, and why the model was refused, if it was."""
+@dataclass(frozen=True)
+class Proof:
+    """What was found of a model when it was loaded.
+
+    Attributes:
+        refusal: Why it was refused; None if it was proven.
+        softcap: As in ``LayerTraits``.
+        turned_by_halves: Likewise.
+    """
+
+    refusal: str | None
+    softcap: float | None = None
+    turned_by_halves: bool = False
+
+    @classmethod
+    def of(cls, traits: LayerTraits) -> Proof:
+        """A model that was proven."""
+        return cls(None, traits.softcap, bool(traits.turned_by_halves))
+
+    def traits(self, kind: str) -> LayerTraits:
+        """What selectors may need to know of the model, which is of some type."""
+        return LayerTraits(kind, self.softcap, self.turned_by_halves)
+
+
+def remembered(weights_sha256: str | None, dtype: str, device: str) -> Proof | None:
+    """Return what was found of a model; None if it was not tried."""
     found = read_remembered(_path()).get(_key(weights_sha256, dtype, device)) if weights_sha256 else None
-    if not isinstance(found, dict) or not isinstance(found.get("refusal"), str | None):
-        return False, None
-    return True, found.get("refusal")
+    try:
+        refusal, softcap, halves = (found[name] for name in ("refusal", "softcap", "turned_by_halves"))  # type: ignore[index]
+    except (TypeError, KeyError):
+        return None
+    known = isinstance(refusal, str | None) and isinstance(softcap, float | None) and isinstance(halves, bool)
+    return Proof(refusal, softcap, halves) if known else None
 
 
-def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str, refusal: str | None) -> None:
-    """Remember a proof's result; if that fails, or the weights have no fingerprint, nothing happens."""
+def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str, proof: Proof) -> None:
+    """Remember what was found; if that fails, or the weights have no fingerprint, nothing happens."""
     path = _path()
     if path is None or weights_sha256 is None:
         return
-    made = {_key(weights_sha256, dtype, device): {"model": model_id, "refusal": refusal}}
+    made = {_key(weights_sha256, dtype, device): {"model": model_id, **asdict(proof)}}
     write_remembered(path, read_remembered(path) | made)
 
 
