@@ -24,7 +24,7 @@ from generator.transformer.local_folders import (
 from generator.transformer.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
 from schema.errors import InputError, nearest
-from schema.study import CONTROL_REPLICATES, FINITE_STATE, DocumentsSection, Study
+from schema.study import FINITE_STATE, DocumentsSection, Study
 from stats.quantities import PAIR_QUANTITIES
 
 
@@ -52,11 +52,6 @@ class Material:
         return [action.name for action in self.actions if not action.control]
 
 
-def replicates_of(action: Action, replicates: int) -> int:
-    """Return how many replicates an action gets: controls need no more than ``CONTROL_REPLICATES``."""
-    return min(replicates, CONTROL_REPLICATES) if action.control else replicates
-
-
 def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments = NOTHING_HELD) -> Material:
     """Make the documents and actions of a study.
 
@@ -64,9 +59,6 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
         study: the study.
         offline: whether a tokenizer and a configuration that are not on this machine are done without.
         held: the documents that the study holds, which are taken before any others.
-
-    Raises:
-        InputError: something in the study file cannot be done.
 
     """
     actions = checked_actions(study)
@@ -106,10 +98,6 @@ class SharedMaterial:
         """Return what ``gather_material`` does; a law that holds no documents takes those of the law before it.
 
         Systems are other ones under another law.
-
-        Raises:
-            InputError: something in the study file cannot be done.
-
         """
         of, known = self._of_models.get(study.model.id, (NOTHING_HELD, None))
         if known is None or study.model.finite or held not in (NOTHING_HELD, of):
@@ -164,12 +152,7 @@ def _nominal_documents(
 
 
 def checked_actions(study: Study) -> list[Action]:
-    """Build the actions of a study, and check them and what its plan names.
-
-    Raises:
-        InputError: an unknown selector or parameter, or a primary endpoint that cannot be estimated.
-
-    """
+    """Build the actions of a study, and check them and what its plan names."""
     actions = build_actions(study)
     primary = study.plan.primary
     for name in primary:
@@ -196,9 +179,6 @@ def check_retentions(actions: Iterable[Action], tokens: int, where: str) -> None
         tokens: the prompt's length n.
         where: what an error line names, such as a document.
 
-    Raises:
-        InputError: a retention cannot hold its selector's window and sinks.
-
     """
     for action in actions:
         action.kept_entries(tokens, where)
@@ -220,12 +200,7 @@ def check_distinct(documents: Iterable[Document]) -> None:
 
 
 def check_disjoint(material: Material) -> None:
-    """Check that no cluster is in both splits, as one that a held document was given since might be.
-
-    Raises:
-        InputError: a cluster is in both.
-
-    """
+    """Check that no cluster is in both splits, as one that a held document was given since might be."""
     development = {document.cluster: document for document in material.of_split("development")}
     for document in material.of_split("evaluation"):
         if (other := development.get(document.cluster)) is not None:

@@ -6,15 +6,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from flows.checks import check_study
-from flows.comparison import check_agrees
-from flows.forecast import Forecast, SplitForecast, check_gpu_here, forecast, stored
-from flows.generation.local import LocalGenerator
-from flows.generation.storing import storing
+from flows.generate.local import LocalGenerator
+from flows.generate.storing import storing
 from flows.material import Material, SharedMaterial
-from flows.revisions import begun_revisions
-from flows.study_file.remarks import remarks
-from flows.study_run import StudyRun
+from flows.run.checks import check_study
+from flows.run.comparison import check_agrees
+from flows.run.forecast import Forecast, SplitForecast, check_gpu_here, forecast, stored
+from flows.run.remarks import remarks
+from flows.run.revisions import begun_revisions
+from flows.run.study_run import StudyRun
 from generator.engines.http.cost import position_cost
 from generator.engines.http.engine import ServerSide
 from generator.engines.model import EngineModel
@@ -53,12 +53,9 @@ def describe_studies(
         studies: the studies, one to a model and law.
         location: where the store is or will be: an absolute path or a URL.
         redo: names of actions that the run is to redo.
-        served: whether endpoints or a cluster generate; they are not asked.
+        served: whether an endpoint or a cluster generates; neither is asked.
         gpus: how many GPUs of this machine generate, with a worker each; 0 where none of them was asked for.
         replan: whether the run is to plan anew.
-
-    Raises:
-        InputError: the run would refuse this.
 
     """
     local, gathered = storing(LocalGenerator()), SharedMaterial()
@@ -231,7 +228,7 @@ def _time_lines(
 ) -> Iterator[str]:
     model = material.study.model
     if served:
-        yield "  time: not measured; endpoints generate"
+        yield "  time: not measured; another machine generates"
         return
     if memory is not None and not memory.fits:
         yield "  time: not measured; there is too little memory"

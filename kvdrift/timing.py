@@ -12,8 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flows.generation.local import load_transformer
-from flows.material import Material, replicates_of
+from flows.generate.local import load_transformer
+from flows.material import Material
+from flows.plan.left import wanted_units
 from generator.actions import Action
 from generator.engines.model import EngineModel
 from generator.generation import PendingUnit, generate_units
@@ -175,9 +176,10 @@ def _generate(
 ) -> tuple[float, Seconds]:
     """Seconds of prefill and of decoding; with the hybrid estimator it may be that no action is branched."""
     study = timed.material.study
-    pending = [PendingUnit(action, 0, replicates_of(action, replicates)) for action in timed.actions]
-    if study.plan.estimator != PLAIN:
-        pending += [replace(item, estimator=SWRB) for item in pending if not item.action.control]
+    actions = {action.name: action for action in timed.actions}
+    branched = [] if study.plan.estimator == PLAIN else [name for name, action in actions.items() if not action.control]
+    wanted = wanted_units({name: action.control for name, action in actions.items()}, replicates, branched)
+    pending = [PendingUnit(actions[one.action], 0, one.replicates, one.estimator) for one in wanted]
     began = time.perf_counter()
     units = generate_units(model, study.name, document, pending, positions, study.study.seed)
     prefill = sum(unit.record["prefill_seconds"] for unit in units)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from distributed import get_worker
 
 from flows.cluster.facts import WorkerFacts, check_facts, facts, worker_name
-from flows.generation.local import LocalGenerator
-from flows.generation.named_work import NamedPart, with_actions
-from flows.generation.storing import store_units
+from flows.generate.local import LocalGenerator
+from flows.generate.named_work import NamedPart, with_actions
+from flows.generate.storing import store_units
 from generator.actions import build_actions
 from generator.generation.events import gpu_here
 from generator.identity import ActionIdentity, GpuKinds, changes
@@ -138,12 +138,7 @@ def _end(reason: str) -> None:
 
 
 def _accepted(assignment: Assignment, name: str) -> Store:
-    """Make sure that this worker generates what is asked for, and return the store; looks once at each assignment.
-
-    Raises:
-        InputError: It has several threads, or another kvdrift, store, kind of GPU, model or selector.
-
-    """
+    """Make sure that this worker generates what is asked for, and return the store; looks once at each assignment."""
     if _KEPT.token == assignment.token and _KEPT.store is not None:
         return _KEPT.store
     check_facts(name, facts(assignment.location, get_worker().state.nthreads), assignment.facts, assignment.location)

@@ -36,9 +36,9 @@ class StudySchedule:
         cron: when it runs; None for runs that are started by hand.
         timezone: of the times in ``cron``, such as Europe/Berlin.
         limit: how many documents a run generates at most.
-        endpoints: the services that generate.
-        token_file: what they ask for.
-        tls_root_certs: whom they are trusted by.
+        endpoint: the service that generates.
+        token_file: the file with the service's token.
+        tls_root_certs: the file of the authorities that the service is trusted by.
         cluster: the Dask scheduler whose workers generate.
         gpus: how many GPUs of the worker's machine generate.
         notify: the notification block that is told how runs end, as TYPE/NAME.
@@ -51,7 +51,7 @@ class StudySchedule:
     cron: str | None
     timezone: str
     limit: int | None = None
-    endpoints: Sequence[str] = ()
+    endpoint: str | None = None
     token_file: Path | None = None
     tls_root_certs: Path | None = None
     cluster: str | None = None
@@ -76,7 +76,7 @@ class StudySchedule:
             "study_file": str(self.study_file),
             "store": self.store,
             "limit": self.limit,
-            "endpoints": list(self.endpoints) or None,
+            "endpoints": None if self.endpoint is None else [self.endpoint],
             "token_file": None if self.token_file is None else str(self.token_file.absolute()),
             "tls_root_certs": None if self.tls_root_certs is None else str(self.tls_root_certs.absolute()),
             "cluster": self.cluster,
@@ -108,12 +108,7 @@ class Deployed:
 
 
 def check_cron(cron: str, timezone: str) -> None:
-    """Check a schedule.
-
-    Raises:
-        InputError: it has not five fields that can be read, or there is no such zone.
-
-    """
+    """Check a schedule."""
     from prefect.client.schemas.schedules import CronSchedule  # noqa: PLC0415 - Prefect takes seconds
     from pydantic import ValidationError  # noqa: PLC0415
 
@@ -128,13 +123,7 @@ def check_cron(cron: str, timezone: str) -> None:
 
 @contextmanager
 def users_server() -> Iterator[str]:
-    """Give the address of the user's Prefect server, which answers; what it then fails with is one line.
-
-    Raises:
-        InputError: neither the environment nor the active profile names a server.
-        OperationError: it does not answer, or failed amid the block.
-
-    """
+    """Give the address of the user's Prefect server, which answers; what it then fails with is one line."""
     url = api_url()
     if url is None:
         raise InputError(
@@ -153,9 +142,6 @@ def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
     Args:
         schedule: what is deployed.
         work_pool: the pool's name.
-
-    Raises:
-        InputError: the pool is none of processes, or another store has the name.
 
     """
     from prefect.runner.storage import LocalStorage  # noqa: PLC0415 - Prefect takes seconds
@@ -245,12 +231,7 @@ def _check_store(deployment: RunnerDeployment, schedule: StudySchedule) -> None:
 
 
 def _make_pool(name: str) -> None:
-    """Make a work pool of processes, unless it is there.
-
-    Raises:
-        InputError: it is there and runs no processes.
-
-    """
+    """Make a work pool of processes, unless it is there."""
     from prefect.client.orchestration import get_client  # noqa: PLC0415
     from prefect.client.schemas.actions import WorkPoolCreate  # noqa: PLC0415
     from prefect.exceptions import ObjectNotFound  # noqa: PLC0415

@@ -36,7 +36,7 @@ _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
 class EndpointLost(OperationError):  # noqa: N818 - says what happened
-    """An endpoint does not answer, or not by this protocol; another endpoint can do the work."""
+    """An endpoint does not answer, or not by this protocol; it may do the work later."""
 
 
 class WorkFailed(OperationError):  # noqa: N818 - says what happened
@@ -96,9 +96,6 @@ class ServiceAddress:
         token: The token that the endpoint requires, or None.
         root_certificates: PEM of the certificates to trust; None trusts those of the system.
         timeout: Seconds without a sign of life after which the endpoint counts as hanging.
-
-    Raises:
-        InputError: The location is not such an address, or the token would cross a network unencrypted.
     """
 
     location: str

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import typer
 
-from flows.analysis.live import LiveStore, StudyLook
-from flows.pages import end_preliminary, report_folder, write_preliminary
+from flows.estimate.live import LiveStore, StudyLook
+from flows.pages.reports import end_preliminary, report_folder, write_preliminary
 from generator.transformer.tokenizer import token_reader
 from kvdrift.live.display import progress_text
 from log.store import Store
@@ -35,9 +35,6 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
         output: the folder of the page, or of the pages' folders where there are several; in the report's by default.
         study: the study's name; None for all of the store.
         interval: seconds between looks.
-
-    Raises:
-        InputError: the store has studies, and none of this name.
 
     """
     with suppress(KeyboardInterrupt):

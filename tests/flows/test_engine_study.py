@@ -17,8 +17,8 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows import stages
-from flows.checks import floor_line
+from flows.run import stages
+from flows.run.checks import floor_line
 from generator.generation import engine_models
 from log.store import Store
 from schema.errors import ControlError, InputError
@@ -115,7 +115,7 @@ def test_gate_over_the_floor(measured: Path, capsys: pytest.CaptureFixture[str])
             for row in views.rows("estimates", quantity=SIMULTANEOUS_GAP, baseline="floor").to_pylist()
         }
     page = (measured / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
-    near = re.search(r"Not told from the floor (?:is|are) ([^.]*)", page)
+    near = re.search(r"Not told apart from the floor: ([^.]*)", page)
     for action, (low, high) in pairs.items():
         told = low > 0 or high < 0
         _, line, _ = call(capsys, *asked[:5], action, *asked[6:], "--over-floor")

@@ -16,7 +16,7 @@ from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
 from flows.material import gather_material
-from flows.planning.plan import primary_endpoints
+from flows.plan.making import primary_endpoints
 from generator.actions import build_actions
 from generator.documents.held import HeldDocuments
 from generator.documents.registry import stratum_documents
@@ -96,7 +96,7 @@ class TestPaperStudies:
             model = f"configuration and weights of the model, taken for '{model_id}' of Hugging Face"
             assert out.count(f"not checked: {model}; not on this machine") == 1
         assert out.count("not checked: prompts, which need the model's tokenizer; not on this machine") == 2
-        assert out.count("time: not measured; endpoints generate") == 2
+        assert out.count("time: not measured; another machine generates") == 2
         assert not Path("stores").exists()
 
     def test_kept_entries_at_nominal_lengths(self, capsys: pytest.CaptureFixture[str]) -> None:

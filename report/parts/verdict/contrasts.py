@@ -162,8 +162,13 @@ def standing_of(estimate: Estimate) -> str:
 
 def grounds_of(estimates: Iterable[Estimate]) -> str:
     """The levels and the status of several intervals, each once, in parentheses; nothing without an interval."""
-    found = dict.fromkeys(standing_of(one) for one in estimates if one.has_interval)
-    return f" ({' and '.join(sorted(found))})" if found else ""
+    found: dict[str, set[str]] = {}
+    for one in estimates:
+        if one.has_interval:
+            level_of, _, status = standing_of(one).rpartition(", ")
+            found.setdefault(level_of, set()).add(status)
+    told = [f"{level_of}, {' and '.join(sorted(found[level_of]))}" for level_of in sorted(found)]
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def shown(estimate: Estimate, scale: Scale) -> str:

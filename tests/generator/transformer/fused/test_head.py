@@ -21,7 +21,7 @@ from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 from torch import nn
 
-from flows.generation.local import load_transformer
+from flows.generate.local import load_transformer
 from generator.coupling.laws import total_variation
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.decoder import whole_sums

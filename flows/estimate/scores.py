@@ -1,0 +1,228 @@
+"""Continuations scored against their documents' answers: rows of ``scores``, once for each coupled pair and answers.
+
+The tokenizer is all that is needed of the model. What was scored already stays; the cost is that of what is new. Pairs
+of a document whose answers were corrected are scored again, and their earlier scores are superseded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from generator.documents.answers import task_scoring
+from generator.documents.scores import Decode, Tokens, score_pairs
+from generator.transformer.tokenizer import text_decoder
+from log.counts import Answers, Counts, Holdings, Place, Scored
+from log.readable_store import ReadableStore
+from log.store import Store
+from log.units.revisions import current_scores
+from schema.progress import SILENT, Progress
+from schema.tables import PLAIN, SCORES
+
+_BATCH = 4096  # pairs to a commit, whole units: what a kill costs
+_UNIT = ["doc", "action", "action_revision", "first_replicate", "replicates", "horizon", "unit"]
+_NO_UNITS = pa.table({})
+_TOKENS = ("x_token", "y_token", "x_eos", "y_eos")
+
+
+@dataclass(frozen=True)
+class KnownAnswers:
+    """What a right continuation of a document of a split states, and how it is scored."""
+
+    answers: tuple[str, ...]
+    scoring: str
+    split: str
+    document_revision: int
+
+
+def known_answers(
+    store: ReadableStore, study: str, model: str, docs: pa.Array | None = None
+) -> dict[str, KnownAnswers]:
+    """Return answers of the documents of a study and model that are scored, by document; of ``docs`` alone if given."""
+    found = {}
+    columns = ["doc", "split", "task", "source", "answers", "scoring", "document_revision"]
+    documents = store.documents(study, model, columns)
+    if docs is not None:
+        documents = documents.filter(pc.is_in(documents["doc"], value_set=docs))
+    for row in documents.filter(pc.greater(pc.list_value_length(documents["answers"]), 0)).to_pylist():
+        answers = tuple(answer for answer in row["answers"] if answer)
+        if answers:
+            scoring = _scoring(Answers(row["source"], row["task"], row["scoring"]))
+            if scoring is not None:
+                found[row["doc"]] = KnownAnswers(answers, scoring, row["split"], row["document_revision"])
+    return found
+
+
+def _scoring(answers: Answers) -> str | None:
+    """How answers are scored; None where they are not."""
+    return answers.scoring or task_scoring(answers.source or "", answers.task or "")
+
+
+class Scoring:
+    """What of a study and model is scored, and what is still to be.
+
+    It is counted, whatever the number of units; rows are read where there is something to score.
+
+    Attributes:
+        documents: how many documents are scored once their units are there.
+
+    """
+
+    def __init__(self, store: ReadableStore, study: str, model: str, counts: Counts, current: Holdings) -> None:
+        """Take the counts of a store, and those of its current units among them; no row is read."""
+        self._store, self._study, self._model = store, study, model
+        self._pairs = Counter[Scored]()  # that can be scored
+        self._scored = counts.scores
+        self.documents = sum(count for place, count in counts.documents.items() if self._is_scorable(place))
+        for (place, own), count in current.items():
+            for held in own if self._is_scorable(place) else ():
+                if held.estimator == PLAIN:
+                    of = Scored(study, model, place.split, held.action, held.action_revision)
+                    self._pairs[of] += count * held.replicates
+
+    @classmethod
+    def stored(cls, store: ReadableStore, study: str, model: str) -> Self:
+        """Count it in a store."""
+        actions = store.read("actions")  # first: a revision is declared before its units are there
+        counts = store.counts()
+        return cls(store, study, model, counts, counts.current_units(actions))
+
+    def _is_scorable(self, place: Place) -> bool:
+        own = (place.study, place.model) == (self._study, self._model)
+        return own and place.answers is not None and _scoring(place.answers) is not None
+
+    @functools.cached_property
+    def unscored_pairs(self) -> Counter[str]:
+        """How many coupled pairs of each split can be scored and are not yet; no row is read where counts tell."""
+        left = {of: count - self._scored[of] for of, count in self._pairs.items()}
+        found = Counter[str]()
+        if min(left.values(), default=0) >= 0:
+            for of, count in left.items():
+                found[of.split or ""] += count
+        else:  # a pair that was scored twice may hide one that is not scored
+            units = self.unscored
+            for doc, replicates in zip(units["doc"].to_pylist(), units["replicates"].to_pylist(), strict=True):
+                found[self.answered[doc].split] += replicates
+        return +found
+
+    @functools.cached_property
+    def answered(self) -> Mapping[str, KnownAnswers]:
+        """The answers of the documents of ``unscored``, by document."""
+        units = self._lacking
+        return known_answers(self._store, self._study, self._model, units["doc"].unique()) if units.num_rows else {}
+
+    @functools.cached_property
+    def unscored(self) -> pa.Table:
+        """The current units of coupled pairs that can be scored and are not yet, sorted by document."""
+        units = self._lacking
+        scored = pa.array([*self.answered], pa.string())
+        return units.filter(pc.is_in(units["doc"], value_set=scored)) if units.num_rows else units
+
+    @functools.cached_property
+    def _lacking(self) -> pa.Table:
+        """The current units of coupled pairs that have no scores, sorted by document; none where all are scored."""
+        if all(self._scored[of] == count for of, count in self._pairs.items()):  # by present answers, once
+            return _NO_UNITS
+        units = self._store.units(self._study, self._model, [*_UNIT, "estimator"])
+        keys = ["doc", "action", "action_revision", "replicate"]
+        scores = self._store.read("scores", columns=["study", "model", *keys, "document_revision"])
+        documents = self._store.read("documents", columns=["study", "model", "doc", "document_revision"])
+        scores = current_scores(scores, documents)
+        own = pc.and_(pc.equal(scores["study"], self._study), pc.equal(scores["model"], self._model))
+        # The pairs of a unit are scored by one commit: the first of them tells.
+        lacking = units.filter(pc.equal(units["estimator"], PLAIN)).join(
+            scores.filter(own).select(keys), [*keys[:3], "first_replicate"], keys, "left anti"
+        )
+        return lacking.sort_by([(name, "ascending") for name in (*keys[:3], "first_replicate")])
+
+    def scored_splits(self, controls: Collection[str]) -> set[str]:
+        """Return the splits that have pairs of an action that is no control, and whose pairs are all scored."""
+        return {of.split or "" for of in self._pairs if of.action not in controls} - set(self.unscored_pairs)
+
+
+def score_stored(
+    store: Store,
+    study: str,
+    model: str,
+    *,
+    revision: str | None = None,
+    location: str | None = None,
+    progress: Progress = SILENT,
+) -> int:
+    """Score the coupled pairs of a study and model that are not scored yet; return how many.
+
+    Where the model's tokenizer cannot be loaded, nothing is scored, and one line says so.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: the model's id.
+        revision: the model's revision as the study file gives it.
+        location: where the model's files are, of a study file's model; by default what its id names here.
+        progress: who is told how far the work is.
+
+    """
+    scoring = Scoring.stored(store, study, model)
+    units = scoring.unscored
+    if not units.num_rows:
+        return 0
+    decode = text_decoder(model if location is None else location, revision=revision)
+    if decode is None:
+        progress.say(f"answers are not scored: the tokenizer of '{model}' cannot be loaded here")
+        return 0
+    progress.begin("answers", units.num_rows, "units")
+    count, batch = 0, list[dict[str, Any]]()
+    for rows in _scored_documents(store, units, scoring.answered, decode, progress):
+        batch += rows
+        if len(batch) >= _BATCH:
+            count += _append(store, study, model, batch)
+            batch = []
+    return count + _append(store, study, model, batch)
+
+
+def _scored_documents(
+    store: Store, units: pa.Table, answers: Mapping[str, KnownAnswers], decode: Decode, progress: Progress
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of one document after the other, without study and model."""
+    events = store.rows_of_units("events")
+    rows = units.to_pylist()
+    begin = 0
+    while begin < len(rows):
+        doc = rows[begin]["doc"]
+        end = next((at for at in range(begin, len(rows)) if rows[at]["doc"] != doc), len(rows))
+        named, pairs = list[dict[str, Any]](), list[tuple[Tokens, Tokens]]()
+        own = events.read_each([unit["unit"] for unit in rows[begin:end]], [doc], _TOKENS)
+        for unit, tokens in zip(rows[begin:end], own, strict=True):
+            pairs += _continuations(tokens, unit["replicates"], unit["horizon"])
+            names = {name: unit[name] for name in ("doc", "action", "action_revision")}
+            first = unit["first_replicate"]
+            named += [names | {"replicate": replicate} for replicate in range(first, first + unit["replicates"])]
+        known = answers[doc]
+        scores = score_pairs(pairs, known.answers, known.scoring, decode)
+        by = {"scoring": known.scoring, "document_revision": known.document_revision}
+        yield [name | by | vars(score) for name, score in zip(named, scores, strict=True)]
+        progress.advance(end - begin)
+        begin = end
+
+
+def _continuations(events: pa.Table, replicates: int, horizon: int) -> Iterator[tuple[Tokens, Tokens]]:
+    """Yield X and Y of each replicate up to their EOS; rows are sorted by replicate and position."""
+    x, y, x_eos, y_eos = (events[name].to_numpy().reshape(replicates, horizon) for name in _TOKENS)
+    for k in range(replicates):
+        sides = ((x[k], x_eos[k]), (y[k], y_eos[k]))
+        first, second = (tuple(tokens[: horizon - np.count_nonzero(eos)].tolist()) for tokens, eos in sides)
+        yield first, second
+
+
+def _append(store: Store, study: str, model: str, rows: list[dict[str, Any]]) -> int:
+    if not rows:
+        return 0
+    named = [{"study": study, "model": model} | row for row in rows]
+    return store.append_rows("scores", pa.Table.from_pylist(named, schema=SCORES.schema))

@@ -1,0 +1,107 @@
+"""Generation in this process, with one model in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flows.generate.named_work import Part
+from flows.generate.pending import Work
+from generator.actions import Action
+from generator.engines.model import EngineModel
+from generator.finite.model import FiniteModel, finite_model
+from generator.generation import generate_documents, generate_together
+from generator.generation.engine_models import engine_model
+from generator.generation.model import Model
+from generator.identity import ActionIdentity
+from generator.transformer.fingerprints import model_identity
+from generator.transformer.fused.faults import slower
+from generator.transformer.local_folders import model_location
+from log.store import Unit
+from schema.progress import SILENT
+from schema.study import FINITE_STATE, ModelSection, Study
+
+if TYPE_CHECKING:
+    from generator.transformer.model import LoadedModel
+
+
+class LocalGenerator:
+    """Generates in this process, with one model in memory at a time.
+
+    Args:
+        say: Is told in a line what generation does without.
+
+    """
+
+    def __init__(self, say: Callable[[str], None] = SILENT.say) -> None:
+        self._say = say
+        self._study: Study | None = None  # whose model is held
+        self._model: LoadedModel | FiniteModel | EngineModel | None = None
+
+    def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
+        """Yield the units of each document, in any order."""
+        yield from generate_documents(self.model(study), study.name, work, study.study.horizon, study.study.seed)
+
+    def generate_part(self, study: Study, part: Part) -> list[list[Unit]]:
+        """Generate a part of the work in this thread."""
+        return generate_together(self.model(study), study.name, part, study.study.horizon, study.study.seed)
+
+    def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
+        """Return what makes the units of the study's actions; a model is loaded only if it is to be downloaded first.
+
+        Raises:
+            InputError: a file cannot be read, or the model cannot be loaded.
+
+        """
+        if study.model.kind == FINITE_STATE:
+            return finite_model(study).identity
+        if study.model.engine is not None:
+            return engine_model(study).identity
+        files = model_identity(model_location(study.model), study.model.revision)
+        if required and files.weights_sha256 is None:
+            return self.model(study).identity
+        return lambda action: files.of(action.parts)
+
+    def model(self, study: Study) -> Model:
+        """Return the study's model with its law, loaded where another one is held or none; that one is released before.
+
+        Raises:
+            InputError: the model cannot be loaded.
+
+        """
+        held, whole = self._study, study.model.finite or study.model.engine is not None
+        # The documents of a study of systems are its systems, and the actions of one with an engine its sides.
+        if self._model is None or held is None or held.model != study.model or (whole and held != study):
+            self._model = None
+            self._model, self._study = self._made(study), study
+        model = self._model
+        if not isinstance(model, FiniteModel) and model.law != study.law:
+            self._model = model = replace(model, law=study.law)
+        return model
+
+    def _made(self, study: Study) -> LoadedModel | FiniteModel | EngineModel:
+        if study.model.engine is not None:
+            return engine_model(study)
+        return finite_model(study) if study.model.finite else self._loaded(study.model)
+
+    def _loaded(self, section: ModelSection) -> LoadedModel:
+        model = load_transformer(section)
+        if notice := slower(model.network, model.device):
+            self._say(notice)
+        return model
+
+
+def load_transformer(section: ModelSection) -> LoadedModel:
+    """Load the model of a study file's ``[model]``."""
+    from generator.transformer.loading import load_model  # noqa: PLC0415 - what is left to do shows without a model
+
+    return load_model(
+        model_location(section),
+        name=section.id,
+        device=section.device,
+        dtype=section.dtype,
+        revision=section.revision,
+        device_map=section.device_map,
+        logits_dtype=section.logits_dtype,
+    )

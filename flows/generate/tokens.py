@@ -1,0 +1,57 @@
+"""The texts of a study's tokens: rows of ``tokens``, the whole vocabulary once, so that it has those of later units.
+
+The tokenizer is all that is needed of the model.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from generator.transformer.tokenizer import token_texts
+from log.store import Store
+from schema.progress import SILENT, Progress
+from schema.study import FINITE_STATE
+from schema.tables import TOKENS
+
+
+def record_tokens(
+    store: Store,
+    study: str,
+    model: str,
+    *,
+    revision: str | None = None,
+    location: str | None = None,
+    progress: Progress = SILENT,
+) -> int:
+    """Record the text of each token of a study's model, unless the store has them; return how many are new.
+
+    Where the model's tokenizer cannot be loaded, nothing is recorded, and one line says so. Finite-state systems have
+    none.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: the model's id.
+        revision: the model's revision as the study file gives it.
+        location: where the model's files are, of a study file's model; by default what its id names here.
+        progress: who is told that there are none.
+
+    """
+    known = store.read("tokens", columns=["study", "model"])
+    if pc.any(_of(known, study, model)).as_py():
+        return 0
+    documents = store.read("documents", columns=["study", "model", "source"])
+    if FINITE_STATE in documents.filter(_of(documents, study, model))["source"].to_pylist():
+        return 0
+    texts = token_texts(model if location is None else location, revision=revision)
+    if texts is None:
+        progress.say(f"table tokens has no texts: the tokenizer of '{model}' cannot be loaded here")
+        return 0
+    names = {"study": [study] * len(texts), "model": [model] * len(texts)}
+    columns = names | {"token": [*texts], "text": [*texts.values()]}
+    return store.append_rows("tokens", pa.table(columns, schema=TOKENS.schema))
+
+
+def _of(rows: pa.Table, study: str, model: str) -> pa.ChunkedArray:
+    return pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model))

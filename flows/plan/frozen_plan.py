@@ -1,0 +1,177 @@
+"""The frozen plan, read from the store.
+
+A plan stays as it was frozen. Larger K and N, and with ``run --replan`` other changes of ``[plan]``, make a later
+revision of it; the newest one is the plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from log.store import Store
+from log.units.revisions import newest_plans
+from schema.errors import PlanError
+from schema.frozen_text import frozen_sha256
+from schema.tables import PLAIN, SWRB
+from stats.endpoints import Endpoint, Family
+from stats.ends import PERCENTILE
+from stats.sequential.resolution import Resolution
+
+PRIMARY_FAMILY = "primary"
+
+
+@dataclass(frozen=True)
+class FrozenPlan:
+    """A revision of a plan as it stands in the store; ``content`` is its JSON."""
+
+    study: str
+    model: str
+    sha256: str
+    frozen_at: datetime
+    content: dict[str, Any]
+    revision: int = 0
+
+    @property
+    def replicates(self) -> int:
+        """K of the evaluation."""
+        return int(self.content["replicates"])
+
+    @property
+    def documents_per_stratum(self) -> int:
+        """N of the evaluation: how many documents of each stratum it takes, the first ones."""
+        return int(self.content["documents_per_stratum"])
+
+    @property
+    def documents(self) -> dict[str, dict[str, list[dict[str, Any]]]] | None:
+        """The frozen documents by split and stratum, in their order; None of plans from before they had any."""
+        return self.content.get("documents")
+
+    @property
+    def evaluated_documents(self) -> dict[str, dict[str, Any]]:
+        """Those of the frozen documents that the evaluation takes, by their ids."""
+        strata = (self.documents or {}).get("evaluation", {})
+        return {row["doc"]: row for rows in strata.values() for row in rows[: self.documents_per_stratum]}
+
+    @property
+    def looks(self) -> Looks | None:
+        """The looks of a sequential study; None of one that goes to N."""
+        sequential = self.content.get("sequential")
+        return None if sequential is None else Looks.of(sequential)
+
+    @property
+    def seen(self) -> bool:
+        """Whether evaluation documents had been seen when the plan was frozen: its own, or of an earlier revision.
+
+        Older plans do not know.
+        """
+        return bool(self.content.get("seen", False))
+
+    @property
+    def evaluated(self) -> int:
+        """How many evaluation documents of the study and model had units when the plan was frozen."""
+        return int(self.content.get("evaluated_documents", 0))
+
+    @property
+    def interval(self) -> str:
+        """How intervals are made; older plans do not say, and have percentile ones."""
+        return str(self.content.get("interval", PERCENTILE))
+
+    @property
+    def seed(self) -> int:
+        """The study's seed, which is also that of resampling."""
+        return int(self.content["seed"])
+
+    @property
+    def draws(self) -> int:
+        """Bootstrap draws for primary quantities."""
+        return int(self.content["draws"])
+
+    @property
+    def exploratory_draws(self) -> int:
+        """Bootstrap draws for everything else."""
+        return int(self.content["exploratory_draws"])
+
+    @property
+    def actions(self) -> list[str]:
+        """Actions that were fixed with the plan, controls left out."""
+        return list(self.content["actions"])
+
+    @property
+    def estimator(self) -> str:
+        """What the study file asks for of residual branching."""
+        return str(self.content.get("residual_branching", {}).get("estimator", PLAIN))
+
+    @property
+    def branched_actions(self) -> list[str]:
+        """Actions that the plan gives replicates of residual branching too."""
+        return list(self.content.get("residual_branching", {}).get("actions", []))
+
+    def branched(self, measured: Sequence[str]) -> list[str]:
+        """Return those of the study's measured actions that get replicates of residual branching in the evaluation.
+
+        Under the estimator "swrb" an action that was added after the plan is branched as the planned ones are.
+        """
+        return list(measured) if self.estimator == SWRB else self.branched_actions
+
+    @property
+    def primary(self) -> list[str]:
+        """Quantities of the primary endpoints."""
+        return list(dict.fromkeys(endpoint["quantity"] for endpoint in self.content["primary_endpoints"]))
+
+    @property
+    def family(self) -> Family:
+        """The primary endpoints, whose intervals are adjusted together."""
+        endpoints = tuple(
+            Endpoint(entry["quantity"], entry["action"], entry["baseline"])
+            for entry in self.content["primary_endpoints"]
+        )
+        return Family(PRIMARY_FAMILY, endpoints, self.content["alpha"], self.content.get("family_size") or 0)
+
+
+@dataclass(frozen=True)
+class Looks:
+    """The looks of a sequential plan (definitions, "Sequential studies").
+
+    Attributes:
+        order: the evaluation documents of each stratum, in the order in which they are taken.
+        documents: how many of each stratum every look has, from the first one on.
+        shares: of the information, by look.
+        constants: critical constants in standard errors, by look.
+        resolution: what resolves an endpoint.
+
+    """
+
+    order: dict[str, list[str]]
+    documents: list[dict[str, int]]
+    shares: list[float]
+    constants: list[float]
+    resolution: Resolution
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Looks:
+        """Return the looks that a plan's ``sequential`` says."""
+        looks = content["looks"]
+        documents, shares, constants = ([look[name] for look in looks] for name in ("documents", "share", "constant"))
+        return cls(content["order"], documents, shares, constants, Resolution(content["resolve"], content["bound"]))
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def names(self, look: int) -> set[str]:
+        """Return the documents of a look, counted from 1."""
+        return {doc for stratum, count in self.documents[look - 1].items() for doc in self.order[stratum][:count]}
+
+
+def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
+    """Return the newest revision of the frozen plan of a study and model, None before there is one."""
+    row = newest_plans(store.read("plans")).get((study, model))
+    if row is None:
+        return None
+    if frozen_sha256(row["plan"]) != row["plan_sha256"]:
+        raise PlanError(f"the plan of study '{study}' does not have its hash {row['plan_sha256'][:12]}…")
+    content = json.loads(row["plan"])
+    return FrozenPlan(study, model, row["plan_sha256"], row["frozen_at"], content, row["plan_revision"])

@@ -1,0 +1,76 @@
+"""``kvdrift init``: a new study file, with a comment to each key."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def init(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The file to write.")] = Path("my-study.toml"),
+    model: Annotated[
+        str, typer.Option("--model", metavar="ID", help="A folder or a Hugging Face id; by default the embedded model.")
+    ] = "kvdrift/tiny",
+    documents: Annotated[
+        Path | None,
+        typer.Option("--documents", metavar="FILE", help="Prompts of your own: JSON Lines with id and prompt."),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", metavar="NAME", help="Prompts of a task (kvdrift list tasks); repeat it for several."),
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option("--length", metavar="TOKENS", min=1, help="The most tokens of a prompt.")
+    ] = None,
+    action: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--action",
+            metavar="NAME=SELECTOR:KEEP",
+            help="An action, as in half=snapkv:1/2; repeat it for several, the baseline first.",
+        ),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            metavar="SELECTOR:KEEP,...",
+            help="An action for each retention, as in snapkv:3/4,1/2,1/4; repeat it for several, the baseline first.",
+        ),
+    ] = None,
+    horizon: Annotated[
+        int | None, typer.Option("--horizon", metavar="H", min=1, help="How many tokens are compared; 64 by default.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="NAME", help="What decodes in place of kvdrift: llama.cpp.")
+    ] = None,
+    gguf: Annotated[
+        Path | None,
+        typer.Option("--gguf", metavar="FILE", help="The engine's weights; by default the embedded model's."),
+    ] = None,
+    cache_types: Annotated[
+        str | None,
+        typer.Option("--cache-types", metavar="TYPES", help="An action for each, as in q8_0,q4_0 or q8_0/q4_0 (K/V)."),
+    ] = None,
+    weights: Annotated[
+        list[Path] | None,
+        typer.Option("--weights", metavar="FILE", help="An action with other weights; repeat it for several."),
+    ] = None,
+) -> None:
+    """Write a study file with a comment to each key, ready to run; an existing file is never replaced.
+
+    Without options it compares two actions of the embedded model, which needs no download.
+    """
+    from kvdrift.study_files.engine_study import engine_choice
+    from kvdrift.study_files.new_study import named_action, new_study, swept_action, write_study
+
+    asked = [*map(named_action, action or []), *map(swept_action, sweep or [])]
+    chosen = engine_choice(engine, gguf, cache_types, weights or [])
+    write_study(study, new_study(study, model, documents, task or [], length, asked, horizon, chosen))
+    named = shlex.quote(str(study))
+    typer.echo(f"wrote {study}")
+    typer.echo(f"what it would do and take: kvdrift run {named} --dry-run")
+    typer.echo(f"to the report:             kvdrift run {named}")

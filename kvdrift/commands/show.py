@@ -1,0 +1,139 @@
+"""``kvdrift show``: one trajectory as text, the reference beside the compressed model."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvdrift import completion
+from kvdrift.options import StoreArgument
+from schema.errors import InputError, alike, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    from sql.catalog import Views
+
+_PAIR = ("study", "model", "doc", "action", "action_revision", "replicate")
+_OF_DOCUMENT = ("split", "stratum", "task", "answers")
+_SHOWN = ("t", "x_token", "y_token", "delta", "f", "x_eos", "y_eos")
+
+
+def show(
+    store: StoreArgument,
+    doc: Annotated[
+        str,
+        typer.Argument(
+            metavar="DOC", help="The document's id.", autocompletion=completion.of_store("documents", "doc")
+        ),
+    ],
+    action: Annotated[
+        str,
+        typer.Argument(
+            metavar="ACTION", help="The action's name.", autocompletion=completion.of_store("actions", "action")
+        ),
+    ],
+    replicate: Annotated[int, typer.Argument(metavar="REPLICATE", min=0, help="Which coupled pair, from 0.")] = 0,
+    study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Of several in the store.")] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="ID", help="Of several of the study.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Print a trajectory: both tokens of each position as text, where they differ, delta and f.
+
+    Of a document with answers it prints the lines of the prompt that state them and that the action does not keep.
+
+    A model whose tokenizer is not on this machine has the tokens' numbers in place of their text.
+    """
+    from generator.transformer.tokenizer import token_reader
+    from kvdrift.queries.formats import print_table
+    from kvdrift.queries.lost_lines import record_lines, record_rows
+    from log.store import Store
+    from log.studies import chosen_study, model_revisions
+    from schema.study.described import described_action
+    from sql.catalog import open_views
+
+    opened = Store.open(store)
+    study, model = chosen_study(opened, study, model)
+    revisions = model_revisions(opened)
+    text = token_reader(model, revision=revisions.get((study, model))) or str
+    with open_views(opened) as views:
+        trajectory = _trajectory(views, study, model, doc, action, replicate)
+        pair = {name: trajectory[name] for name in _PAIR}
+        positions = views.rows("events", _SHOWN, **pair, kind="coupled").to_pylist()
+        declared = views.rows("actions", study=study, action=action).to_pylist()
+        records = record_rows(views, trajectory, trajectory["answers"] or (), text)
+    trajectory |= {"does": next(map(described_action, declared), "")}
+    for position in positions:
+        position |= {"x_text": text(position["x_token"]), "y_text": text(position["y_token"])}
+    if as_json:
+        typer.echo(json.dumps(trajectory | {"records": records, "positions": positions}, ensure_ascii=False))
+        return
+    for line in (*_summary(trajectory), *record_lines(records)):
+        typer.echo(printable(line))
+    print_table(_table(trajectory, positions))
+
+
+def _trajectory(views: Views, study: str, model: str, doc: str, action: str, replicate: int) -> dict[str, Any]:
+    """A trajectory's row, with its document's."""
+    found: dict[str, Any] = {"study": study, "model": model}
+    for name, asked in (("doc", doc), ("action", action), ("replicate", replicate)):
+        known = views.rows("trajectories", (name,), **found)[name].unique().to_pylist()
+        if not known:
+            raise InputError(f"study '{study}' has no trajectories yet; kvdrift derive makes them of its events")
+        if asked not in known:
+            raise InputError(f"{name.upper()} {asked}: no trajectory of it there; {_nearest(asked, sorted(known))}")
+        found[name] = asked
+    trajectory = max(views.rows("trajectories", **found).to_pylist(), key=lambda row: int(row["action_revision"]))
+    (document,) = views.rows("documents", _OF_DOCUMENT, study=study, model=model, doc=doc).to_pylist() or [{}]
+    return {**trajectory, **dict.fromkeys(_OF_DOCUMENT), **document}
+
+
+def _nearest(asked: str | int, known: Sequence[Any]) -> str:
+    """What there is that is like ``asked``, of which there may be thousands."""
+    if isinstance(asked, int):
+        return f"there are {known[0]} to {known[-1]}"
+    near = alike(asked, known)
+    return f"did you mean '{near}'?" if near else f"there are {', '.join(known[:5])}{', …' * (len(known) > 5)}"
+
+
+def _summary(row: Mapping[str, Any]) -> list[str]:
+    """What happens in a trajectory, in words."""
+    part = " ".join(str(row[name]) for name in ("split", "stratum") if row[name] is not None)
+    where = f"{row['study']}, {row['model']}: {row['doc']}{f' ({part})' if part else ''}"
+    met = "no mismatch" if row["tau"] is None else f"first mismatch at {row['tau']}, {row['mismatches']} in all"
+    story = [f"{row['horizon']} positions", met]
+    story += [f"EOS of the reference at {row['eos_x']}"] * (row["eos_x"] is not None)
+    story += [f"EOS of the compressed model at {row['eos_y']}"] * (row["eos_y"] is not None)
+    action = f"{row['action']} ({row['does']})" if row["does"] else row["action"]
+    lines = [f"{where}, {action}, replicate {row['replicate']}", "; ".join(story)]
+    return [*lines, f"answers: {', '.join(row['answers'])}"] if row["answers"] else lines
+
+
+def _table(trajectory: Mapping[str, Any], positions: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """The positions up to the last EOS: its side's text is empty after a side's own."""
+    import pyarrow as pa
+
+    ends = (trajectory["eos_x"], trajectory["eos_y"])
+    last = trajectory["horizon"] if None in ends else max(ends)
+    shown = [row for row in positions if row["t"] <= last]
+    columns: dict[str, list[Any]] = {"t": [row["t"] for row in shown]}
+    for name, side, end in (("reference", "x", ends[0]), ("compressed", "y", ends[1])):
+        columns[name] = ["" if end is not None and row["t"] > end else _visible(row[f"{side}_text"]) for row in shown]
+    columns[""] = [_mark(row, trajectory["tau"]) for row in shown]
+    columns |= {name: [f"{row[name]:.4f}" for row in shown] for name in ("delta", "f")}
+    return pa.table(columns)
+
+
+def _mark(row: Mapping[str, Any], tau: int | None) -> str:
+    if row["x_token"] == row["y_token"]:
+        return ""
+    return "≠ τ" if row["t"] == tau else "≠"
+
+
+def _visible(text: str) -> str:
+    """A token's text, with line breaks as Python writes them, and in quotes where it begins or ends with a space."""
+    return repr(text) if text != text.strip() or not text else repr(text)[1:-1]
