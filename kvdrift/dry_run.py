@@ -15,13 +15,14 @@ from flows.run.forecast import Forecast, SplitForecast, check_gpu_here, forecast
 from flows.run.remarks import remarks
 from flows.run.revisions import begun_revisions
 from flows.run.study_run import StudyRun
+from generator.actions import Action
 from generator.engines.http.cost import position_cost
 from generator.engines.http.engine import ServerSide
 from generator.engines.model import EngineModel
 from generator.generation.engine_footprint import EngineFootprint, engine_footprint
 from generator.generation.engine_models import engine_model
+from generator.transformer.files.local_folders import has_local_weights, local_configuration, model_location
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
-from generator.transformer.local_folders import has_local_weights, local_configuration, model_location
 from kvdrift.timing import Extent, Seconds, study_time
 from log.units.revisions import newest_revisions
 from schema.errors import KvdriftError
@@ -108,8 +109,10 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
         yield f"  {split.split}: {documents} documents, all {split.stored} units are there"
         return
     units = [unit for _, units in split.work for unit in units]
+    engine = run.study.model.engine is not None
+    control = FLOOR_ACTION if engine else "full-retention control"
     measured, controls, branched = (
-        sum(unit.count for unit in units if (unit.estimator == SWRB, unit.action.control) == kind)
+        sum(unit.count for unit in units if (unit.estimator == SWRB, _is_control(unit.action, engine=engine)) == kind)
         for kind in ((False, False), (False, True), (True, False))
     )
     events = (measured + controls + 2 * branched) * run.study.study.horizon  # a scan and a branch, to H at most
@@ -122,7 +125,7 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
     there = f" besides {split.stored} that are there" if split.stored else ""
     yield (
         f"  {split.split}:{' at most' if split.bounded else ''} {documents} documents, {len(units)} units{there}, "
-        f"{measured:,} trajectories{extra} and {controls:,} of the full-retention control, {events:,} events, "
+        f"{measured:,} trajectories{extra} and {controls:,} of the {control}, {events:,} events, "
         f"about {_binary(taken)} in the store"
     )
     by_reason: dict[str, list[str]] = {}
@@ -137,6 +140,11 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
         by_reason.setdefault(reason, []).append(f"{action} ({count})")
     for reason, actions in by_reason.items():
         yield f"    {reason}: {', '.join(actions)}"
+
+
+def _is_control(action: Action, *, engine: bool) -> bool:
+    """Whether an action is the full-retention control, or an engine's floor."""
+    return action.name == FLOOR_ACTION if engine else action.control
 
 
 def _later_lines(found: Forecast) -> Iterator[str]:
@@ -249,7 +257,8 @@ def _measured_lines(material: Material, found: Forecast, *, gpus: int) -> Iterat
     share = 1 / max(gpus, 1)
     spans = [f"{split} {_duration(seconds.times(share, share))}" for split, seconds in took.splits.items()]
     device = f"{gpus} GPUs like this one" if gpus > 1 else took.device
-    yield f"  time of generation on {device} ({model.engine or model.dtype}), an estimate: {', '.join(spans)}"
+    by = "by the servers" if model.engine == HTTP else f"on {device} ({model.engine or model.dtype})"
+    yield f"  time of generation {by}, an estimate: {', '.join(spans)}"
     horizon = material.study.study.horizon
     shorter = {stratum: time.positions for stratum, time in took.strata.items() if time.positions < horizon}
     cut = [f"to position {positions} in {stratum}" for stratum, positions in shorter.items()]

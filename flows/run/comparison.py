@@ -273,7 +273,7 @@ def _plan(run: StudyRun) -> Iterator[Difference]:
 
 
 def _asked_plan(run: StudyRun) -> FrozenPlan | None:
-    """The plan as the study file has it; as it is frozen where more than its size differs, which is told by itself."""
+    """The plan with the study file's K and N; the frozen plan if other keys changed too, which are told separately."""
     plan = find_plan(run.store, run.study.name, run.study.model.id)
     try:
         return plan and grown_plan(plan, run.study)

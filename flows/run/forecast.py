@@ -12,7 +12,6 @@ from flows.estimate.answers import answers_are_current
 from flows.estimate.current import estimates_are_current
 from flows.estimate.scores import Scoring
 from flows.generate.pending import (
-    Work,
     pending_development,
     pending_of_plan,
     pending_work,
@@ -27,10 +26,11 @@ from flows.plan.frozen_plan import FrozenPlan, find_plan
 from flows.plan.looks_taken import LooksTaken, wanted_by_stratum
 from flows.plan.size import NOTHING, evaluated_size, size_bounds
 from flows.run.study_run import StudyRun
+from generator.generation import Work
 from generator.generation.events import gpu_here
 from generator.identity import GpuKinds
-from generator.transformer.local_folders import tokenizer_location
-from generator.transformer.tokenizer import text_decoder
+from generator.transformer.files.local_folders import tokenizer_location
+from generator.transformer.files.tokenizer import text_decoder
 from log.store import Store
 from schema.errors import MissingStoreError
 from schema.tables import PLAIN

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from generator.attention.network_layers import attention_modules
 from generator.attention.parts import attend_prompt
 from generator.attention.shared_prefix import TILE, tile_of
 
@@ -148,7 +149,7 @@ def _modules(network: Any) -> list[tuple[nn.Module, int]]:
 
 
 def _attention_deviations(network: Any, multiple: int, generator: torch.Generator) -> Iterator[float]:
-    weight, attention = next(network.parameters()), network.model.layers[0].self_attn
+    weight, attention = next(network.parameters()), next(iter(attention_modules(network).values()))
     group = attention.num_key_value_groups
     kv_heads, size = network.config.num_attention_heads // group, attention.head_dim
     tile, scaling = tile_of(weight, multiple), attention.scaling

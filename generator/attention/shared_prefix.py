@@ -18,8 +18,8 @@ from generator.attention.cpu_products import fits_onednn
 from generator.attention.fused.attention import FusedAttention, are_fused
 from generator.attention.layer_terms import PLAIN, LayerTerms, with_sinks
 from generator.attention.parts import attend_part, attend_prompt, join_parts
-from generator.attention.ruled_streams import RuledStreams
-from generator.attention.stream_slots import StreamSlots
+from generator.attention.streams.ruled import RuledStreams
+from generator.attention.streams.slots import StreamSlots
 from schema.errors import InputError
 
 _STEPS = 8  # numbers of rows between one and its double, where they are few

@@ -24,8 +24,8 @@ from generator.coupling.uniforms import uniform_table
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full
 from generator.selectors.policies import Policy
+from generator.transformer.files.local_folders import EMBEDDED_ID
 from generator.transformer.loading import load_model
-from generator.transformer.local_folders import EMBEDDED_ID
 from generator.transformer.model import LoadedModel
 from log.store import Unit
 from schema.document import Document

@@ -22,11 +22,11 @@ from generator.documents.held import HeldDocuments
 from generator.documents.registry import stratum_documents
 from generator.documents.source import Candidate, where
 from generator.generation import PendingUnit
-from generator.transformer.eviction import evict
 from generator.transformer.footprint import Footprint, local_footprint
 from generator.transformer.loading import load_model
 from generator.transformer.memory import ModelShape
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.eviction import evict
+from generator.transformer.prompts.prompt import Prompt
 from kvdrift import timing as generation_time
 from kvdrift.timing import Extent, Seconds, StudyTime, study_time
 from schema.document import SPLITS, Document
@@ -59,7 +59,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return {split: [Candidate(name, name, "", 0) for name in own] for split, own in names.items()}
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("generator.transformer.local_folders.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr("generator.transformer.files.local_folders.try_to_load_from_cache", lambda *_, **__: None)
     monkeypatch.setattr("flows.material.choose_candidates", candidates)
     return tmp_path
 
