@@ -208,7 +208,7 @@ def read_events(store: Store, segment: Segment) -> tuple[pa.Table, list[str]]:
     Units whose events are not all there are left out.
     """
     reader = store.rows_of_units("events", segment.events_version)
-    events = reader.read(segment.units, segment.docs, EVENTS.columns)
+    events = reader.read(segment.units, segment.docs, EVENTS.columns, sum(segment.rows))
     errors = [*reader.unreadable.values()]
     numbers, counts = np.unique(events["unit"].to_numpy(), return_counts=True)
     there = dict(zip(numbers.tolist(), counts.tolist(), strict=True))

@@ -29,7 +29,7 @@ from flows.plan.making import make_plan
 from flows.plan.size import evaluated_size
 from flows.run.checks import check_controls, check_equal_bytes, floor_line
 from flows.run.comparison import check_agrees
-from flows.run.forecast import forecast, stored
+from flows.run.forecast import forecast
 from flows.run.study_run import StudyRun
 from generator.generation import Work
 from generator.transformer.files.local_folders import tokenizer_location
@@ -215,7 +215,7 @@ def keep_up(run: StudyRun) -> None:
 
 def is_planned(run: StudyRun) -> bool:
     """Whether the study's plan is frozen, as the study file has it, and is not to be made anew."""
-    store = stored(run)
+    store = run.stored
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
     return plan is not None and not run.replan and grown_plan(plan, run.study) is plan
 

@@ -157,6 +157,19 @@ class StudyRun:
         return Store.open(self.location)
 
     @property
+    def stored(self) -> Store | None:
+        """The study's store; None before there is one.
+
+        Raises:
+            InputError: the store is of a newer version, or damaged.
+
+        """
+        try:
+            return self.store
+        except MissingStoreError:
+            return None
+
+    @property
     def page(self) -> Path:
         """The path of the study's page, which may not be there yet.
 

@@ -271,8 +271,7 @@ def test_a_store_of_version_1(tmp_path: Path) -> None:
     assert checks["units"].notes == ("units: 1 row still to come, from their events",)
     assert checks["trajectories"].notes == ("trajectories: 2 units still to derive",)
     assert contents(store.location) == before
-    derive(store)
-    Store.create(store.location)  # upgrades it: its old files lack columns that the tables have now
+    derive(Store.create(store.location))  # which upgrades it: its old files lack columns that the tables have now
     store.append_units([endless("d0", first=4)])
     assert faults(store) == []
 
