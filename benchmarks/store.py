@@ -113,7 +113,7 @@ def _scores(record: Record) -> Iterator[Record]:
 
 
 def compact_written(folder: Path, _units: int) -> None:
-    """Compact such a store."""
+    """Compact the store that ``write_store`` made."""
     compact(Store.open(folder))
 
 

@@ -13,15 +13,15 @@ from generator.documents.registry import SOURCES, choose_candidates, stratum_doc
 from generator.documents.source import document_of
 from generator.finite.study_systems import study_systems, system_document
 from generator.generation.engine_models import engine_model
-from generator.transformer.configuration import head_size, position_limit, vocabulary_size
 from generator.transformer.decoder import check_prompt
-from generator.transformer.local_folders import (
+from generator.transformer.files.configuration import head_size, position_limit, position_switch, vocabulary_size
+from generator.transformer.files.local_folders import (
     local_configuration,
     local_folder,
     model_location,
     tokenizer_location,
 )
-from generator.transformer.tokenizer import load_tokenizer
+from generator.transformer.files.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
 from schema.errors import InputError, nearest
 from schema.study import FINITE_STATE, DocumentsSection, Study
@@ -114,14 +114,15 @@ def _check_with_model(material: Material, *, offline: bool) -> None:
             made.check_prompt(document, material.study.study.horizon)
         return
     location, revision = model_location(material.study.model), material.study.model.revision
-    limit = vocabulary = None
+    limit = vocabulary = switch = None
     if not offline or local_configuration(location, revision) is not None:
         limit, vocabulary = (read(location, revision=revision) for read in (position_limit, vocabulary_size))
+        switch = position_switch(location, revision=revision)
         for action in (action for action in material.actions if action.codec is not None):
             action.check_heads(head_size(location, revision=revision))
     for document in (document for split in SPLITS for document in material.of_split(split)):
         if document.stratum not in material.nominal:
-            check_prompt(document, material.study.study.horizon, limit, vocabulary)
+            check_prompt(document, material.study.study.horizon, limit, vocabulary, switch)
         check_retentions(material.actions, document.prompt_tokens, f"document '{document.doc}'")
 
 

@@ -74,7 +74,7 @@ def fill_catalog(
         else:
             create_stored_view(connection, table, sources)
     moments.insert_waiting(connection)
-    refused = refuse_unlike_units(connection)
+    refused = refuse_unlike_units(connection, store, versions)
     if few_documents:
         few = moments.stored or store.row_count("steps") <= _MOST_STEPS
         connection.execute("set threads = 1")  # the same bits in every run

@@ -219,7 +219,7 @@ def open_views(
             sources = {} if table in without else _sources(connection, store, table, version, most)
             create_stored_view(connection, table, sources)
         moments.insert_waiting(connection)
-        refuse_unlike_units(connection, kept)
+        refuse_unlike_units(connection, store, pinned, kept)
         keep_views(connection, kept)
     except duckdb.Error as error:
         connection.close()

@@ -23,7 +23,7 @@ from stats.ends import PERCENTILE, percentile_intervals
 from stats.intervals import COLUMNS, EXPLORATORY, REDUCED_COLUMNS, Estimates, nullable
 from stats.moments import Float, MeasuredDocuments, Text, standardize
 from stats.pooling import pooled_means
-from stats.quantities.branching import BRANCHING_QUANTITIES
+from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
 from stats.registry import Support
 
 if TYPE_CHECKING:

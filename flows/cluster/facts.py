@@ -20,7 +20,7 @@ _OF_DASK = ("python", "dask", "distributed")  # what processes of a cluster spea
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What a process has, as far as work of other machines needs it.
+    """What a worker must match.
 
     Attributes:
         source: SHA-256 of the packages that it runs.

@@ -17,12 +17,12 @@ from flows.cluster.connection import Cluster
 from flows.cluster.facts import facts
 from flows.generate.local import LocalGenerator
 from flows.generate.named_work import NamedPart, named
-from flows.generate.pending import Work
 from flows.generate.storing import Identities, stored_gpus, studies_of
 from generator.actions import Action
+from generator.generation import Work
 from generator.identity import ActionIdentity, GpuKinds, ModelIdentity
-from generator.transformer.fingerprints import model_identity
-from generator.transformer.local_folders import model_location
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import model_location
 from log.store import Store
 from schema.errors import InputError, KvdriftError, NobodyLeftError, OperationError, first_line
 from schema.study import FINITE_STATE, Study

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.estimate.branching import branching_moments
+from flows.estimate.branching_moments import branching_moments
 from flows.estimate.document_index import DocumentIndex, measured
 from flows.estimate.parts import Analysis, Runner, Subject, in_sequence, inputs_of, parts_of
 from flows.estimate.standing import standing_rows
@@ -30,7 +30,7 @@ from stats.intervals import Estimates
 from stats.moments import DocumentMoments, Float, ReplicateMoments
 from stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF
 from stats.quantities.answers import ANSWER_QUANTITIES
-from stats.quantities.branching import BRANCHING_QUANTITIES
+from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
 from stats.reduction.control_variates import NO_COEFFICIENTS
 from stats.simultaneous import simultaneous_gaps, simultaneous_members
 

@@ -130,8 +130,8 @@ def one_by_one(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
     return map(estimate_part, parts)
 
 
-def counted(run: Runner, progress: Progress) -> Runner:
-    """Have the parts that are estimated counted."""
+def with_progress(run: Runner, progress: Progress) -> Runner:
+    """Return what estimates parts as ``run`` does, and tells how far it is."""
 
     def run_and_count(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
         progress.begin("bootstrap", len(parts), "parts")

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from generator.documents.answers import task_scoring
 from generator.documents.scores import Decode, Tokens, score_pairs
-from generator.transformer.tokenizer import text_decoder
+from generator.transformer.files.tokenizer import text_decoder
 from log.counts import Answers, Counts, Holdings, Place, Scored
 from log.readable_store import ReadableStore
 from log.store import Store

@@ -10,7 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 
-from flows.generate.pending import Work
+from generator.generation import Work
 from schema.errors import InputError, KvdriftError, OperationError
 
 _IN_A_ROW = 3  # documents that fail

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flows.generate.pending import Work
-from generator.generation import PendingUnit, StudyLaw
+from generator.generation import PendingUnit, StudyLaw, Work
 from schema.document import Document
 from schema.study import Study
 

@@ -6,18 +6,16 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flows.generate.named_work import Part
-from flows.generate.pending import Work
 from generator.actions import Action
 from generator.engines.model import EngineModel
 from generator.finite.model import FiniteModel, finite_model
-from generator.generation import generate_documents, generate_together
+from generator.generation import Work, generate_documents, generate_together
 from generator.generation.engine_models import engine_model
 from generator.generation.model import Model
 from generator.identity import ActionIdentity
-from generator.transformer.fingerprints import model_identity
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import model_location
 from generator.transformer.fused.faults import slower
-from generator.transformer.local_folders import model_location
 from log.store import Unit
 from schema.progress import SILENT
 from schema.study import FINITE_STATE, ModelSection, Study
@@ -43,7 +41,7 @@ class LocalGenerator:
         """Yield the units of each document, in any order."""
         yield from generate_documents(self.model(study), study.name, work, study.study.horizon, study.study.seed)
 
-    def generate_part(self, study: Study, part: Part) -> list[list[Unit]]:
+    def generate_part(self, study: Study, part: Work) -> list[list[Unit]]:
         """Generate a part of the work in this thread."""
         return generate_together(self.model(study), study.name, part, study.study.horizon, study.study.seed)
 

@@ -12,14 +12,11 @@ from flows.plan.agreement import require_plan
 from flows.plan.frozen_plan import FrozenPlan
 from flows.plan.left import lacking, wanted_units
 from flows.plan.looks_taken import LooksTaken
-from generator.generation import PendingUnit
+from generator.generation import PendingUnit, Work
 from log.store import Store
 from log.units.revisions import newest_revisions
 from schema.document import Document
 from schema.tables import PLAIN, UNITS
-
-Work = list[tuple[Document, list[PendingUnit]]]
-"""Documents, each with the units that it lacks."""
 
 
 def stored_units(store: Store | None, material: Material) -> pa.Table:
@@ -70,8 +67,8 @@ def lacking_actions(store: Store, material: Material, plan: FrozenPlan | None) -
     if plan is None:
         return {action.name for action in material.actions}
     units = stored_units(store, material)
-    work = pending_development(store, material, (), units) + pending_of_plan(store, material, plan, (), units)
-    return {unit.action.name for _, pending in work for unit in pending}
+    split = pending_development(store, material, (), units), pending_of_plan(store, material, plan, (), units)
+    return {unit.action.name for work in split for _, pending in work for unit in pending}
 
 
 def pending_work(

@@ -16,10 +16,9 @@ from typing import TypeVar
 
 from flows.generate.local import LocalGenerator
 from flows.generate.named_work import NamedPart, named, with_actions
-from flows.generate.pending import Work
-from generator.generation import together
+from generator.generation import Work, together
 from generator.transformer.decoder import torch_threads
-from generator.transformer.local_folders import model_folder, model_location, weight_files
+from generator.transformer.files.local_folders import model_folder, model_location, weight_files
 from log.store import Unit
 from schema.errors import KvdriftError, OperationError
 from schema.own_process import OwnProcesses

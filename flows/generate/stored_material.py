@@ -97,7 +97,7 @@ def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, i
 
 
 def _recorded(store: Store, study: Study) -> dict[str, Any]:
-    """What of the study's stored row stays as it is, if there is one: columns that came after it, which are null in it.
+    """Return the columns of the study's stored row that stay: those added since it was written, which are null in it.
 
     The row's ``study_sha256`` covers what they say, so they cannot say something else. It stays too where the study
     file names the same systems by another path.

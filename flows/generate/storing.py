@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flows.generate.failures import Trying
-from flows.generate.pending import Work
 from flows.generate.stored_material import stored_identities
 from generator.actions import Action
+from generator.generation import Work
 from generator.identity import ActionIdentity, GpuKinds
 from log.store import Store, Unit
 from log.units.unit import unit_name

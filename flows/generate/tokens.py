@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from generator.transformer.tokenizer import token_texts
+from generator.transformer.files.tokenizer import token_texts
 from log.store import Store
 from schema.progress import SILENT, Progress
 from schema.study import FINITE_STATE

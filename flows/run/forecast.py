@@ -12,7 +12,6 @@ from flows.estimate.answers import answers_are_current
 from flows.estimate.current import estimates_are_current
 from flows.estimate.scores import Scoring
 from flows.generate.pending import (
-    Work,
     pending_development,
     pending_of_plan,
     pending_work,
@@ -27,12 +26,12 @@ from flows.plan.frozen_plan import FrozenPlan, find_plan
 from flows.plan.looks_taken import LooksTaken, wanted_by_stratum
 from flows.plan.size import NOTHING, evaluated_size, size_bounds
 from flows.run.study_run import StudyRun
+from generator.generation import Work
 from generator.generation.events import gpu_here
 from generator.identity import GpuKinds
-from generator.transformer.local_folders import tokenizer_location
-from generator.transformer.tokenizer import text_decoder
+from generator.transformer.files.local_folders import tokenizer_location
+from generator.transformer.files.tokenizer import text_decoder
 from log.store import Store
-from schema.errors import MissingStoreError
 from schema.tables import PLAIN
 
 
@@ -113,7 +112,7 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
         redone: names of actions whose stored units are about to be superseded.
 
     """
-    store = stored(run)
+    store = run.stored
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
     asked = None if plan is None or run.replan else grown_plan(plan, run.study)
     units = stored_units(store, run.material)
@@ -145,7 +144,7 @@ def _unscored(scoring: Scoring, run: StudyRun) -> int:
 
 def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:
     """Return the kinds of GPU that a study's units were made on, those of actions that are about to be redone apart."""
-    store = stored(run)
+    store = run.stored
     return GpuKinds.of_units([]) if store is None else stored_gpus(store, run.study.name, run.study.model.id, redone)
 
 
@@ -154,19 +153,6 @@ def check_gpu_here(run: StudyRun, redone: Collection[str] = ()) -> None:
     made_on, gpu = gpus_of_units(run, redone), gpu_here(run.study.model)
     if made_on.difference("", gpu) is not None and any(split.work for split in forecast(run, redone).splits):
         made_on.check("this machine", gpu, run.study.model)
-
-
-def stored(run: StudyRun) -> Store | None:
-    """Return the study's store, None before there is one.
-
-    Raises:
-        InputError: there is a store of a newer version, or one that is damaged.
-
-    """
-    try:
-        return run.store
-    except MissingStoreError:
-        return None
 
 
 def _development(store: Store | None, material: Material, redone: Collection[str], units: pa.Table) -> SplitForecast:

@@ -10,8 +10,8 @@ from flows.plan.making import primary_endpoints
 from flows.run.study_run import StudyRun
 from generator.actions import Action
 from generator.documents.registry import left_out
-from generator.transformer.configuration import absent_eos_tokens
-from generator.transformer.local_folders import model_location
+from generator.transformer.files.configuration import absent_eos_tokens
+from generator.transformer.files.local_folders import model_location
 from schema.document import Document
 from schema.study import FINITE_STATE, FIXED, Study
 

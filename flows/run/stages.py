@@ -15,7 +15,7 @@ from flows.estimate.scores import score_stored
 from flows.estimate.stored import analyze_stored
 from flows.estimate.taking_looks import take_look
 from flows.generate.laws import of_all_laws
-from flows.generate.pending import Work, pending_development, pending_evaluation
+from flows.generate.pending import pending_development, pending_evaluation
 from flows.generate.prompts import record_prompts
 from flows.generate.stored_material import record_identities, record_material
 from flows.generate.storing import generate
@@ -29,10 +29,11 @@ from flows.plan.making import make_plan
 from flows.plan.size import evaluated_size
 from flows.run.checks import check_controls, check_equal_bytes, floor_line
 from flows.run.comparison import check_agrees
-from flows.run.forecast import forecast, stored
+from flows.run.forecast import forecast
 from flows.run.study_run import StudyRun
-from generator.transformer.local_folders import tokenizer_location
-from generator.transformer.tokenizer import token_reader
+from generator.generation import Work
+from generator.transformer.files.local_folders import tokenizer_location
+from generator.transformer.files.tokenizer import token_reader
 from log.checked_files import WEEK
 from log.store import Store
 from schema.frozen_text import with_measured
@@ -214,7 +215,7 @@ def keep_up(run: StudyRun) -> None:
 
 def is_planned(run: StudyRun) -> bool:
     """Whether the study's plan is frozen, as the study file has it, and is not to be made anew."""
-    store = stored(run)
+    store = run.stored
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
     return plan is not None and not run.replan and grown_plan(plan, run.study) is plan
 

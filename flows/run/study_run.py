@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 
 from flows.generate.local import LocalGenerator
-from flows.generate.pending import Work
 from flows.generate.storing import GenerateInto, Identify
 from flows.material import Material, gather_material
 from flows.pages.reports import report_folder
 from flows.plan.stored_documents import held_documents
 from generator.actions import Action
 from generator.documents.held import NOTHING_HELD
+from generator.generation import Work
 from generator.identity import ActionIdentity
 from log.store import Store
 from schema.errors import MissingStoreError
@@ -155,6 +155,19 @@ class StudyRun:
 
         """
         return Store.open(self.location)
+
+    @property
+    def stored(self) -> Store | None:
+        """The study's store; None before there is one.
+
+        Raises:
+            InputError: the store is of a newer version, or damaged.
+
+        """
+        try:
+            return self.store
+        except MissingStoreError:
+            return None
 
     @property
     def page(self) -> Path:

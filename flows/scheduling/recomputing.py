@@ -9,7 +9,7 @@ from flows.estimate.stored import analyze_stored
 from flows.generate.tokens import record_tokens
 from flows.orchestration.page import FlowRunPage
 from flows.pages.reports import page_beside, report_folder, report_is_current, write_report
-from generator.transformer.tokenizer import token_reader
+from generator.transformer.files.tokenizer import token_reader
 from log.store import Store
 from sql.catalog import refresh_catalog
 from sql.materialization import materialize_moments

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from generator.identity import NUMERICS_VERSION, ActionIdentity, GpuKinds, ModelIdentity
 from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed
 from generator.service.protocol import MAX_EVENTS, PROTOCOL, GenerationRequest, Identity
-from generator.transformer.fingerprints import tokenizer_sha256
-from generator.transformer.local_folders import model_location
+from generator.transformer.files.fingerprints import tokenizer_sha256
+from generator.transformer.files.local_folders import model_location
 from log.store import Unit
 from schema.document import Document
 from schema.errors import InputError, NobodyLeftError, OperationError, nearest
@@ -25,7 +25,7 @@ from schema.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from generator.actions import Action
-    from generator.generation import PendingUnit
+    from generator.generation import PendingUnit, Work
 
 _LOSSES = 5  # in a row: then the endpoint counts as gone
 _LOOK_SECONDS = 0.2
@@ -113,7 +113,7 @@ class RemoteGenerator:
                 raise
         return lambda action: ModelIdentity(self._weights, self._tokenizer_of(study)).of(action.parts)
 
-    def generate(self, study: Study, work: Sequence[tuple[Document, Units]]) -> Generator[list[Unit], None, None]:
+    def generate(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
         """Generate the pending units of documents, and yield each document's units as they arrive.
 
         Close the iterator to cancel the request under way.

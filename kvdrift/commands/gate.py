@@ -13,7 +13,7 @@ from kvdrift.options import StoreArgument
 from schema.errors import printable
 
 if TYPE_CHECKING:
-    from flows.estimate.gate import Verdict
+    from flows.estimate.gate_question import Verdict
     from log.store import Store
 
 
@@ -69,7 +69,8 @@ def gate(
     code is 2 for a mistake or a study that is not finished, 4 for a failure. A JUnit file has a failure for worse, a
     skipped test for unresolved, and an error without an answer.
     """
-    from flows.estimate.gate import GateQuestion, gate_stored
+    from flows.estimate.gate import gate_stored
+    from flows.estimate.gate_question import GateQuestion
     from flows.estimate.junit import write_junit
     from log.store import Store
     from schema.errors import InputError, KvdriftError

@@ -13,7 +13,7 @@ import typer
 from schema.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from ingestion.ingest import IngestReport, Tally
+    from ingestion.report import IngestReport, Tally
 
 NAMED_FINDINGS = 20  # lines of one kind, before the rest is a count
 _WORTH_A_BAR = 500_000  # events

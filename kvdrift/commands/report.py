@@ -90,7 +90,7 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
 
     """
     from flows.pages.reports import page_beside, report_folder, write_report
-    from generator.transformer.tokenizer import token_reader
+    from generator.transformer.files.tokenizer import token_reader
     from log.store import Store
     from log.studies import model_revisions
     from schema.location import folder_name

@@ -12,7 +12,7 @@ import typer
 
 from flows.estimate.live import LiveStore, StudyLook
 from flows.pages.reports import end_preliminary, report_folder, write_preliminary
-from generator.transformer.tokenizer import token_reader
+from generator.transformer.files.tokenizer import token_reader
 from kvdrift.live.display import progress_text
 from log.store import Store
 from log.studies import model_revisions

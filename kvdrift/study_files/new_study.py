@@ -13,7 +13,7 @@ from typing import Any
 from flows.material import checked_actions
 from generator.documents.files import read_rows
 from generator.documents.registry import SOURCES, check_source
-from generator.transformer.local_folders import EMBEDDED_ID, check_hub_id, local_folder
+from generator.transformer.files.local_folders import EMBEDDED_ID, check_hub_id, local_folder
 from kvdrift.study_files.commented import Draft, Table, commented_study
 from kvdrift.study_files.engine_study import EngineChoice
 from schema.document import split_of

@@ -33,7 +33,7 @@ from flows.plan.agreement import require_plan
 from flows.run import stages
 from flows.run.options import default_location
 from flows.run.study_run import DocumentLimit, StudyRun
-from generator.transformer.prompt import PrefilledPrompt
+from generator.transformer.prompts.prefilled import PrefilledPrompt
 from log.store import Store
 from schema.errors import InputError
 from schema.sampling import SamplingLaw

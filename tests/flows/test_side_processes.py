@@ -19,10 +19,11 @@ from matplotlib.figure import Figure
 
 from flows.generate import side_processes
 from flows.generate.local import LocalGenerator
-from flows.generate.pending import Work, pending_work
+from flows.generate.pending import pending_work
 from flows.generate.side_processes import SideBySideGenerator, work_beside
 from flows.material import gather_material
 from flows.pages.reports import _draw_beside
+from generator.generation import Work
 from log.store import Unit
 from report.printing.canvas import new_figure
 from report.printing.section import Drawing

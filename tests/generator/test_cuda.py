@@ -36,9 +36,9 @@ from generator.service.client import ServiceAddress
 from generator.service.identity import identity_of
 from generator.service.remote import RemoteGenerator
 from generator.service.server import GenerationService
-from generator.transformer.eviction import evict
 from generator.transformer.loading import load_model
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.eviction import evict
+from generator.transformer.prompts.prompt import Prompt
 from log.store import Unit
 from schema.tables import PLAIN, SWRB
 

@@ -26,7 +26,7 @@ import kvdrift
 from flows.pages import reports as pages
 from flows.pages.reports import write_report
 from flows.run import stages
-from generator.transformer import tokenizer
+from generator.transformer.files import tokenizer
 from kvdrift.commands import status as commands_status
 from kvdrift.commands.report import report_pages
 from kvdrift.commands.status import status_lines

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fixtures.browser import Tabs, overflow
 
-from generator.transformer.tokenizer import token_reader
+from generator.transformer.files.tokenizer import token_reader
 from log.store import Store
 from report.explorer import prompts
 from report.explorer.outcomes import read_outcomes

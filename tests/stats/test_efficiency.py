@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 from fixtures.swrb_events import Row, plain_replicate, random_laws, swrb_replicate, unit
 
-from flows.estimate.branching import branching_moments
+from flows.estimate.branching_moments import branching_moments
 from flows.estimate.parts import EXPLORATORY_DRAWS
 from flows.estimate.stored import analyze_stored
 from log.store import Store
@@ -31,7 +31,7 @@ from stats.endpoints import Endpoint
 from stats.intervals import COLUMNS
 from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
-from stats.quantities.branching import BRANCHING_QUANTITIES
+from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
 from transforms.pipeline import run_derivation
 
 STRATA = ["a"] * 7 + ["b"] * 4

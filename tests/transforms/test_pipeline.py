@@ -32,11 +32,11 @@ from schema.errors import InputError, OperationError
 from schema.location import filesystem_of
 from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, UNITS, Table
 from transforms import pipeline, segments
-from transforms.branching import derive_branchings
 from transforms.derivation import derive_trajectories
 from transforms.gathering import Gathering
 from transforms.pipeline import run_derivation
 from transforms.records import read_records, record_folder, write_record
+from transforms.residual_branches import derive_branchings
 from transforms.watch import watch
 
 if TYPE_CHECKING:

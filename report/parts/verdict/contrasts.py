@@ -51,8 +51,12 @@ class Sentence:
 
 
 def sentences(content: PageContent) -> list[Sentence]:
-    """One sentence per contrast with the baseline by R, those of added actions last; for one action, what it does."""
-    others = by_divergence(content, content.others)
+    """One sentence per contrast with the baseline by R, those of added actions last; for one action, what it does.
+
+    An engine's floor has its sentence in the verdict.
+    """
+    floors = content.facts.noise_floors if content.facts.engine else []
+    others = by_divergence(content, [action for action in content.others if action not in floors])
     made = [_contrast(content, action, first=action == others[0]) for action in others] or [_alone(content)]
     return sorted(made, key=lambda sentence: sentence.added)
 

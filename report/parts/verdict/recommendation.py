@@ -233,10 +233,13 @@ def _engine_floor(content: PageContent, floor: str) -> Iterator[str]:
     """The distance of the laws of an engine's reference and its twin, and the actions that are not told from it."""
     distance = content.estimates.get("rollout_tv", floor)
     if distance.estimate is not None:
-        yield (
-            f"{capital(floor)}, the reference once more with streams of its own, has a mean δ of "
-            f"{distance.estimate:.1e}: other batches and another placement of entries make this difference."
-        )
+        made = "has δ = 0 exactly: other batches and another placement of entries change nothing."
+        if distance.estimate:
+            made = (
+                f"has a mean δ of {distance.estimate:.1e}: other batches and another placement of entries make this "
+                "difference."
+            )
+        yield f"{capital(floor)}, the reference once more with streams of its own, {made}"
     others = [action for action in content.actions if action not in content.facts.noise_floors]
     rows = {action: content.estimates.get(SIMULTANEOUS_GAP, action, floor) for action in others}
     near = [action for action, row in rows.items() if not row.excludes_zero()]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from generator.engines.http.api import ServerFacts
+from generator.engines.http.apis.api import ServerFacts
+from generator.engines.http.apis.vllm import NAMED_BY_ID, first_model
 from generator.engines.http.connection import Connection
 from generator.engines.http.settings import ServerSettings
-from generator.engines.http.vllm import NAMED_BY_ID, first_model
 from schema.errors import InputError
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.api import ServerFacts
+from generator.engines.http.apis.api import ServerFacts
+from generator.engines.http.apis.llama_server import LlamaServer
 from generator.engines.http.connection import Connection, LostServerError
-from generator.engines.http.llama_server import LlamaServer
-from generator.engines.http.token_streams import Tokens, TokenStreams
+from generator.engines.http.sessions.token_streams import Tokens, TokenStreams
 from schema.errors import OperationError
 
 _TRIES = 4  # of one step in a slot that does not keep what it was given

@@ -10,8 +10,8 @@ from typing import Any
 from huggingface_hub import file_exists
 
 from generator.llama_cpp.tokenizer import load_gguf_tokenizer
-from generator.transformer.configuration import library, quiet, read_configuration
-from generator.transformer.local_folders import (
+from generator.transformer.files.configuration import library, quiet, read_configuration
+from generator.transformer.files.local_folders import (
     EMBEDDED_ID,
     GGUF,
     local_folder,

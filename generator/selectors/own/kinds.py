@@ -13,7 +13,7 @@ Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
-class Family(Generic[Kind]):
+class PartKind(Generic[Kind]):
     """A kind of classes that may be one's own.
 
     Attributes:
@@ -46,7 +46,7 @@ class Family(Generic[Kind]):
         return f"kvdrift.{self.plural}"
 
 
-SELECTOR_FAMILY: Family[Selector] = Family(
+SELECTOR_KIND: PartKind[Selector] = PartKind(
     noun="selector",
     plural="selectors",
     base=Selector,

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.api import PROBE, ServerFacts
+from generator.engines.http.apis.api import PROBE, ServerFacts
+from generator.engines.http.apis.laws import whole_law
+from generator.engines.http.apis.vllm import probed_tokenizer
 from generator.engines.http.connection import Connection
-from generator.engines.http.laws import whole_law
 from generator.engines.http.settings import ServerSettings
-from generator.engines.http.vllm import probed_tokenizer
 from schema.errors import InputError, OperationError
 
 _MODEL: Final = ("model_path", "tokenizer_path", "weight_version")

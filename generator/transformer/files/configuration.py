@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from generator.transformer.local_folders import (
+from generator.transformer.files.local_folders import (
     ARCHITECTURES,
     local_configuration,
     local_generation_configuration,
@@ -20,11 +20,9 @@ from generator.transformer.local_folders import (
 from schema.errors import InputError, reading
 
 _MOST_LAYERS = 10_000  # what is said of each takes memory before any weight is looked for
+_STATES = {"linear_attention", "conv", "hybrid"}  # layers with states; a hybrid layer has attention, too
 _ATTENTION = {"chunked_attention": "chunked attention"}
-_CHANGING_ROPE = {
-    "dynamic": "its frequencies depend on the prompts that came before",
-    "longrope": "its frequencies change where a continuation passes the original length",
-}
+_LONG_ROPE = "longrope"
 
 
 @functools.cache
@@ -39,13 +37,26 @@ def library() -> Any:
 
 
 def read_configuration(model_id: str, revision: str | None) -> Any:
-    """Load the model's configuration, downloading it if need be."""
+    """Load the model's configuration, downloading it if need be; of a multimodal checkpoint its language model's."""
     source = model_source(model_id)
     layers = (local_configuration(model_id, revision) or {}).get("num_hidden_layers")
     if type(layers) is int and layers > _MOST_LAYERS:
         raise InputError(f"model.id = '{model_id}': num_hidden_layers = {layers}: at most {_MOST_LAYERS:,} are read")
     with reading(f"model.id = '{model_id}': cannot load its configuration", Exception), quiet():
-        return library().AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        whole = library().AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    text: Any = getattr(whole, "text_config", None)
+    causal = None if text is None else causal_class(text)
+    if text is None or causal is None:
+        return whole
+    text.architectures = [causal]
+    text.tie_word_embeddings = whole.tie_word_embeddings
+    return text
+
+
+def causal_class(config: Any) -> str | None:
+    """Return the name of the causal language model that transformers has of a configuration's type, if it has one."""
+    name = library().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    return name if name is not None and name.endswith("ForCausalLM") else None
 
 
 def position_limit(model_id: str, *, revision: str | None = None) -> int:
@@ -88,8 +99,7 @@ def _unsupported(config: Any) -> str | None:
     names, kind = list(config.architectures or []), config.model_type
     if getattr(config, "is_encoder_decoder", False):
         return f"encoder-decoder architecture {', '.join(names) or 'unknown'} is not supported"
-    causal = library().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
-    if causal not in names or not causal.endswith("ForCausalLM"):
+    if causal_class(config) not in names or not names:
         what = f"architecture {', '.join(names) or 'unknown'} as '{kind}'"
         return f"{what} is not supported: it is not the causal language model that transformers has of this type"
     if getattr(config, "kv_lora_rank", None):
@@ -99,15 +109,37 @@ def _unsupported(config: Any) -> str | None:
 
 def _unsupported_layers(config: Any) -> str | None:
     types = set(_layer_types(config))
-    if other := types - {"full_attention", "sliding_attention"}:
+    if other := types - {"full_attention", "sliding_attention"} - _STATES:
         return f"{_ATTENTION.get(min(other), f'attention of type {min(other)!r}')} is not supported"
-    if types == {"sliding_attention"}:
-        return "sliding-window attention in all layers is not supported: no entry could be evicted"
-    ropes = config.rope_parameters or {}
-    for own in (ropes, *(part for part in ropes.values() if isinstance(part, dict))):
-        if own.get("rope_type") in _CHANGING_ROPE:
-            return f"RoPE of type '{own['rope_type']}' is not supported: {_CHANGING_ROPE[own['rope_type']]}"
+    if types and not types & {"full_attention", "hybrid"}:
+        what = "sliding-window attention in all layers" if types == {"sliding_attention"} else "a model of states alone"
+        return f"{what} is not supported: no entry could be evicted"
+    ropes = (getattr(config, "rope_parameters", None) or {}).values()
+    if any(isinstance(part, dict) and part.get("rope_type") == _LONG_ROPE for part in ropes):
+        return f"RoPE of type '{_LONG_ROPE}' of some types of layers is not supported: each would change by itself"
     return None
+
+
+def rope_switch(config: Any) -> int | None:
+    """Return the number of positions beyond which RoPE has other frequencies (LongRoPE); None for other types.
+
+    The frequencies of type "dynamic" change beyond ``max_position_embeddings`` alone, and no prompt goes there.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope["original_max_position_embeddings"] if rope.get("rope_type") == _LONG_ROPE else None
+
+
+def position_switch(model_id: str, *, revision: str | None = None) -> int | None:
+    """Return ``rope_switch`` of a model by its configuration, which is read through transformers only if it has one."""
+    stated = local_configuration(model_id, revision) or {}
+    ropes = [stated.get(name) for name in ("rope_parameters", "rope_scaling")]
+    named = {str(rope.get("rope_type") or rope.get("type")) for rope in ropes if isinstance(rope, dict)}
+    return rope_switch(read_configuration(model_id, revision)) if named & {_LONG_ROPE, "su"} else None
+
+
+def has_states(config: Any) -> bool:
+    """Whether some layers have a convolution's or a recurrent state."""
+    return not _STATES.isdisjoint(_layer_types(config))
 
 
 def known_by_family(config: Any) -> bool:

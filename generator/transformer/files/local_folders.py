@@ -17,8 +17,8 @@ from schema.errors import InputError, alike, reading
 from schema.study import HTTP, ModelSection
 
 EMBEDDED_ID = "kvdrift/tiny"
-EMBEDDED_GGUF = Path(__file__).parents[1] / "embedded" / "gguf"
-EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded" / "checkpoint"
+EMBEDDED_GGUF = Path(__file__).parents[2] / "embedded" / "gguf"
+EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded" / "checkpoint"
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 """Architectures that need no proof, each with the ``model_type`` by which transformers chooses its code."""
 
@@ -135,8 +135,18 @@ def model_source(model_id: str) -> str:
 
 
 def local_configuration(model_id: str, revision: str | None = None) -> dict[str, Any] | None:
-    """Return the contents of ``config.json``; None where it is not on this machine or cannot be read."""
-    return _json(model_id, "config.json", revision)
+    """Return the contents of ``config.json``; None where it is not on this machine or cannot be read.
+
+    Of a multimodal checkpoint, what is said of its language model comes first.
+    """
+    content = _json(model_id, "config.json", revision)
+    text = content and content.get("text_config")
+    return content | text if content and isinstance(text, dict) else content
+
+
+def is_multimodal(model_id: str, revision: str | None = None) -> bool:
+    """Whether a checkpoint on this machine has a language model and more."""
+    return isinstance((_json(model_id, "config.json", revision) or {}).get("text_config"), dict)
 
 
 def local_generation_configuration(model_id: str, revision: str | None = None) -> dict[str, Any]:

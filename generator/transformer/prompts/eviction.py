@@ -19,12 +19,10 @@ from generator.attention.holding import AsComputed, Holding, bytes_as_stored
 from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
 from generator.selectors import Full, Selector
-from generator.selectors.expected_attention import QueryMoments
-from generator.selectors.kvpress import KVPress
 from generator.selectors.policies.watched import Left
 from generator.selectors.selector import ScoringSelector
 from log.prompts import KeptEntries, kept_entries
-from schema.errors import InputError, KvdriftError, OperationError, failure_of
+from schema.errors import KvdriftError, OperationError, failure_of
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -179,40 +177,6 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
     return CompactCache(
         tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales, kept < entries, checksums
     )
-
-
-_HALF_TURNED = (
-    "llama", "qwen2", "qwen3", "mistral", "mixtral", "phi3", "qwen2_moe", "qwen3_moe", "granite", "olmo2", "seed_oss",
-    "starcoder2",
-)  # fmt: skip
-
-
-_OF_KVPRESS = ("llama", "mistral", "phi3", "qwen2", "qwen3")
-
-
-def check_choosable(selector: Selector, kind: str, softcap: float | None) -> None:
-    """Refuse a selector that needs of a model's layers what they do not have.
-
-    Args:
-        selector: Of an action, or that of its policy's first cut.
-        kind: The model's type.
-        softcap: That of its attention, or None.
-    """
-    name = type(selector).__name__
-    if isinstance(selector, KVPress) and kind not in _OF_KVPRESS:
-        raise InputError(
-            f"selector kvpress:{selector.press}: kvpress takes {', '.join(_OF_KVPRESS)}, and not this model ({kind})"
-        )
-    if softcap is not None and (selector.window or selector.statistics):
-        raise InputError(
-            f"selector {name}: computes attention itself, without the soft cap of {softcap:g} that this model "
-            f"({kind}) has; take another selector"
-        )
-    if kind not in _HALF_TURNED and any(isinstance(one, QueryMoments) for one in selector.statistics):
-        raise InputError(
-            f"selector {name}: needs layers that rotate whole heads by halves, which is not known of this model "
-            f"({kind}); take another selector"
-        )
 
 
 def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from generator.transformer.local_folders import safetensors_files
+from generator.transformer.files.local_folders import safetensors_files
 from schema.errors import InputError, reading
 
 _Shape = tuple[int, ...]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from generator.identity import ModelIdentity
-from generator.transformer.local_folders import model_folder, tokenizer_files, weight_files
+from generator.transformer.files.local_folders import model_folder, tokenizer_files, weight_files
 from schema.errors import InputError
 
 _YOUNG_NS = 2_000_000_000
