@@ -196,12 +196,7 @@ def measure_size(folder: Path, events: int) -> tuple[list[BenchmarkRow], dict[st
 
 
 def check_equal(ours: Cells, theirs: Cells) -> None:
-    """Check that the view and the query have the same numbers.
-
-    Raises:
-        OperationError: They differ by more than the order of sums explains.
-
-    """
+    """Check that the view and the query have the same numbers."""
     named = [(one[0], other[0]) for one, other in zip(ours, theirs, strict=True)]
     numbers = ((a, b) for one, other in zip(ours, theirs, strict=True) for a, b in zip(one[1:], other[1:], strict=True))
     if not ours or any(one != other for one, other in named) or any(abs(a - b) > 1e-9 for a, b in numbers):

@@ -39,9 +39,6 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
     Returns:
         What could not be checked, and why.
 
-    Raises:
-        InputError: something in the study file, or of its model, cannot be done.
-
     """
     model, unchecked = run.study.model, []
     if model.kind == FINITE_STATE:
@@ -106,10 +103,6 @@ def check_controls(store: Store, material: Material) -> int:
     Returns:
         The number of controls, pairs of continuations.
 
-    Raises:
-        ControlError: a control moved.
-        InputError: events of a control are not derived.
-
     """
     own = {"study": material.study.name, "model": material.model_id, "action": CONTROL_ACTION}
     with open_views(store) as views:
@@ -148,9 +141,6 @@ def check_equal_bytes(store: Store, material: Material) -> int:
 
     Returns:
         The number of pairs of actions that were compared.
-
-    Raises:
-        OperationError: two of them differ.
 
     """
     units = store.units(material.study.name, material.model_id)
@@ -192,12 +182,7 @@ def check_equal_bytes(store: Store, material: Material) -> int:
 
 
 def floor_line(store: Store, study: Study) -> str:
-    """Return what is said of the floor; empty without an engine.
-
-    Raises:
-        ControlError: the engine promises that streams do not depend on each other, and the floor moved.
-
-    """
+    """Return what is said of the floor; empty without an engine."""
     if not study.model.has_floor:
         return ""
     with open_views(store) as views:

@@ -84,9 +84,6 @@ def differences(run: StudyRun) -> list[Difference]:
     Returns:
         The differences in the order of the file; none where the store does not know the study yet.
 
-    Raises:
-        InputError: Something in the study file cannot be done, or the store is damaged.
-
     """
     store = stored(run)
     if store is None:
@@ -111,10 +108,6 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
 
     Returns:
         What the run is to add to the store.
-
-    Raises:
-        PlanError: A difference that the run does not make; the line says how to accept it.
-        UnlikeUnitsError: The store has units of one action and document that keep or read unlike entries.
 
     """
     if (store := stored(run)) is not None:

@@ -111,10 +111,6 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
         run: the study's run, whose study file agrees with the store.
         redone: names of actions whose stored units are about to be superseded.
 
-    Raises:
-        InputError: something in the study file cannot be done, or the store is damaged.
-        PlanError: the frozen plan disagrees with the study file.
-
     """
     store = stored(run)
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
@@ -153,12 +149,7 @@ def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:
 
 
 def check_gpu_here(run: StudyRun, redone: Collection[str] = ()) -> None:
-    """Check this machine's GPU, where units are to be generated, against those that there are units of.
-
-    Raises:
-        InputError: it is of another kind, and the study does not allow that.
-
-    """
+    """Check this machine's GPU, where units are to be generated, against those that there are units of."""
     made_on, gpu = gpus_of_units(run, redone), gpu_here(run.study.model)
     if made_on.difference("", gpu) is not None and any(split.work for split in forecast(run, redone).splits):
         made_on.check("this machine", gpu, run.study.model)

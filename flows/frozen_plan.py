@@ -161,12 +161,7 @@ class Looks:
 
 
 def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
-    """Return the newest revision of the frozen plan of a study and model, None before there is one.
-
-    Raises:
-        PlanError: the stored plan no longer has its hash.
-
-    """
+    """Return the newest revision of the frozen plan of a study and model, None before there is one."""
     row = newest_plans(store.read("plans")).get((study, model))
     if row is None:
         return None
@@ -177,12 +172,7 @@ def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
 
 
 def require_plan(store: Store, study: Study) -> FrozenPlan:
-    """Return the frozen plan of a study, which its file must still agree with.
-
-    Raises:
-        PlanError: there is no plan, or it disagrees with the study file.
-
-    """
+    """Return the frozen plan of a study, which its file must still agree with."""
     plan = find_plan(store, study.name, study.model.id)
     if plan is None:
         raise PlanError(f"study '{study.name}' has no frozen plan: evaluation starts after the plan, not before")
@@ -191,12 +181,7 @@ def require_plan(store: Store, study: Study) -> FrozenPlan:
 
 
 def check_plan_agrees(plan: FrozenPlan, study: Study) -> None:
-    """Hold a study file against its frozen plan.
-
-    Raises:
-        PlanError: ``[plan]`` or ``[windows]`` differ from the frozen ones, or a planned action is missing.
-
-    """
+    """Hold a study file against its frozen plan."""
     if differences := plan_differences(plan, study):
         frozen = f"the plan frozen on {plan.frozen_at:%Y-%m-%d %H:%M} UTC ({plan.sha256[:12]}…)"
         listed = "; ".join(map(str, differences))

@@ -65,9 +65,6 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
         offline: whether a tokenizer and a configuration that are not on this machine are done without.
         held: the documents that the study holds, which are taken before any others.
 
-    Raises:
-        InputError: something in the study file cannot be done.
-
     """
     actions = checked_actions(study)
     documents: dict[str, dict[str, list[Document]]] = {split: {} for split in SPLITS}
@@ -106,10 +103,6 @@ class SharedMaterial:
         """Return what ``gather_material`` does; a law that holds no documents takes those of the law before it.
 
         Systems are other ones under another law.
-
-        Raises:
-            InputError: something in the study file cannot be done.
-
         """
         of, known = self._of_models.get(study.model.id, (NOTHING_HELD, None))
         if known is None or study.model.finite or held not in (NOTHING_HELD, of):
@@ -164,12 +157,7 @@ def _nominal_documents(
 
 
 def checked_actions(study: Study) -> list[Action]:
-    """Build the actions of a study, and check them and what its plan names.
-
-    Raises:
-        InputError: an unknown selector or parameter, or a primary endpoint that cannot be estimated.
-
-    """
+    """Build the actions of a study, and check them and what its plan names."""
     actions = build_actions(study)
     primary = study.plan.primary
     for name in primary:
@@ -196,9 +184,6 @@ def check_retentions(actions: Iterable[Action], tokens: int, where: str) -> None
         tokens: the prompt's length n.
         where: what an error line names, such as a document.
 
-    Raises:
-        InputError: a retention cannot hold its selector's window and sinks.
-
     """
     for action in actions:
         action.kept_entries(tokens, where)
@@ -220,12 +205,7 @@ def check_distinct(documents: Iterable[Document]) -> None:
 
 
 def check_disjoint(material: Material) -> None:
-    """Check that no cluster is in both splits, as one that a held document was given since might be.
-
-    Raises:
-        InputError: a cluster is in both.
-
-    """
+    """Check that no cluster is in both splits, as one that a held document was given since might be."""
     development = {document.cluster: document for document in material.of_split("development")}
     for document in material.of_split("evaluation"):
         if (other := development.get(document.cluster)) is not None:

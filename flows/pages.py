@@ -69,10 +69,6 @@ def write_report(
     Returns:
         The path of the page.
 
-    Raises:
-        InputError: the store holds no such study, or the folder may not be written.
-        OperationError: the disk is full or broken.
-
     """
     from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
     from report.reading.source import Provenance  # noqa: PLC0415
@@ -122,10 +118,6 @@ def write_preliminary(
     Returns:
         The path of the page.
 
-    Raises:
-        InputError: nothing of the study is derived yet, or the folder may not be written.
-        OperationError: the disk is full or broken.
-
     """
     from flows.analysis.preliminary import PreliminaryViews  # noqa: PLC0415 - as below
     from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
@@ -149,10 +141,6 @@ def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
         study: the study's name.
         report: the page of its report, which may still be written.
         store: the store, as commands name it.
-
-    Raises:
-        InputError: the folder may not be written.
-        OperationError: the disk is full or broken.
 
     """
     from report.page import RELOADING, write_ended  # noqa: PLC0415 - as below

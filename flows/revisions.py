@@ -35,9 +35,6 @@ def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
         runs: The runs of one study file.
         names: The actions.
 
-    Raises:
-        InputError: An action is not in the study file, or there is no store.
-
     """
     rows = begun_revisions(runs, names)
     begun = {(row["study"], row["action"]) for row in rows}
@@ -52,12 +49,7 @@ def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
 
 
 def begun_revisions(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of ``actions`` that ``redo_actions`` would append.
-
-    Raises:
-        InputError: An action is not in the study file, or there is no store.
-
-    """
+    """Return the rows of ``actions`` that ``redo_actions`` would append."""
     actions = {action.name: action for action in runs[0].material.actions}
     for name in names:
         if name not in actions:
@@ -113,10 +105,6 @@ def drop_action(store: Store, name: str, study: str | None = None) -> int:
 
     Returns:
         The number of units that are superseded.
-
-    Raises:
-        InputError: There is no such action, or several studies have one.
-        PlanError: A frozen plan names the action, or it is the control.
 
     """
     stored = store.read("actions")

@@ -168,9 +168,6 @@ def score_stored(
         location: where the model's files are, of a study file's model; by default what its id names here.
         progress: who is told how far the work is.
 
-    Raises:
-        InputError: the store is damaged or cannot be written.
-
     """
     scoring = Scoring.stored(store, study, model)
     units = scoring.unscored

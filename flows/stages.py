@@ -49,11 +49,6 @@ def prepare(run: StudyRun, *, compared: bool = False) -> None:
         run: the study's run.
         compared: whether the study file was held against the store just now.
 
-    Raises:
-        InputError: the store cannot be written, or what makes the units is not known.
-        OperationError: no endpoint says what it serves.
-        PlanError: the study file disagrees with its frozen plan, or with what the store holds of the study.
-
     """
     store = Store.create(run.location)
     if not compared:
@@ -71,21 +66,12 @@ def develop(*runs: StudyRun) -> int:
     Args:
         runs: the run of a study, or those of several laws of one model.
 
-    Raises:
-        InputError: a model, an endpoint or the store refuses the work.
-        OperationError: the work failed.
-
     """
     return _generate(runs, [pending_development(run.store, run.material) for run in runs], "development documents")
 
 
 def derive(run: StudyRun) -> int:
-    """Derive what is not derived yet; return the number of new units.
-
-    Raises:
-        OperationError: units could not be derived.
-
-    """
+    """Derive what is not derived yet; return the number of new units."""
     done = run.derived_by(run.location).units
     if done:
         run.progress.say(f"derived {done} new units")
@@ -97,10 +83,6 @@ def score(run: StudyRun) -> int:
     """Score the pairs of documents with answers that are not scored yet; return how many.
 
     The texts of the model's tokens are recorded too. Where its tokenizer cannot be loaded, one line says so of each.
-
-    Raises:
-        InputError: the store is damaged or cannot be written.
-
     """
     model = run.study.model
     if model.kind == FINITE_STATE:
@@ -157,11 +139,6 @@ def evaluate(*runs: StudyRun) -> int:
     Args:
         runs: the run of a study, or those of several laws of one model, each with its plan.
 
-    Raises:
-        PlanError: there is no plan, or it disagrees with the study file.
-        InputError: a model, an endpoint or the store refuses the work.
-        OperationError: the work failed.
-
     """
     return _generate(runs, [pending_evaluation(run.store, run.material) for run in runs], "evaluation documents")
 
@@ -181,12 +158,7 @@ def check(run: StudyRun) -> None:
 
 
 def look(run: StudyRun) -> bool:
-    """Take the look of a sequential study whose documents are all there; whether another one is to follow.
-
-    Raises:
-        OperationError: documents of the look are missing.
-
-    """
+    """Take the look of a sequential study whose documents are all there; whether another one is to follow."""
     plan = require_plan(run.store, run.study)
     taken = LooksTaken.in_store(run.store, plan)
     if taken is None or taken.stopped:
@@ -203,9 +175,6 @@ def analyze(run: StudyRun, estimate: Runner = one_by_one) -> int:
     Args:
         run: the study's run.
         estimate: estimates the parts of an analysis.
-
-    Raises:
-        InputError: events are not derived, or there is nothing to estimate.
 
     """
     return analyze_stored(run.store, run.study.name, run.study.model.id, estimate, run.own_progress)

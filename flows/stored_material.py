@@ -32,9 +32,6 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         planned_actions: those of the frozen plan, None where one is still to be made; a new action that is not among
             them was added after it.
 
-    Raises:
-        InputError: the store holds the study, a document or an action of a name with other properties.
-
     """
     study, model = material.study, material.model_id
     parameters = {
@@ -75,9 +72,6 @@ def record_identities(store: Store, material: Material, identity: Callable[[Acti
         store: the study's store, with its actions.
         material: the study with its documents and actions.
         identity: says what makes the units of an action.
-
-    Raises:
-        InputError: the store has another identity of a revision, or a file cannot be read.
 
     """
     study, model = material.study.name, material.model_id

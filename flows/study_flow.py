@@ -69,10 +69,6 @@ def run_studies(
         page: shows the run where a Prefect server of the user's does. One that is open already is that of the flow run
             that this is called in: the stages are its tasks, and are tried again where that may help.
 
-    Raises:
-        InputError: the store cannot be written, or what is there does not fit the study file.
-        OperationError: the work failed.
-
     """
     location = runs[0].location
     growth = _growth(runs, redo)

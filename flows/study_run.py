@@ -118,13 +118,7 @@ class StudyRun:
         return self._identity(action)
 
     def whole_identity(self, action: Action) -> ActionIdentity:
-        """Return what makes the units of an action, after a model that is not here yet was downloaded and loaded.
-
-        Raises:
-            InputError: a file cannot be read, the model cannot be loaded, or an endpoint serves something else.
-            OperationError: no endpoint says what it serves.
-
-        """
+        """Return what makes the units of an action, after a model that is not here yet was downloaded and loaded."""
         known = self.identity(action)
         return self._whole_identity(action) if known.weights_sha256 is None else known
 

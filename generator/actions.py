@@ -152,11 +152,7 @@ class Action:
         return self.retention.kept(entries) if scores else 0
 
     def check_heads(self, size: int) -> None:
-        """Check that the codec can code heads of ``size`` channels.
-
-        Raises:
-            InputError: It cannot, or fails.
-        """
+        """Check that the codec can code heads of ``size`` channels."""
         try:
             if self.codec is not None:
                 self.codec.check(size)
@@ -167,11 +163,7 @@ class Action:
             raise InputError(line) from error
 
     def kept_entries(self, entries: int, where: str) -> int:
-        """How many of a prompt's n entries the action keeps at first: m, or n where the retention is n or above.
-
-        Raises:
-            InputError: m cannot hold the selector's window and sinks, or is below what the policy needs.
-        """
+        """How many of a prompt's n entries the action keeps at first: m, or n where the retention is n or above."""
         if self.policy is not None and (budget := self.retention.count(entries) or 0) < (least := self.least_budget):
             raise InputError(
                 f"action '{self.name}', {where}: keep = {self.retention} lets a step read {budget} entries; "
@@ -212,11 +204,7 @@ def _as_json(parameters: dict[str, Any]) -> str | None:
 
 
 def build_action(section: ActionSection, folder: Path | None = None) -> Action:
-    """Make an action from its section of a study file in ``folder``, where modules of its own are found.
-
-    Raises:
-        InputError: An unknown selector, codec, policy or parameter, or a value that it does not take.
-    """
+    """Make an action from its section of a study file in ``folder``, where modules of its own are found."""
     codec = generated = None
     try:
         if section.policy_name is not None:
@@ -247,10 +235,6 @@ def build_codec(name: str, parameters: Mapping[str, Value], folder: Path | None 
         name: One of ``CODECS``, an entry point's name, or ``module:Class``.
         parameters: Those that differ from the defaults; ``generated`` is checked, but is not the codec's own.
         folder: Where a module is looked for before installed ones, if anywhere.
-
-    Raises:
-        InputError: An unknown name or parameter, a value that the codec does not take, or a module or class that cannot
-            be used.
     """
     return build(CODEC_FAMILY, name, parameters, CODECS, folder)
 

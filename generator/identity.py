@@ -136,11 +136,7 @@ class GpuKinds:
 
 
 def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> str:
-    """SHA-256, in hexadecimal, of what an action is made of, its selector first; of a selector alone, the selector's.
-
-    Raises:
-        InputError: A module's source cannot be read.
-    """
+    """SHA-256, in hexadecimal, of the parts of an action, its selector first; of a selector alone, the selector's."""
     selector, *others = parts
     own = selector_sha256(selector)
     if not others:
@@ -162,9 +158,6 @@ def selector_sha256(selector: Selector) -> str:
     ``generator.selectors`` belongs to the numerics.
 
     Source is read when a class is first asked for: what a process has loaded does not change with its file.
-
-    Raises:
-        InputError: A module's source cannot be read.
     """
     own = {field.name: getattr(selector, field.name) for field in fields(selector)}  # type: ignore[arg-type]  # a dataclass
     kind = type(selector)
@@ -174,20 +167,12 @@ def selector_sha256(selector: Selector) -> str:
 
 @functools.cache
 def source_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
-    """Return the files that the class of a part of an action is defined by: names with SHA-256, sorted.
-
-    Raises:
-        InputError: A module's source cannot be read.
-    """
+    """Return the files that the class of a part of an action is defined by: names with SHA-256, sorted."""
     return tuple(sorted({(name, says) for name, says, _ in _files_of(kind).values()}))
 
 
 def own_texts(kind: type[Any]) -> dict[str, str]:
-    """Return the texts of those files that are neither the package's nor an installed distribution's, by path or name.
-
-    Raises:
-        InputError: A module's source cannot be read.
-    """
+    """Return the texts of files that are neither the package's nor an installed distribution's, by path or name."""
     ours = Path(__file__).parent
     return {
         str(file): text.decode("utf-8", "replace")

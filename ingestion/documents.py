@@ -43,12 +43,7 @@ class DocumentRows:
     """The rows of a documents file by document id. A row without study or model is about all of them."""
 
     def __init__(self, rows: Iterable[DocumentRow] = (), unknown: Iterable[str] = ()) -> None:
-        """Index some rows; ``unknown`` are names of columns that no document has.
-
-        Raises:
-            InputError: A document has two rows, or a cluster is in both splits.
-
-        """
+        """Index some rows; ``unknown`` are names of columns that no document has."""
         self.unknown = sorted(unknown)
         self._rows: dict[str, list[DocumentRow]] = {}
         splits: dict[tuple[Any, ...], DocumentRow] = {}
@@ -74,12 +69,7 @@ class DocumentRows:
 
 
 def read_documents(path: Path) -> DocumentRows:
-    """Read all rows of a documents file.
-
-    Raises:
-        InputError: The file cannot be read, or a row has an error; the line names the path and the row.
-
-    """
+    """Read all rows of a documents file."""
     records = read_records(path, _KIND)
     unknown = {name for record in records for name in record.values if name not in DOCUMENTS.columns}
     return DocumentRows((DocumentRow(_clean(record.values, record.where), record.where) for record in records), unknown)

@@ -50,12 +50,7 @@ class FactRows:
     """The rows of a facts file. Of rows about one unit, what a row with more keys says comes first."""
 
     def __init__(self, rows: Iterable[FactRow] = (), unknown: Iterable[str] = ()) -> None:
-        """Index some rows; ``unknown`` are names of columns that nothing has.
-
-        Raises:
-            InputError: Two rows have the same keys.
-
-        """
+        """Index some rows; ``unknown`` are names of columns that nothing has."""
         self.unknown = sorted(unknown)
         self._rows: dict[str, list[FactRow]] = {}
         self._used: set[str] = set()
@@ -105,12 +100,7 @@ class FactRows:
 
 
 def read_facts_file(path: Path) -> FactRows:
-    """Read all rows of a facts file.
-
-    Raises:
-        InputError: The file cannot be read, or a row has an error; the line names the path and the row.
-
-    """
+    """Read all rows of a facts file."""
     records = read_records(path, _KIND)
     unknown = {name for record in records for name in record.values if name not in COLUMNS}
     return FactRows((FactRow(_clean(record), record.where) for record in records), unknown)

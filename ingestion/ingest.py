@@ -129,9 +129,6 @@ def ingest(
     Returns:
         What is new in the store, what it had already, and what was kept out and why.
 
-    Raises:
-        InputError: A side file has an error, a folder has no files, or the store cannot be opened or written.
-
     """
     given = DocumentRows() if documents is None else read_documents(Path(documents))
     known = FactRows() if facts is None else read_facts_file(Path(facts))

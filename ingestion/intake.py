@@ -68,9 +68,6 @@ class Intake:
             facts: The rows of a facts file.
             horizon: H of studies and models that the store does not know.
 
-        Raises:
-            InputError: The store cannot be read.
-
         """
         self._store, self._given, self._facts = store, documents, facts or FactRows()
         self._declared = {
@@ -145,9 +142,6 @@ class Intake:
         Returns:
             How many replicates are new; the store has the others with the same content. Or why none goes in.
 
-        Raises:
-            InputError: The store cannot be read or written.
-
         """
         if revision := self._revisions.get((key[0], key[3]), 0):
             superseded = f"action '{key[3]}' was redone or dropped, and revision {revision} supersedes events of a file"
@@ -179,12 +173,7 @@ class Intake:
         return int(new.sum())
 
     def flush(self) -> None:
-        """Commit what is queued, documents and actions first: without them no view shows an event.
-
-        Raises:
-            InputError: The store cannot be written.
-
-        """
+        """Commit what is queued, documents and actions first: without them no view shows an event."""
         for table, schema, rows in (
             ("documents", DOCUMENTS.schema, self._new_documents),
             ("actions", ACTIONS.schema, self._new_actions),

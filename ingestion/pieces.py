@@ -113,12 +113,7 @@ def digest_of(path: Path) -> str:
 
 @contextmanager
 def alone(location: str) -> Iterator[None]:
-    """Keep other ingestions of pieces out of a store; the system ends that with the process.
-
-    Raises:
-        InputError: The store is behind a URL, or another one is at work.
-
-    """
+    """Keep other ingestions of pieces out of a store; the system ends that with the process."""
     if not is_local(location):
         raise InputError(f"{location}: pieces of replicates need a store on a local disk; ingest whole replicates")
     make_folder(Path(location, "pieces"))
@@ -136,12 +131,7 @@ class Pieces:
     """The folder ``pieces`` of a store on a local disk, for one ingestion at a time."""
 
     def __init__(self, location: str) -> None:
-        """Read which replicates wait, and in which files.
-
-        Raises:
-            DamagedStoreError: A file of pieces cannot be read.
-
-        """
+        """Read which replicates wait, and in which files."""
         self._folder = Path(location, "pieces")
         self._taken = {path.stem for path in self._folder.glob("*.parquet")}
         self._waiting: dict[str, set[tuple[Group, int]]] = {}  # replicates with rows in a file, by its digest
@@ -159,12 +149,7 @@ class Pieces:
         return digest in self._taken
 
     def of_groups(self, groups: Sequence[Group]) -> Iterator[pa.Table]:
-        """Yield the rows that wait of some groups, a file at a time.
-
-        Raises:
-            DamagedStoreError: A file of pieces cannot be read.
-
-        """
+        """Yield the rows that wait of some groups, a file at a time."""
         wanted = set(groups)
         docs = pa.array(sorted({group[2] for group in groups}), pa.string())
         for digest, held in sorted(self._waiting.items()):
@@ -173,12 +158,7 @@ class Pieces:
 
     @contextmanager
     def taking(self, digest: str) -> Iterator[Taking]:
-        """Take a file of some content; what it brings is there at the end, and nothing of it if an error is raised.
-
-        Raises:
-            OSError: The disk refuses.
-
-        """
+        """Take a file of some content; what it brings is there at the end, and nothing of it if an error is raised."""
         with Taking(self._folder, digest) as taking:
             yield taking
             for name in taking.finish():
@@ -187,12 +167,7 @@ class Pieces:
                 self._waiting[taking.name] = taking.held
 
     def done(self, replicates: Iterable[tuple[Group, int]]) -> None:
-        """Forget the rows of replicates that are in ``events`` now; a file none of whose rows wait is emptied.
-
-        Raises:
-            OSError: The disk refuses.
-
-        """
+        """Forget the rows of replicates that are in ``events`` now; a file none of whose rows wait is emptied."""
         whole = set(replicates)
         for name in [name for name, held in self._waiting.items() if held & whole]:
             self._waiting[name] -= whole

@@ -52,12 +52,7 @@ class Record:
 
 
 def read_records(path: Path, kind: RecordKind) -> list[Record]:
-    """Read all records of a file.
-
-    Raises:
-        InputError: The file cannot be read, or lacks a column; the line names the path and the row.
-
-    """
+    """Read all records of a file."""
     check_regular(path)
     if not path.exists():
         raise InputError(f"{path}: no such {kind.file.removeprefix('a ')}")

@@ -57,9 +57,6 @@ class Stream:
             horizon: H of studies and models that the store does not know.
             facts: The rows of a facts file.
 
-        Raises:
-            InputError: The store cannot be read.
-
         """
         self._intake, self._pieces = Intake(store, documents, horizon, facts), Pieces(store.location)
         self._pieces.done(one for one in self._pieces.replicates if self._intake.has(*one))
@@ -76,10 +73,6 @@ class Stream:
             file: The file.
             digest: That of its content.
             is_same: Tells whether the file is still as it was then; if it is not, it is not remembered.
-
-        Raises:
-            InputError: The store cannot be written.
-            DamagedStoreError: What waits cannot be read.
 
         """
         report = IngestReport(1)
@@ -197,10 +190,6 @@ def ingest_pieces(
 
     Returns:
         The counts of all files, and the first finding.
-
-    Raises:
-        InputError: A side file has an error, the store cannot be opened or written, is behind a URL, or another
-            ingestion of pieces is at work.
 
     """
     given = DocumentRows() if documents is None else read_documents(Path(documents))

@@ -57,9 +57,6 @@ def describe_studies(
         gpus: how many GPUs of this machine generate, with a worker each; 0 where none of them was asked for.
         replan: whether the run is to plan anew.
 
-    Raises:
-        InputError: the run would refuse this.
-
     """
     local, gathered = storing(LocalGenerator()), SharedMaterial()
     runs = [StudyRun(study, location, local, offline=True, replan=replan, gathered=gathered) for study in studies]

@@ -96,12 +96,7 @@ def named_digest(table: str, path: str) -> str | None:
 
 
 def read_pages(data: bytes) -> None:
-    """Read all pages of a Parquet file and verify their checksums, a part after the other.
-
-    Raises:
-        One of ``READ_ERRORS``: it is no Parquet file, or damaged.
-
-    """
+    """Read all pages of a Parquet file and verify their checksums, a part after the other."""
     with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
         for batch in parquet.iter_batches():
             batch.validate(full=True)  # Parquet's reader takes any bytes for text

@@ -82,9 +82,6 @@ def gather(folder: DeltaFolder, rows: UnitRows, table: str, most: int = GATHERED
     Returns:
         How many files were replaced. Damaged files stay as they are.
 
-    Raises:
-        InputError: The store cannot be written.
-
     """
     count = 0
     for sources in too_many(folder.load(table).files(), most, _LOCAL if is_local(folder.location) else _REMOTE):
@@ -101,9 +98,6 @@ def compact(folder: DeltaFolder, rows: UnitRows, table: str, done: Callable[[int
         rows: What the tables have of units.
         table: The table.
         done: Called with the number of files that were looked at.
-
-    Raises:
-        InputError: The store cannot be written.
 
     """
     loaded = folder.load(table)
@@ -140,9 +134,6 @@ def put_together(
 
     Returns:
         What was done; nothing where another compaction has replaced one of the files meanwhile.
-
-    Raises:
-        InputError: The store cannot be written.
 
     """
     loaded = folder.load(table)
@@ -241,10 +232,6 @@ def delete_replaced(folder: DeltaFolder, table: str, before: datetime) -> tuple[
 
     Returns:
         How many files were deleted, and their size in bytes.
-
-    Raises:
-        InputError: The files cannot be deleted.
-        OperationError: The log cannot be written.
 
     """
     version, replaced = replaced_files(join(folder.location, table), before)

@@ -13,10 +13,6 @@ def conform(table: Table, rows: pa.Table, *, filled: bool = False) -> pa.Table:
 
     A column that came after the table may be missing, and gets its default; so do its nulls if they are to be
     ``filled``.
-
-    Raises:
-        InputError: A column is missing, unknown, repeated, of another type, or null where it must not be.
-
     """
     names, declared, defaults = rows.column_names, table.columns, table.defaults
     for name in names:

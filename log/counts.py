@@ -176,9 +176,6 @@ def stored_counts(folder: DeltaFolder, units_and_missing: Callable[[], tuple[Sna
         folder: The store's tables.
         units_and_missing: What loads the table ``units``, and makes the rows that it lacks for visible events.
 
-    Raises:
-        InputError: A file is missing or damaged.
-
     """
     scores = folder.load("scores")  # first: what is scored is there
     units, missing = units_and_missing()

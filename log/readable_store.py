@@ -112,10 +112,6 @@ class ReadableStore:
 
         Page checksums are verified. The columns that files of older schema versions lack are null; the reader fills in
         their declared defaults.
-
-        Raises:
-            InputError: The table or the version is unknown, or the table's log is damaged.
-
         """
         return self._folder.dataset(self._load(table, version))
 
@@ -283,10 +279,6 @@ class ReadableStore:
         Returns:
             Numbers of units, int64 [units], sorted, by derived table.
 
-        Raises:
-            InputError: A file is damaged.
-            DamagedStoreError: A table has rows of units that are lost.
-
         """
         return self._units.lacking(versions)
 
@@ -304,9 +296,6 @@ class ReadableStore:
         Args:
             versions: What is looked at, by table; of tables that are not named, the latest.
 
-        Raises:
-            DamagedStoreError: Rows have lost their events.
-
         """
         self._units.check_whole(versions)
 
@@ -316,9 +305,6 @@ class ReadableStore:
         Args:
             versions: What is looked at, by table.
             within: Files of large tables are left out if they were found whole so many seconds ago or later.
-
-        Raises:
-            DamagedStoreError: A file is missing or damaged.
 
         """
         if is_local(self.location):

@@ -24,10 +24,6 @@ def append_new_rows(folder: DeltaFolder, table: str, rows: pa.Table) -> int:
     """Append the rows whose keys a small table, one of ``KEYED``, does not have yet; return how many.
 
     The rows are of the declared schema. Nulls in key columns count as equal to each other.
-
-    Raises:
-        InputError: The table has a row of the same key and other values; then nothing is appended.
-
     """
     new = rows
 

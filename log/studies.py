@@ -18,9 +18,6 @@ def chosen_study(store: ReadableStore, study: str | None = None, model: str | No
         study: What ``--study`` names; None where the store has one study.
         model: What ``--model`` names; None where the study has one model.
 
-    Raises:
-        InputError: The store has none, none of these names, or several to choose from.
-
     """
     there = {(row["study"], row["model"]) for row in store.read("documents", columns=["study", "model"]).to_pylist()}
     if not there:

@@ -30,10 +30,6 @@ def upgrade(folder: DeltaFolder, rows: UnitRows, commits: UnitCommits) -> None:
     """Make missing tables, add missing columns, and fill in the units of rows that were there before.
 
     An upgrade that was killed is continued by the next one.
-
-    Raises:
-        InputError: The store cannot be written, or a table cannot be read.
-
     """
     older = is_older(folder)
     for table in sorted(TABLES, key="events".__eq__):  # events last: where it is and current, all are

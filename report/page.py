@@ -71,9 +71,6 @@ def build_report(
     Returns:
         The page's path.
 
-    Raises:
-        InputError: no such study or baseline, or nothing to report yet.
-
     """
     content = read_content(
         StudyRows(views, study, model),

@@ -14,12 +14,7 @@ MEASURED = "measured"
 
 
 def frozen_text(content: dict[str, Any]) -> str:
-    """Write a plan's content as canonical JSON.
-
-    Raises:
-        ValueError: A number is not finite.
-
-    """
+    """Write a plan's content as canonical JSON."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

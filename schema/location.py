@@ -26,10 +26,6 @@ def absolute(location: str | Path) -> str:
     """The location as an absolute path, with ``~`` expanded and without ``..``, or as a URL without a slash at its end.
 
     A ``file://`` URL becomes the path that it names.
-
-    Raises:
-        InputError: the location is empty, as a variable of the shell is that nobody has set.
-
     """
     text = str(location)
     if text.startswith("file://"):
@@ -51,12 +47,7 @@ def join(location: str, *names: str) -> str:
 
 
 def filesystem_of(location: str) -> tuple[pa.fs.FileSystem, str]:
-    """The file system that holds a location, and the location's path in it.
-
-    Raises:
-        InputError: the location is a URL that Arrow has no file system for.
-
-    """
+    """The file system that holds a location, and the location's path in it."""
     if is_local(location):
         return pa.fs.LocalFileSystem(), location
     # One request then puts a small object, where by default three do.
@@ -69,12 +60,7 @@ def filesystem_of(location: str) -> tuple[pa.fs.FileSystem, str]:
 
 
 def check_regular(path: Path) -> None:
-    """Check that a path is a file's, if something is there: reading a pipe waits, and a device may have no end.
-
-    Raises:
-        InputError: it is a folder, a pipe, a socket or a device.
-
-    """
+    """Check that a path is a file's, if something is there: reading a pipe waits, and a device may have no end."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: is {'a folder' if path.is_dir() else 'no regular file'}; give a file")
 

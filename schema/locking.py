@@ -52,12 +52,7 @@ def run_alone(location: str, say: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def repaired(location: str) -> Iterator[None]:
-    """A block that repairs a local store, beside which no other process writes to it.
-
-    Raises:
-        OperationError: Another process has it.
-
-    """
+    """A block that repairs a local store, beside which no other process writes to it."""
     with _opened(location) as folder:
         begun = time.monotonic()
         while not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):

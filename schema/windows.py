@@ -26,9 +26,6 @@ class Windows:
         agreement_run: The length from which a run of agreements is long, in tokens.
         saturation_threshold: A delta above it is saturated; a total variation.
 
-    Raises:
-        InputError: The windows do not fit the horizon or each other.
-
     """
 
     horizon: int

@@ -241,10 +241,6 @@ def write_catalog(store: Store) -> Path:
     Returns:
         The path of the catalogue.
 
-    Raises:
-        InputError: the store is not a local folder.
-        OperationError: the file cannot be written.
-
     """
     if not is_local(store.location):
         raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")

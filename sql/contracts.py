@@ -116,12 +116,7 @@ def view_files(suffix: str) -> dict[str, str]:
 
 
 def contract(view: str) -> Contract:
-    """The contract of one view.
-
-    Raises:
-        InputError: there is no such view; the message names the nearest one.
-
-    """
+    """The contract of one view."""
     known = contracts()
     if view not in known:
         raise InputError(f"no view '{view}'; {nearest(view, known)}")

@@ -44,10 +44,6 @@ def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:
     Returns:
         The number of new rows, one to a document and action.
 
-    Raises:
-        InputError: The store is damaged or cannot be written.
-        OperationError: A stored file cannot be read.
-
     """
     if store.row_count("steps") < least:
         return 0

@@ -32,12 +32,7 @@ def computed_views() -> tuple[str, ...]:
 
 
 def promises(view: str) -> int:
-    """How many promises a view's contract makes.
-
-    Raises:
-        InputError: there is no such view.
-
-    """
+    """How many promises a view's contract makes."""
     promised = contract(view)
     return 1 + len(promised.not_null) + len(promised.identities)
 

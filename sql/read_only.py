@@ -33,12 +33,7 @@ class ReadOnlyViews(Views):
     """Views whose queries read the store and do nothing else."""
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """The relation of one query.
-
-        Raises:
-            InputError: DuckDB cannot parse or bind the query, it is several, or it does something else than reading.
-
-        """
+        """The relation of one query."""
         if (count := check_reads(query)) > 1:
             raise InputError(f"{count} queries, of which the last one alone would be answered; give them one by one")
         return super().sql(query)
@@ -68,9 +63,6 @@ def check_reads(query: str) -> int:
 
     Returns:
         The number of statements.
-
-    Raises:
-        InputError: DuckDB cannot parse the query, or a statement may write.
 
     """
     try:

@@ -88,9 +88,6 @@ def stored_moments(store: Store, versions: Mapping[str, int]) -> StoredMoments:
         store: The store.
         versions: Delta version by table name, of all tables.
 
-    Raises:
-        InputError: The store is damaged.
-
     """
     if not store.paths("document_moments", versions["document_moments"]):
         return NO_MOMENTS

@@ -149,11 +149,6 @@ def allocate(
     ``answers`` are the moments of documents with answers, for the endpoints that are of these alone.
     With ``reduced`` moments of the same documents, endpoints are planned for by them where there are reduced estimates.
     Documents that differ by no more than ``alike_within``, the margin of a study that resolves equivalence, are alike.
-
-    Raises:
-        InputError: bounds, targets or costs are out of range, a stratum has fewer than two documents or replicates, or
-            an endpoint is of answers and no document has any that is scored.
-
     """
     targets = _targets(target, len(endpoints))
     _check_bounds("replicates", replicates)

@@ -62,10 +62,6 @@ def resample(
     """Compute quantities of the draws first..last - 1, counted from 0, and with ``studentized`` their t* too.
 
     ``pairs`` are the (baseline, action) of each contrast; None for all ordered pairs of actions.
-
-    Raises:
-        InputError: a name is unknown, a profile that a quantity needs is missing, or the range is empty.
-
     """
     if not 0 <= first < last:
         raise InputError(f"draws {first}..{last}: the range is empty or starts below 0")
@@ -182,10 +178,6 @@ def estimate(
     Quantities (None: every one whose moments are there) are taken group by group, so that the draws of one group are
     held at once. By default all is exploratory. ``pairs`` are the (baseline, action) of each contrast; None for all
     ordered pairs of actions.
-
-    Raises:
-        InputError: a name is unknown, a profile that a quantity needs is missing, or a family names what is not here.
-
     """
     request = request or Request()
     parts = []

@@ -137,10 +137,6 @@ def calibrate(
     Predictors are fitted and selected on ``development`` and judged on ``evaluation``. The error's interval is at level
     1 - alpha / 4, from the bootstrap's own draws of the evaluation documents and by the method ``interval`` of other
     estimates; inside +-margin it is equivalence.
-
-    Raises:
-        InputError: a split lacks an action, or alpha or margin is out of range.
-
     """
     if not 0 < alpha < 1 or not margin > 0:
         raise InputError(f"alpha {alpha} must lie between 0 and 1, the margin {margin} above 0")

@@ -48,10 +48,6 @@ class BranchingMoments(MeasuredDocuments):
 
     ``plain`` and ``swrb`` map every name of MEASURED to float64 [D, A]. All values are NaN where a document has no
     replicates of the estimator under the action.
-
-    Raises:
-        InputError: a name or a shape is wrong, or some but not all values of a document are NaN.
-
     """
 
     plain: Mapping[str, Float]
@@ -97,9 +93,6 @@ def resample_branching(moments: BranchingMoments, *, draws: int, seed: int) -> d
 
     Returns:
         float64 [draws, rows, A] by name, rows as in ``observed_branching``; NaN where undefined.
-
-    Raises:
-        InputError: ``draws`` is less than 1.
 
     """
     if draws < 1:

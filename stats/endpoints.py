@@ -117,12 +117,7 @@ def decidable_quantities() -> dict[str, Quantity]:
 
 
 def decidable_quantity(name: str) -> Quantity:
-    """Return the contrast that is meant by the name of a quantity of actions, or its own.
-
-    Raises:
-        InputError: there is none, or it cannot be decided on; the message says why.
-
-    """
+    """Return the contrast that is meant by the name of a quantity of actions, or its own."""
     known = decidable_quantities()
     if name in known:
         return known[name]

@@ -188,10 +188,6 @@ def summarize(
     """Turn draws and point estimates into rows with intervals; rows over no document at all are left out.
 
     ``resampled`` is by quantity. ``pairs`` are the (baseline, action) of each contrast; None for all.
-
-    Raises:
-        InputError: a member of a family does not exist.
-
     """
     moments = moments.in_canonical_order()
     pooling = Pooling.of(moments, pairs)

@@ -30,10 +30,6 @@ class MeasuredDocuments:
     """Documents that were measured under actions, whatever was measured.
 
     ``documents``, ``strata`` and ``clusters`` are str [D].
-
-    Raises:
-        InputError: a document or an action is named twice, a stratum is named ``pooled``, or there is nothing.
-
     """
 
     documents: Text
@@ -79,10 +75,6 @@ class DocumentMoments(MeasuredDocuments):
 
     NaN has two meanings, and no third: an action lacks a document (then all its moments are NaN there), or a moment is
     null over an empty window (then it is NaN for all documents of the action).
-
-    Raises:
-        InputError: a name, a shape or a NaN is none of these.
-
     """
 
     windows: Windows
@@ -159,10 +151,6 @@ class ReplicateMoments(MeasuredDocuments):
     ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A, K], and in moments of documents with answers every
     name of ANSWER_MOMENTS too; NaN marks a replicate that an action lacks, or a moment that is null over an empty
     window. Replicate k is the same k for every action, since actions share the reference's uniforms.
-
-    Raises:
-        InputError: a name or a shape is wrong.
-
     """
 
     windows: Windows
@@ -210,10 +198,6 @@ def standardize(
     """Return every declared name's array as float64 of one shape; none at all may be given if ``optional``.
 
     Messages name the ``field`` that the arrays belong to.
-
-    Raises:
-        InputError: a name is missing or unknown, a shape is wrong, or a value is infinite.
-
     """
     for name in given:
         if name not in declared:

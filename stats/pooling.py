@@ -124,10 +124,6 @@ class Pooling:
         """Pool what quantities are functions of: name -> one for an action, baseline and action for a contrast.
 
         Arrays are [B, rows, subjects] or [B, rows, subjects, X].
-
-        Raises:
-            InputError: a profile that a quantity needs is missing.
-
         """
         read = [name for name in self.moments.scalars if name not in COMPENSATORS]
         stacked = self.means(np.stack([self.moments.scalars[name] for name in read], axis=-1), counts)

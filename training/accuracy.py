@@ -75,11 +75,7 @@ def statements(answer: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def asked_records(document: Document) -> set[tuple[int, ...]]:
-    """Return the records of a document's asked items as token triples.
-
-    Raises:
-        ValueError: The document is not one of the embedded documents.
-    """
+    """Return the records of a document's asked items as token triples."""
     records: set[tuple[int, ...]] = set()
     for answer in document.answers:
         tokens = v.to_tokens(answer)
@@ -123,11 +119,7 @@ def sample_answers(model: Qwen2ForCausalLM, prompts: torch.Tensor, *, limit: int
 def measure_accuracy(
     model: Qwen2ForCausalLM, documents: Sequence[Document], *, seed: int, limit: int = GENERATION_LIMIT, batch: int = 16
 ) -> Accuracy:
-    """Measure the accuracy on documents of one stratum.
-
-    Raises:
-        ValueError: There is no document, or the documents are of several strata.
-    """
+    """Measure the accuracy on documents of one stratum."""
     strata = {document.stratum for document in documents}
     if len(strata) != 1:
         raise ValueError(f"accuracy is measured in one stratum at a time, not in {len(strata)}")

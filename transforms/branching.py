@@ -42,10 +42,6 @@ def derive_branchings(events: pa.Table) -> DerivedBranchings:
         schemas and sorted by key. Weights are summed in order of s, in float64. H is the last position present. Where
         positions are missing or repeated, ``complete`` is false and the other columns describe the rows present.
 
-    Raises:
-        InputError: A column is missing, has another type or nulls where none may be, an event is of another kind, a
-            position is outside 1..H, or a scan's weight is no probability.
-
     """
     check_columns(events, [field for field in EVENTS.schema if field.name not in {"action_revision", "unit"}])
     check_kinds(events.column("kind"), (SCAN, BRANCH))

@@ -41,10 +41,6 @@ def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
     Returns:
         The tables that have fewer files now.
 
-    Raises:
-        InputError: The store cannot be written.
-        OperationError: Files are damaged; they are left as they are, and all others are put together.
-
     """
     store.make_tables()
     store.reconcile()

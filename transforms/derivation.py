@@ -42,10 +42,6 @@ def derive_trajectories(events: pa.Table) -> DerivedTrajectories:
         sorted by key. Sums are float64. Where positions are missing or repeated, ``complete`` is false and the other
         columns describe the rows present; a gap or a repetition ends a run of agreements.
 
-    Raises:
-        InputError: A column is missing, has nulls or another type, a position is outside 1..H, or an event is of
-            another kind than "coupled".
-
     """
     check_columns(events, [EVENTS.schema.field(name) for name in PAIR_COLUMNS])
     if "kind" in events.column_names:

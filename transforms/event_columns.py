@@ -24,12 +24,7 @@ NEVER = np.int32(2**31 - 1)  # stands for a null position: later than every t
 
 
 def check_columns(events: pa.Table, fields: Sequence[pa.Field]) -> None:
-    """Check that an events table has some fields and that its positions are possible.
-
-    Raises:
-        InputError: A field is missing, of another type, or null where it must not be; or a position t is below 1.
-
-    """
+    """Check that an events table has some fields and that its positions are possible."""
     missing = [field.name for field in fields if field.name not in events.column_names]
     if missing:
         raise InputError(f"events lack the column{'s' * (len(missing) > 1)} {', '.join(missing)}")
@@ -49,12 +44,7 @@ def check_columns(events: pa.Table, fields: Sequence[pa.Field]) -> None:
 
 
 def check_kinds(kind: pa.ChunkedArray, allowed: Sequence[str]) -> None:
-    """Check that all events are of some kinds.
-
-    Raises:
-        InputError: An event is of a kind that is not ``allowed``, or of none.
-
-    """
+    """Check that all events are of some kinds."""
     foreign = [word for word in kind.unique().to_pylist() if word not in allowed]
     if foreign:
         raise InputError(f"events column 'kind' has {foreign[0]!r}, must be {' or '.join(map(repr, allowed))}")

@@ -46,12 +46,7 @@ class Gathering:
         self._leave()
 
     def batch_done(self) -> None:
-        """Count a micro-batch, and begin after some of them, unless it is still under way.
-
-        Raises:
-            OperationError: What was begun before has failed.
-
-        """
+        """Count a micro-batch, and begin after some of them, unless it is still under way."""
         self._batches += 1
         if self._batches >= BATCHES:
             self._hear_if_done()

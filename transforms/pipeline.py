@@ -51,7 +51,6 @@ def run_derivation(
     ``progress`` is called with (units done, units to do) after each commit.
 
     Raises:
-        InputError: There is no store, the runner is unknown, or its packages are missing.
         OperationError: Units could not be read or derived (all others are committed), the runner failed, or it
             returned other segments than it was given.
 

@@ -41,12 +41,6 @@ def watch(
     Looks every ``interval_seconds`` for what is to do, and takes all that has come; it calls ``idle`` where nothing
     has. ``stop`` is asked between micro-batches and while waiting, ``progress`` gets the report of each micro-batch,
     failures included. The counts returned are over all of them. Small files stay as they are if ``compacts`` is False.
-
-    Raises:
-        InputError: There is no store.
-        OperationError: Files cannot be put together; or at the end, if units could not be derived. Each is tried
-            once, and the others go on.
-
     """
     begun = time.perf_counter()
     store = Store.open(store_location)

@@ -58,9 +58,6 @@ def read_files(
         within: Files that were found whole so many seconds ago or later are left out.
         with_rows: Whether the rows are returned.
 
-    Raises:
-        InputError: The table's log cannot be read.
-
     """
     folder = f"{store.location}/{table}/"
     groups = store.files_by_missing_columns(table, version)
@@ -90,12 +87,7 @@ def read_files(
 
 
 def _check_schema(table: str, file: StoredFile, data: bytes, lacking: Collection[str]) -> None:
-    """Check that a file has the declared columns, but those that came after it, and as many rows as the log says.
-
-    Raises:
-        InputError: It does not.
-
-    """
+    """Check that a file has the declared columns, but those that came after it, and as many rows as the log says."""
     with pq.ParquetFile(pa.BufferReader(data)) as parquet:
         there, count = parquet.schema_arrow, parquet.metadata.num_rows
     for field in TABLES[table].schema:
@@ -120,13 +112,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def rows_in(table: str, data: bytes) -> pa.Table:
-    """Return the rows of a file in the declared schema of its table, defaults filled in.
-
-    Raises:
-        InputError: The rows are not of that schema.
-        One of ``READ_ERRORS``: It is no Parquet file, or damaged.
-
-    """
+    """Return the rows of a file in the declared schema of its table, defaults filled in."""
     declared = TABLES[table]
     with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
         there = set(parquet.schema_arrow.names)

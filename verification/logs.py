@@ -24,12 +24,7 @@ def table_logs(store: Store) -> dict[str, TableLog]:
 
 
 def check_logs(store: Store) -> Check:
-    """Check that every commit of every table is there and whole, and that none is lost that another relies on.
-
-    Raises:
-        InputError: There is no table, so there is no store.
-
-    """
+    """Check that every commit of every table is there and whole, and that none is lost that another relies on."""
     refused, faults = {}, []
     logs = table_logs(store)
     for table in TABLES:

@@ -71,11 +71,6 @@ def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
     Yields:
         A line for each thing that was done.
 
-    Raises:
-        InputError: The store is behind a URL, or there is no store.
-        OperationError: Another process repairs it, or writes to it for seconds.
-        KvdriftError: Something cannot be mended.
-
     """
     if not is_local(store.location):
         raise InputError(f"{store.location}: only a local store can be repaired; an object store keeps what it accepts")

@@ -40,9 +40,6 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
     Yields:
         Each check when it is done. Where a table's log is damaged, the check that says so is the last one.
 
-    Raises:
-        InputError: there is no table, so there is no store.
-
     """
     logs = check_logs(store)
     yield logs
@@ -90,9 +87,6 @@ def scrub(store: Store, seconds: float) -> Iterator[Check]:
 
     Yields:
         The check of the logs; if they are whole, one for each table.
-
-    Raises:
-        InputError: The store is behind a URL, or there is no store.
 
     """
     if not is_local(store.location):

@@ -135,12 +135,7 @@ def documents_revision(views: Views, study: str, model: str) -> int:
 
 
 def study_windows(views: Views, study: str, model: str) -> Windows:
-    """Read the study's windows from the ``windows`` view.
-
-    Raises:
-        InputError: nothing of the study is derived.
-
-    """
+    """Read the study's windows from the ``windows`` view."""
     rows = views.rows("windows", study=study, model=model).to_pylist()
     if not rows:
         raise InputError(f"study '{study}', model '{model}': nothing of it is derived in this store")
@@ -160,9 +155,6 @@ def document_moments(
         split: the split.
         windows: the study's, None to read them.
         profiles: whether those over positions and lags are wanted too.
-
-    Raises:
-        InputError: there are no complete trajectories.
 
     """
     windows = windows or study_windows(views, study, model)
@@ -187,12 +179,7 @@ def document_moments(
 
 
 def replicate_moments(views: Views, study: str, model: str, split: str) -> ReplicateMoments:
-    """Read the scalar moments of every replicate of a split, controls left out.
-
-    Raises:
-        InputError: there are no complete trajectories.
-
-    """
+    """Read the scalar moments of every replicate of a split, controls left out."""
     table = measured(views.rows("trajectory_moments", study=study, model=model, split=split))
     if not table.num_rows:
         raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")

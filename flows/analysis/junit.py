@@ -25,9 +25,6 @@ def write_junit(path: Path, name: str, line: str, outcome: str | None, propertie
         outcome: ``failure``, ``skipped`` or ``error``; None if the test passes.
         properties: What is said of the test besides.
 
-    Raises:
-        InputError: The file cannot be written.
-
     """
     counts = {"failure": "failures", "skipped": "skipped", "error": "errors"}
     totals = {total: str(int(outcome == one)) for one, total in counts.items()}

@@ -106,12 +106,7 @@ class LiveStore:
         self._done: dict[tuple[str, str], deque[tuple[float, int]]] = defaultdict(deque)
 
     def look(self) -> list[StudyLook]:
-        """Count what is new; return a look at each study and model.
-
-        Raises:
-            InputError: The store is damaged.
-
-        """
+        """Count what is new; return a look at each study and model."""
         self._count_units()
         self._count_pairs()
         documents = defaultdict[tuple[str, str], dict[str, Row]](dict)

@@ -36,9 +36,6 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
     Returns:
         How far the study has come with that look.
 
-    Raises:
-        OperationError: documents of the look are not all generated and derived.
-
     """
     taken = _require(store, plan)
     look = taken.wanted

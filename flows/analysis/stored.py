@@ -45,9 +45,6 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
     Returns:
         The number of new estimates; 0 where those of the present events are there.
 
-    Raises:
-        InputError: events are not derived, or there is nothing to estimate.
-
     """
     current = estimates_are_current(store, study, model)
     scoring = Scoring.stored(store, study, model)

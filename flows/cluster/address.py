@@ -44,13 +44,7 @@ class ClusterAddress:
 
     @classmethod
     def of_gpus(cls, text: str, studies: Sequence[Study]) -> Self:
-        """Read how many GPUs of this machine get a worker each, to generate for the studies of one file.
-
-        Raises:
-            InputError: It is no number, there are not so many GPUs here, a study does not run on one GPU, or Dask is
-                not installed.
-
-        """
+        """Read how many GPUs of this machine get a worker each, to generate for the studies of one file."""
         check_gpus(text, studies)
         from generator.transformer.model_checks import visible_gpus  # noqa: PLC0415 - torch takes seconds
 
@@ -68,12 +62,7 @@ class ClusterAddress:
 
 
 def check_gpus(text: str, studies: Sequence[Study]) -> None:
-    """Check what can be checked of ``--gpus`` on any machine.
-
-    Raises:
-        InputError: It is no number, or a study does not run on one GPU.
-
-    """
+    """Check what can be checked of ``--gpus`` on any machine."""
     if re.fullmatch(r"all|[1-9][0-9]{0,2}", text) is None:
         raise InputError(
             f"--gpus '{text}': write all, or how many; CUDA_VISIBLE_DEVICES=0,2 kvdrift run with --gpus all takes "

@@ -60,12 +60,7 @@ class Cluster:
 
     @property
     def client(self) -> Client:
-        """Dask's client of the cluster.
-
-        Raises:
-            OperationError: No scheduler answers.
-
-        """
+        """Dask's client of the cluster."""
         if self._client is None:
             self._client = self._connected()
             self._tell(self._client)
@@ -148,13 +143,7 @@ class Cluster:
         self._client = self._local = None
 
     def _check_scheduler(self) -> None:
-        """Check that the scheduler, which looks at the work that it hands out, runs this kvdrift.
-
-        Raises:
-            InputError: It does not.
-            OperationError: No scheduler answers.
-
-        """
+        """Check that the scheduler, which looks at the work that it hands out, runs this kvdrift."""
         name = f"scheduler {self.scheduler}"
         try:
             source: Any = self.client.run_on_scheduler(source_sha256)
@@ -165,12 +154,7 @@ class Cluster:
         check_source(name, source)
 
     def _wait_for_worker(self) -> None:
-        """Wait for a worker, so that what all of them lack is found before they are handed work.
-
-        Raises:
-            OperationError: The scheduler is gone.
-
-        """
+        """Wait for a worker, so that what all of them lack is found before they are handed work."""
         while not self.client.scheduler_info()["workers"]:
             if self.is_lost:
                 raise self.lost()

@@ -10,14 +10,7 @@ from transforms.segments import DerivationReport, pending
 
 
 def derive_on(cluster: Cluster, location: str) -> DerivationReport:
-    """Derive every segment of a store that is not derived yet, on a cluster's workers.
-
-    Raises:
-        InputError: There is no store, or a worker does not see it or runs another kvdrift.
-        OperationError: Segments could not be derived, workers returned other segments than they were given, or the
-            scheduler is gone.
-
-    """
+    """Derive every segment of a store that is not derived yet, on a cluster's workers."""
     store = Store.open(location)
     if pending(store).segments:
         cluster.check(store, threads=None)

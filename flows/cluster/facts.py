@@ -60,9 +60,6 @@ def check_facts(worker: str, found: WorkerFacts, here: WorkerFacts, location: st
         here: Those of the process that hands out the work.
         location: The store's.
 
-    Raises:
-        InputError: It runs another kvdrift, takes more tasks at once, or does not see the store.
-
     """
     check_source(worker, found.source, here.source)
     if here.threads is not None and found.threads != here.threads:
@@ -85,9 +82,6 @@ def check_source(name: str, there: str, here: str | None = None) -> None:
         name: What an error line calls it.
         there: What it says of its ``source_sha256``.
         here: That of the process that hands out the work; None for this one's.
-
-    Raises:
-        InputError: They are not the same.
 
     """
     if there != (here or source_sha256()):

@@ -68,14 +68,7 @@ class ClusterGenerator:
             self._gpus(study, made_on)
 
     def __call__(self, store: Store, study: Study, work: Work, known: Identities) -> Generator[int, None, None]:
-        """Generate a study's work, and yield each document's number of new units as it is stored.
-
-        Raises:
-            InputError: A worker has another kvdrift, store, kind of GPU, model or selector, or refuses a document.
-            OperationError: The work of a document failed at two workers, or twice where there is one, or the scheduler
-                is gone.
-
-        """
+        """Generate a study's work, and yield each document's number of new units as it is stored."""
         from distributed import as_completed  # noqa: PLC0415 - a run without a cluster needs none
 
         from flows.cluster.worker import Assignment, Failure, generate_document  # noqa: PLC0415 - it imports Dask
@@ -129,12 +122,7 @@ class ClusterGenerator:
         return lambda action: files.of(action.parts)
 
     def _gpus(self, study: Study, made_on: GpuKinds) -> GpuKinds:
-        """Return what a worker's GPU must be one of: what units were made on, or else what the first worker has.
-
-        Raises:
-            InputError: Workers that are there have other ones, and the study allows one kind alone.
-
-        """
+        """Return what a worker's GPU must be one of: what units were made on, or else what the first worker has."""
         if study.model.device == "cpu" and study.model.device_map is None:
             return made_on
         from flows.cluster.worker import gpu_there  # noqa: PLC0415 - it imports Dask
@@ -168,12 +156,7 @@ class ClusterGenerator:
         return client.submit(generate, attempt.part, pure=False, retries=_RETRIES, **limits)
 
     def _answer(self, task: Any) -> Any:
-        """Return the result of a task.
-
-        Raises:
-            OperationError: The work failed, or the scheduler or all workers are gone.
-
-        """
+        """Return the result of a task."""
         from distributed.scheduler import KilledWorker  # noqa: PLC0415
 
         try:
@@ -196,12 +179,7 @@ class ClusterGenerator:
 
 
 def check_stored(store: Store, study: Study, work: Work) -> None:
-    """Check that the store has what workers were to store.
-
-    Raises:
-        OperationError: It shows less here than workers have stored.
-
-    """
+    """Check that the store has what workers were to store."""
     names = ("doc", "action", "action_revision", "estimator", "first_replicate", "replicates")
     found = set()
     for one in studies_of(study, work):

@@ -138,12 +138,7 @@ def _end(reason: str) -> None:
 
 
 def _accepted(assignment: Assignment, name: str) -> Store:
-    """Make sure that this worker generates what is asked for, and return the store; looks once at each assignment.
-
-    Raises:
-        InputError: It has several threads, or another kvdrift, store, kind of GPU, model or selector.
-
-    """
+    """Make sure that this worker generates what is asked for, and return the store; looks once at each assignment."""
     if _KEPT.token == assignment.token and _KEPT.store is not None:
         return _KEPT.store
     check_facts(name, facts(assignment.location, get_worker().state.nthreads), assignment.facts, assignment.location)

@@ -157,12 +157,7 @@ def _is_small(study: Study) -> bool:
 
 
 def load_transformer(section: ModelSection) -> LoadedModel:
-    """Load the model of a study file's ``[model]``.
-
-    Raises:
-        InputError: it cannot be loaded.
-
-    """
+    """Load the model of a study file's ``[model]``."""
     from generator.transformer.loading import load_model  # noqa: PLC0415 - what is left to do shows without a model
 
     return load_model(

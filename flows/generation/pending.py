@@ -36,12 +36,7 @@ def pending_development(
 
 
 def pending_evaluation(store: Store, material: Material) -> Work:
-    """Return what the frozen plan asks of the evaluation documents and the store lacks, as ``pending_work`` finds it.
-
-    Raises:
-        PlanError: there is no plan, or it disagrees with the study file.
-
-    """
+    """Return what the frozen plan asks of evaluation documents and the store lacks, as ``pending_work`` finds it."""
     return pending_of_plan(store, material, require_plan(store, material.study))
 
 

@@ -21,9 +21,6 @@ def record_prompts(store: Store, material: Material) -> int:
         store: the study's store, which has the documents' rows.
         material: the study with its documents.
 
-    Raises:
-        InputError: the store is damaged or cannot be written.
-
     """
     study, model = material.study.name, material.model_id
     revisions = store.documents(study, model, ["doc", "document_revision"])

@@ -44,8 +44,6 @@ class SideProcess:
 
         Raises:
             KvdriftError: What it raised there.
-            EOFError: The process has ended.
-            OSError: The same.
 
         """
         units: list[list[Unit]] = self._ask((study, named(part)))
@@ -136,9 +134,6 @@ def work_beside(
 
     Yields:
         What became of each part, in any order.
-
-    Raises:
-        KvdriftError: What a process raised.
 
     """
     waiting, made = deque(parts), SimpleQueue[Made | KvdriftError | None]()

@@ -58,13 +58,7 @@ class Identify(Protocol):
     """Says what makes the units of a study's actions, whoever generates them."""
 
     def __call__(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return the identity by action; unless it is ``required``, that of the weights is None where it is not known.
-
-        Raises:
-            InputError: a file cannot be read, or an endpoint serves what no study asks for.
-            OperationError: no endpoint says what it serves, and that is required.
-
-        """
+        """Return the identity by action; unless ``required``, that of the weights is None if it is not known."""
 
 
 def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:
@@ -167,12 +161,7 @@ def store_units(store: Store, units: Sequence[Unit], known: Identities, *, promp
 
 
 def _check_identity(unit: Unit, known: Identities) -> None:
-    """Refuse a unit that was not made as the store has it of its revision: what makes units changed meanwhile.
-
-    Raises:
-        OperationError: names what is another one.
-
-    """
+    """Refuse a unit that was not made as the store has it of its revision: what makes units changed meanwhile."""
     record = unit.record
     for name, value in known[record["study"], record["action"], record["action_revision"]].columns.items():
         if record[name] != value:

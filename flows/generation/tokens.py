@@ -37,9 +37,6 @@ def record_tokens(
         location: where the model's files are, of a study file's model; by default what its id names here.
         progress: who is told that there are none.
 
-    Raises:
-        InputError: the store is damaged or cannot be written.
-
     """
     known = store.read("tokens", columns=["study", "model"])
     if pc.any(_of(known, study, model)).as_py():

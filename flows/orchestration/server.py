@@ -63,9 +63,6 @@ def orchestration(home: Path) -> Iterator[bool]:
     Yields:
         Whether the server is the user's.
 
-    Raises:
-        OperationError: the user's server does not answer, our own one does not start, or it fails amid the block.
-
     """
     with _logging(), _environment(_not_set(_QUIET)):
         if url := api_url():
@@ -87,12 +84,7 @@ def orchestration(home: Path) -> Iterator[bool]:
 
 @contextmanager
 def answering(url: str) -> Iterator[None]:
-    """A block that needs the user's server: that it does not answer, or fails, is one line.
-
-    Raises:
-        OperationError: the server does not answer, or failed amid the block.
-
-    """
+    """A block that needs the user's server: that it does not answer, or fails, is one line."""
     import httpx  # noqa: PLC0415 - where there is a server
     from prefect.client.orchestration import get_client  # noqa: PLC0415
     from prefect.exceptions import PrefectException, PrefectHTTPStatusError  # noqa: PLC0415

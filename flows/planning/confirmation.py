@@ -56,10 +56,6 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
         store: The store whose evaluation documents were seen, where the new study is to be run.
         path: The file to write; its name is the study's. By default NAME-confirm.toml beside the study file.
 
-    Raises:
-        InputError: An action is unknown, or it is the baseline alone; the file is there already; or there are too few
-            documents that were not seen.
-
     """
     studies, content = load_studies(study_file), read_content(study_file)
     _check_actions(studies, names, study_file)
@@ -165,9 +161,6 @@ def _draw(
 
     Returns:
         The number of evaluation documents, in all strata.
-
-    Raises:
-        InputError: There are too few documents.
 
     """
     first = content["study"].get("seed", 0)

@@ -72,9 +72,6 @@ def freeze_plan(
     Returns:
         The study's one frozen plan.
 
-    Raises:
-        PlanError: evaluation events exist though no plan does, or the plan that is there disagrees with the study file.
-
     """
     study, revision = material.study, 0 if superseded is None else superseded.revision + 1
     if (frozen := _adopted(store, study, revision)) is not None:

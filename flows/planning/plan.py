@@ -56,9 +56,6 @@ def make_plan(
         give an equal plan, and arguments that differ in seconds alone one of the same hash if they lead to the same
         K and N.
 
-    Raises:
-        OperationError: there are no development units.
-
     """
     study = material.study
     planned, actions = study.plan, material.measured_actions if grown is None else grown.actions

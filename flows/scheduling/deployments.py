@@ -108,12 +108,7 @@ class Deployed:
 
 
 def check_cron(cron: str, timezone: str) -> None:
-    """Check a schedule.
-
-    Raises:
-        InputError: it has not five fields that can be read, or there is no such zone.
-
-    """
+    """Check a schedule."""
     from prefect.client.schemas.schedules import CronSchedule  # noqa: PLC0415 - Prefect takes seconds
     from pydantic import ValidationError  # noqa: PLC0415
 
@@ -128,13 +123,7 @@ def check_cron(cron: str, timezone: str) -> None:
 
 @contextmanager
 def users_server() -> Iterator[str]:
-    """Give the address of the user's Prefect server, which answers; what it then fails with is one line.
-
-    Raises:
-        InputError: neither the environment nor the active profile names a server.
-        OperationError: it does not answer, or failed amid the block.
-
-    """
+    """Give the address of the user's Prefect server, which answers; what it then fails with is one line."""
     url = api_url()
     if url is None:
         raise InputError(
@@ -153,9 +142,6 @@ def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
     Args:
         schedule: what is deployed.
         work_pool: the pool's name.
-
-    Raises:
-        InputError: the pool is none of processes, or another store has the name.
 
     """
     from prefect.runner.storage import LocalStorage  # noqa: PLC0415 - Prefect takes seconds
@@ -245,12 +231,7 @@ def _check_store(deployment: RunnerDeployment, schedule: StudySchedule) -> None:
 
 
 def _make_pool(name: str) -> None:
-    """Make a work pool of processes, unless it is there.
-
-    Raises:
-        InputError: it is there and runs no processes.
-
-    """
+    """Make a work pool of processes, unless it is there."""
     from prefect.client.orchestration import get_client  # noqa: PLC0415
     from prefect.client.schemas.actions import WorkPoolCreate  # noqa: PLC0415
     from prefect.exceptions import ObjectNotFound  # noqa: PLC0415

@@ -21,9 +21,6 @@ def check_block(block: str) -> UUID:
     Args:
         block: The block as TYPE/NAME, such as slack-webhook/laboratory.
 
-    Raises:
-        InputError: There is no such block, or it does not notify anybody.
-
     """
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect takes seconds
     from prefect.exceptions import ObjectNotFound  # noqa: PLC0415
@@ -52,9 +49,6 @@ def notify(deployment: str, tag: str, block: str) -> None:
         deployment: The deployment's name.
         tag: The tag of its runs.
         block: The block as TYPE/NAME.
-
-    Raises:
-        InputError: There is no such block, or it does not notify anybody.
 
     """
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect takes seconds

@@ -17,12 +17,7 @@ from transforms.pipeline import run_derivation
 
 
 def stored_studies(location: str) -> list[tuple[str, str]]:
-    """Return study and model of all documents of a store.
-
-    Raises:
-        InputError: there is no store.
-
-    """
+    """Return study and model of all documents of a store."""
     documents = Store.open(location).read("documents", columns=["study", "model"])
     return sorted({(row["study"], row["model"]) for row in documents.to_pylist()})
 

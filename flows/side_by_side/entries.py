@@ -29,13 +29,7 @@ def read_entries(
     *,
     model: str | None = None,
 ) -> list[tuple[Entry, DocumentMoments]]:
-    """Read every study and model of some stores, or those of some names, with their document moments.
-
-    Raises:
-        InputError: a store is named twice, does not exist or has no such study, or nothing of it is derived.
-        DamagedStoreError: a store is damaged.
-
-    """
+    """Read every study and model of some stores, or those of some names, with their document moments."""
     stores = [Store.open(location) for location in locations]
     twice = [name for name, times in Counter(store.location for store in stores).items() if times > 1]
     if twice:

@@ -21,13 +21,7 @@ def laws_are_compared(runs: Sequence[StudyRun]) -> bool:
 
 
 def compare_laws(runs: Sequence[StudyRun]) -> bool:
-    """Write the page that has the laws of one model side by side, unless it is there; return whether it was written.
-
-    Raises:
-        InputError: the folder may not be written.
-        OperationError: the disk is full or broken.
-
-    """
+    """Write the page that has the laws of one model side by side, unless it is there; return whether it was written."""
     if laws_are_compared(runs):
         return False
     from flows.side_by_side.pages import write_comparison  # noqa: PLC0415 - a page that is there needs nothing of it

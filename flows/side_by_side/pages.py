@@ -35,11 +35,6 @@ def write_comparison(
     Returns:
         The path of the page.
 
-    Raises:
-        InputError: a store is named twice, does not exist or has nothing to compare, or the folder may not be written.
-        OperationError: the disk is full or broken.
-        DamagedStoreError: a store is damaged.
-
     """
     measured = read_entries(locations, studies, progress, model=model)
     comparison = Comparison(tuple(entry for entry, _ in measured), tuple(pairings(measured)))

@@ -54,11 +54,7 @@ def generators(
     cluster: ClusterAddress | None,
     progress: Progress,
 ) -> Iterator[Generators]:
-    """Give who does the work of the studies of one file: services, a cluster, or without both this process.
-
-    Raises:
-        InputError: An engine decodes in this process, and a service or a cluster is to generate.
-    """
+    """Give who does the work of the studies of one file: services, a cluster, or without both this process."""
     engine = next((study.model.engine for study in studies if study.model.engine is not None), None)
     if engine is not None and (addresses or cluster is not None):
         raise InputError(

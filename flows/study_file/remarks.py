@@ -23,9 +23,6 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
 
     Args:
         runs: A run of each study, one to a model and law, which can be done.
-
-    Raises:
-        InputError: A file of documents changed, and is faulty now.
     """
     lines = left_out(runs[0].study.documents)
     for run in runs:

@@ -78,11 +78,7 @@ class InDtype:
 
 
 def bytes_as_stored(layer: PrefixLayer, holding: Holding) -> StoredBytes:
-    """Return the bytes of a layer's keys and values, which may lack their numbers, as a codec says them.
-
-    Raises:
-        OperationError: The codec fails, or what it returns are no numbers of bytes.
-    """
+    """Return the bytes of a layer's keys and values, which may lack their numbers, as a codec says them."""
     try:
         size = holding.stored_bytes(layer)
         size = StoredBytes(operator.index(size.payload), operator.index(size.scales))

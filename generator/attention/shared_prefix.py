@@ -69,9 +69,6 @@ class SharedPrefix:
         fused: As ``Savings.fused``.
         tiles: Per cache, how many streams read its prompt entries at once, at most; 0, the default, for ``tile_of``.
         rules: Per cache, what it does with its entries besides; None, the default, for nothing.
-
-    Raises:
-        InputError: Other tiles are asked for where operations are fused.
     """
 
     def __init__(

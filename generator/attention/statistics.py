@@ -92,12 +92,7 @@ class Gathering:
             yield
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
-        """Add a layer's next chunk, shaped as in ``QueryChunk``, to every statistic.
-
-        Raises:
-            OperationError: A statistic fails.
-            RuntimeError: Outside of ``listening``.
-        """
+        """Add a layer's next chunk, shaped as in ``QueryChunk``, to every statistic."""
         if not self._statistics:
             return
         if self._input is None or self._rotary is None:

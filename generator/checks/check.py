@@ -53,10 +53,6 @@ class Finding:
 
 
 def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - as assert takes it
-    """Raise what is wrong, unless something holds.
-
-    Raises:
-        OperationError: It does not.
-    """
+    """Raise what is wrong, unless something holds."""
     if not holds:
         raise OperationError(otherwise)

@@ -84,11 +84,7 @@ def decided_elsewhere(subjects: Sequence[Tried[Any]]) -> list[Decided]:
 
 
 def same_elsewhere(subject: Tried[Any]) -> str:
-    """Check that a part decides in a second interpreter what it decides here; return what was found.
-
-    Raises:
-        OperationError: It does not.
-    """
+    """Check that a part decides in a second interpreter what it decides here; return what was found."""
     here, there = subject.decided(), _elsewhere(subject).usual
     for where, digest in here.items():
         require(
@@ -99,11 +95,7 @@ def same_elsewhere(subject: Tried[Any]) -> str:
 
 
 def same_after_others(subject: Tried[Any]) -> str:
-    """Check that what a part decides of a prompt does not depend on the prompts before it; return what was found.
-
-    Raises:
-        OperationError: It does.
-    """
+    """Check that what a part decides of a prompt does not depend on the prompts before it; return what was found."""
     first, other, again = (subject.decided_of(prompt) for prompt in (FIRST, ALONE, FIRST))
     require(first == again, f"{subject.decides} of a prompt are others after another prompt of its length")
     require(

@@ -20,11 +20,7 @@ def embedded_document() -> Document:
 
 
 def same_events(own: Action, beside: Action, document: Document) -> str:
-    """Generate an action alone, beside another one and replicate by replicate; return what was found.
-
-    Raises:
-        OperationError: The events are not the same.
-    """
+    """Generate an action alone, beside another one and replicate by replicate; return what was found."""
     model = load_model(EMBEDDED_ID)
 
     def events(*pending: PendingUnit) -> list[dict[str, Any]]:

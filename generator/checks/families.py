@@ -69,9 +69,6 @@ def tried_of(name: str, parameters: Mapping[str, Value], folder: Path | None, ki
         parameters: Those that differ from the defaults.
         folder: Where a module is looked for before installed ones, if anywhere.
         kind: "selector", "codec" or "policy", where the name stands for several; None for the one that it stands for.
-
-    Raises:
-        InputError: There is nothing of the name, or it cannot be made; or it stands for several.
     """
     return _FAMILIES[_kind_of(name, folder) if kind is None else _known(kind)].subject(name, parameters, folder)
 

@@ -41,11 +41,7 @@ _ROOM = 400  # what a policy can need: prompts stay short enough for a step to b
 
 @dataclass(frozen=True, eq=False)
 class PolicySubject(Tried[Policy]):
-    """A policy.
-
-    Raises:
-        InputError: It cannot be made, or needs more entries than the checks have prompts for.
-    """
+    """A policy."""
 
     kind: ClassVar[str] = "policy"
     decides: ClassVar[str] = "events"

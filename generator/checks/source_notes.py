@@ -40,11 +40,7 @@ _SEEDED = ("random.Random", "numpy.random.default_rng", "numpy.random.Generator"
 
 
 def source_notes(kind: type[Any]) -> list[str]:
-    """Return a line for each such place in the files that a class of one's own is defined by; [] for the package's.
-
-    Raises:
-        InputError: A module's source cannot be read.
-    """
+    """Return a line for each such place in the files that a class of one's own is defined by; [] for the package's."""
     texts = own_texts(kind)
     beside = {PurePath(file).name.partition(".")[0] for file in texts}
     return [

@@ -41,11 +41,7 @@ class Kind:
 
 @dataclass(frozen=True, eq=False)
 class Subject(Tried[Selector]):
-    """A selector.
-
-    Raises:
-        InputError: It cannot be made, or window and sinks are more than the checks have prompts for.
-    """
+    """A selector."""
 
     kind: ClassVar[str] = "selector"
     decides: ClassVar[str] = "kept sets"

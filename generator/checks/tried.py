@@ -30,9 +30,6 @@ class Tried(ABC, Generic[Part]):
         name: Its name in a study file.
         parameters: Those that differ from the defaults.
         folder: Where a module is looked for before installed ones, if anywhere.
-
-    Raises:
-        InputError: It cannot be made.
     """
 
     name: str

@@ -86,11 +86,7 @@ class SourceRow:
 
 
 def find_file(places: Iterable[Path], purpose: str) -> Path:
-    """Return the first of these files that exists.
-
-    Raises:
-        InputError: None exists; the message names them and says what the file is for.
-    """
+    """Return the first of these files that exists."""
     tried = list(places)
     for place in tried:
         if place.is_file():
@@ -103,9 +99,6 @@ def read_rows(path: Path, numbers: Collection[int] | None = None) -> Iterator[tu
     """Yield the rows of a JSON Lines file, or of a ``.json`` file with one array, with their numbers from 0.
 
     An array is read entry by entry, because some files have gigabytes. ``numbers`` are the rows to yield, or None.
-
-    Raises:
-        InputError: The file cannot be read, or an entry is not a JSON object.
     """
     unit, entries = ("entry", _array_entries(path)) if path.suffix == ".json" else ("line", _lines(path))
     with reading(f"{path}: cannot be read"):

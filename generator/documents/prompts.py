@@ -44,11 +44,7 @@ class PromptText:
     system: str | None = None
 
     def tokens(self, tokenizer: Tokenizer, *, chat: bool) -> tuple[int, ...]:
-        """Return the token ids, with the special tokens that the tokenizer or its chat template puts first.
-
-        Raises:
-            InputError: ``chat`` is set and the tokenizer has no chat template.
-        """
+        """Return the token ids, with the special tokens that the tokenizer or its chat template puts first."""
         if not chat:
             ids = tokenizer(self.text + self.plain_opening, add_special_tokens=True, verbose=False)["input_ids"]
             return tuple(ids)

@@ -38,10 +38,6 @@ def stratum_documents(
     """Make a stratum's documents by split: those that are held first, then others in the source's own order.
 
     ``tokenizer`` loads the model's tokenizer; it is called only for sources of text.
-
-    Raises:
-        InputError: An unknown source, task or length, a missing or faulty file, too few documents, or a held document
-            that the source no longer has.
     """
     chosen = choose_candidates(section, seed, held)
     source = SOURCES[section.source]
@@ -58,10 +54,6 @@ def choose_candidates(
     Documents that a study holds come first, in their order and in their split. The split and the part of the source
     that another document belongs to are functions of its cluster's name alone, so that asking for more documents adds
     new ones and moves none.
-
-    Raises:
-        InputError: An unknown source, task or length, a missing or faulty file, too few documents, or a held document
-            that the source no longer has.
     """
     check_source(section)
     source = SOURCES[section.source]
@@ -118,11 +110,7 @@ def _held_first(split: str, held: Mapping[str, HeldDocument], tasks: Sequence[_T
 
 
 def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
-    """Return a line on each file of which a study's sections leave rows out that none of them can take.
-
-    Raises:
-        InputError: A file or a field is missing or faulty.
-    """
+    """Return a line on each file of which a study's sections leave rows out that none of them can take."""
     return [
         line
         for name, source in SOURCES.items()
@@ -131,22 +119,14 @@ def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
 
 
 def excluded_clusters(section: DocumentsSection) -> frozenset[str]:
-    """Read which clusters a stratum leaves out.
-
-    Raises:
-        InputError: The file is missing or faulty.
-    """
+    """Read which clusters a stratum leaves out."""
     if section.exclude is None:
         return frozenset()
     return frozenset(read_object(Path(section.exclude)).texts("clusters"))
 
 
 def check_source(section: DocumentsSection) -> None:
-    """Check a section's source, keys and tasks, as far as that is possible without data.
-
-    Raises:
-        InputError: The source is unknown, or takes other keys or tasks.
-    """
+    """Check a section's source, keys and tasks, as far as that is possible without data."""
     if section.source not in SOURCES:
         raise InputError(f"{where(section)}: unknown source '{section.source}'; {nearest(section.source, SOURCES)}")
     source = SOURCES[section.source]

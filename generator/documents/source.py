@@ -61,30 +61,18 @@ class DocumentSource(ABC):
         return ""
 
     def left_out(self, sections: Sequence[DocumentsSection]) -> list[str]:  # noqa: ARG002 - as above
-        """Return a line on each file whose rows belong to no section of those that a study has of the source.
-
-        Raises:
-            InputError: A file or a field is missing or faulty.
-        """
+        """Return a line on each file whose rows belong to no section of those that a study has of the source."""
         return []
 
     @abstractmethod
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
-        """Yield the task's candidates in the source's own order; they are endless where documents are generated.
-
-        Raises:
-            InputError: A file or a field is missing or faulty.
-        """
+        """Yield the task's candidates in the source's own order; they are endless where documents are generated."""
 
     @abstractmethod
     def documents(
         self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, seed: int
     ) -> list[Document]:
-        """Make documents of the chosen candidates, in the same order; without ``reads_text`` the tokenizer is ignored.
-
-        Raises:
-            InputError: A file or a field is missing or faulty, or a prompt does not fit into the section's length.
-        """
+        """Make documents of the chosen candidates, in their order; without ``reads_text`` the tokenizer is ignored."""
 
 
 def sampling_order(candidates: Iterable[Candidate], *key: str | int) -> list[Candidate]:
@@ -116,11 +104,7 @@ def where(section: DocumentsSection) -> str:
 
 
 def need_tokenizer(section: DocumentsSection, tokenizer: Tokenizer | None) -> Tokenizer:
-    """Return the tokenizer of a source of text.
-
-    Raises:
-        InputError: There is no tokenizer.
-    """
+    """Return the tokenizer of a source of text."""
     if tokenizer is None:
         raise InputError(f"{where(section)}: source '{section.source}' makes text, which needs the model's tokenizer")
     return tokenizer

@@ -50,9 +50,6 @@ class PromptLayout:
         length: Tokens of the body.
         items: Needles or chains in the body.
         asked: How many of the items the question asks for.
-
-    Raises:
-        ValueError: An unknown task, a number of asked items outside 1..items, or a body too short for its records.
     """
 
     task: str
@@ -99,9 +96,6 @@ def make_document(task: str, length: int, index: int, seed: int) -> Document:
 
     The prompt has ``length`` body tokens and a question of 12 (needle) or 8 (variable tracking) tokens. ``answers``
     holds one text for each asked item, in the order of the question.
-
-    Raises:
-        ValueError: An unknown task, a negative index, or a body too short for its records.
     """
     if index < 0:
         raise ValueError(f"document index {index} is negative")

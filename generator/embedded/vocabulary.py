@@ -40,11 +40,7 @@ def to_text(tokens: Iterable[int]) -> str:
 
 
 def to_tokens(text: str) -> tuple[int, ...]:
-    """Return the ids of symbols that are separated by white space.
-
-    Raises:
-        ValueError: A symbol is not part of the vocabulary; the message names the first.
-    """
+    """Return the ids of symbols that are separated by white space."""
     tokens = []
     for symbol in text.split():
         if symbol not in _IDS:

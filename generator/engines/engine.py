@@ -54,11 +54,7 @@ class Session(Protocol):
 
     @property
     def read_back(self) -> Mapping[str, Any]:
-        """The settings as the engine says them, by name.
-
-        Raises:
-            OperationError: The engine is another one than when the session was opened.
-        """
+        """The settings as the engine says them, by name."""
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Decode a prompt, in place of the one before and its streams, and return the logits after it, [V]."""
@@ -137,8 +133,4 @@ class Engine(Described, Protocol):
             weights: The file with the weights.
             settings: Those that differ from the engine's defaults, by name.
             where: What error lines name, such as an action.
-
-        Raises:
-            InputError: An unknown setting, a value that the engine or the model does not take, or weights that cannot
-                be read.
         """

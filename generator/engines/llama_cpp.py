@@ -52,11 +52,7 @@ class LlamaCpp:
         return {"type_k": "q8_0", "type_v": "q8_0"}
 
     def side(self, weights: Path, settings: Mapping[str, Any], where: str) -> LlamaCppSide:
-        """Make a side of a GGUF file and settings of ``ContextSettings``.
-
-        Raises:
-            InputError: The file is no model whose streams can be compared, or a setting is not one that it takes.
-        """
+        """Make a side of a GGUF file and settings of ``ContextSettings``."""
         facts, own = gguf_facts(weights), ContextSettings.of(settings, where)
         if facts.unsupported is not None:
             raise InputError(f"{weights}: {facts.architecture}: {facts.unsupported}")

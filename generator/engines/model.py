@@ -84,21 +84,13 @@ class EngineModel:
         return nullcontext()
 
     def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSides:
-        """Decode the document's prompt on every side.
-
-        Raises:
-            InputError: The prompt has tokens that the vocabulary lacks, or is too long for the model.
-        """
+        """Decode the document's prompt on every side."""
         self.check_prompt(document, horizon)
         prepared = [self._prefilled(side, document, horizon) for side in (self.reference, *self._sides(actions))]
         return PreparedSides(self, document, tuple(actions), horizon, prepared, self.law)
 
     def check_prompt(self, document: Document, horizon: int) -> None:
-        """Refuse a prompt that a side cannot read.
-
-        Raises:
-            InputError: It has tokens beyond the vocabulary, or too many tokens.
-        """
+        """Refuse a prompt that a side cannot read."""
         for name, side in {"the reference": self.reference, **self.sides}.items():
             _check_prompt(document, horizon, side, name)
 

@@ -48,11 +48,7 @@ class ExactQuantities:
 
 
 def exact_quantities(system: FiniteSystem, action: str) -> ExactQuantities:
-    """Compute every quantity of ``action`` from all pairs of paths and all common prefixes.
-
-    Raises:
-        InputError: The system does not have the action, or is too large to enumerate.
-    """
+    """Compute every quantity of ``action`` from all pairs of paths and all common prefixes."""
     paths = pair_paths(system, action)
     horizon = system.horizon
     entry, mismatch = paths.entry, paths.mismatch
@@ -86,9 +82,6 @@ def exact_rows(system: FiniteSystem, action: str) -> list[dict[str, Any]]:
 
     x is the position of ``p``, the depth L of ``observed`` and ``capacity``, and None for a scalar. Undefined values
     have no row.
-
-    Raises:
-        InputError: The system does not have the action, or is too large to enumerate.
     """
     exact = exact_quantities(system, action)
     scalars = {name: getattr(exact, name) for name in _SCALARS}

@@ -30,9 +30,6 @@ def mixture_system(
     estimator) the largest of the 24 variance ratios is at most the published 289 in 18% with a lambda per prefix and in
     0.6% with one per system; the median is at most the published 52.7 in 12% and in 0.8%; and the 24 published risks
     are nine times likelier with a lambda per prefix.
-
-    Raises:
-        InputError: Not 1 <= c <= C, or the laws are too large for a table.
     """
     check_shape(name, alphabet, horizon)
     if not 1 <= number <= total:

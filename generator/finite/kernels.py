@@ -18,9 +18,6 @@ class FiniteKernels:
 
     Args:
         actions: Names of actions, which may repeat: cache 0 is the reference, cache a is the a-th of them.
-
-    Raises:
-        InputError: The system does not have one of the actions.
     """
 
     def __init__(self, system: FiniteSystem, actions: Sequence[str]) -> None:

@@ -93,11 +93,7 @@ class PreparedSystem:
         return FiniteKernels(self.system, self.actions)
 
     def under(self, law: SamplingLaw) -> PreparedSystem:
-        """Refuse: tables have one law, and a study of another one has systems of its own.
-
-        Raises:
-            OperationError: Always.
-        """
+        """Refuse: tables have one law, and a study of another one has systems of its own."""
         raise OperationError(f"system '{self.system.name}': its tables have one law, and {law.words} is not it")
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - histories take no room
@@ -114,11 +110,7 @@ class PreparedSystem:
 
 
 def finite_model(study: Study) -> FiniteModel:
-    """Draw or read the study's systems as its model.
-
-    Raises:
-        InputError: The study's file of systems is faulty or has too few.
-    """
+    """Draw or read the study's systems as its model."""
     file = file_systems(study)
     strata = study_systems(study, file)
     systems = [system for split in strata.values() for stratum in split.values() for system in stratum]

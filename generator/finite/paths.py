@@ -68,12 +68,7 @@ class PairPaths:
 
 
 def pair_paths(system: FiniteSystem, action: str) -> PairPaths:
-    """Enumerate the pairs of paths of the coupled reference and ``action``, to the system's horizon.
-
-    Raises:
-        InputError: The system does not have the action, or a position has more than ``LARGEST_ENUMERATION`` pairs of
-            histories.
-    """
+    """Enumerate the pairs of paths of the coupled reference and ``action``, to the system's horizon."""
     reference, compressed = system.absorbing_laws(None), system.absorbing_laws(action)
     size = system.alphabet
     x = y = np.zeros(1, dtype=np.int64)  # codes of the histories

@@ -24,11 +24,7 @@ Strata = dict[str, dict[str, list[FiniteSystem]]]
 
 
 def file_systems(study: Study) -> list[FiniteSystem] | None:
-    """Read all systems of the study's file, with the study's law; None where it draws its systems.
-
-    Raises:
-        InputError: The file is faulty.
-    """
+    """Read all systems of the study's file, with the study's law; None where it draws its systems."""
     file = study.model.tables_file
     return None if file is None else [_deployed(system, study.law) for system in read_system_file(file).values()]
 
@@ -43,9 +39,6 @@ def study_systems(study: Study, read: Iterable[FiniteSystem] | None = None) -> S
     Args:
         study: The study.
         read: All systems of its file, where they were read already.
-
-    Raises:
-        InputError: The file is faulty, has too few systems, or has one that ends before the study's horizon.
     """
     model = study.model
     read = file_systems(study) if read is None else read

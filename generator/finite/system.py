@@ -38,9 +38,6 @@ class FiniteSystem:
         actions: Laws of each action on its own history, at least one action.
         eos_tokens: Absorbing tokens. After a side has emitted one, its law is the point mass on ``eos_tokens[0]``,
             whatever its table says.
-
-    Raises:
-        InputError: A size is too small or too large, there is no action, or a row of a table is not a law.
     """
 
     name: str
@@ -109,11 +106,7 @@ class FiniteSystem:
 
 
 def check_shape(name: str, alphabet: int, horizon: int, eos_tokens: tuple[int, ...] = ()) -> None:
-    """Check that laws of these sizes fit a table, and that the EOS tokens are distinct tokens of the alphabet.
-
-    Raises:
-        InputError: They do not.
-    """
+    """Check that laws of these sizes fit a table, and that the EOS tokens are distinct tokens of the alphabet."""
     if alphabet < 2:
         raise InputError(f"system '{name}': an alphabet has at least 2 tokens, not {alphabet}")
     if horizon < 1:

@@ -36,12 +36,7 @@ _KEYS = ("alphabet", "horizon", "eos", "reference", "actions")
 
 
 def read_system_file(path: Path) -> dict[str, FiniteSystem]:
-    """Read the systems of a file, by name and in the file's order.
-
-    Raises:
-        InputError: The file cannot be read, has another form, or holds numbers that are no law. The message names the
-            file, system, action, position and history.
-    """
+    """Read the systems of a file, by name and in the file's order."""
     try:
         with reading("cannot be read"):
             return _systems(_content(path))

@@ -22,12 +22,7 @@ ENGINES: Final[dict[str, Callable[[], Engine]]] = {NAME: partial(LlamaCpp, file_
 
 
 def engine_model(study: Study) -> EngineModel:
-    """Make the model of a study with an engine; no weights are loaded.
-
-    Raises:
-        InputError: An unknown engine or setting, weights that cannot be read, a server that does not answer, or sides
-            that share no vocabulary.
-    """
+    """Make the model of a study with an engine; no weights are loaded."""
     name = study.model.engine or ""
     if name == HTTP:
         return _of_servers(study)
@@ -85,11 +80,7 @@ def _tokenizer(section: ModelSection, reference: Side) -> str | None:
 
 
 def _check_shared(action: str, reference: Side, side: Side) -> None:
-    """Refuse a side whose tokens are not those of the reference: there is no pair.
-
-    Raises:
-        InputError: Names what they do not share.
-    """
+    """Refuse a side whose tokens are not those of the reference: there is no pair."""
     ours, theirs = reference.facts, side.facts
     for what, one, other in (
         ("a vocabulary of", ours.vocabulary, theirs.vocabulary),

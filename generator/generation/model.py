@@ -70,11 +70,7 @@ class Model(Protocol):
         """Set up the process for this model's computations inside the block, and restore it afterwards."""
 
     def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PrefilledDocument:
-        """Process the document's prompt, recording what the selectors of ``actions`` need.
-
-        Raises:
-            InputError: An action cannot be applied to the document, or the document is too long for the model.
-        """
+        """Process the document's prompt, recording what the selectors of ``actions`` need."""
 
 
 class PrefilledDocument(Protocol):

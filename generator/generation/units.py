@@ -129,10 +129,6 @@ def generate_together(
 
     Returns:
         Of each document, one unit for each pending one, those of coupled rollouts before those of residual branching.
-
-    Raises:
-        InputError: A retention cannot hold its selector's window and sinks, or a prompt is too long.
-        OperationError: The memory is too small for a prompt or one replicate.
     """
     with model.computing():
         # 1) Prefill: each prompt once, recording what the selectors of all actions need
@@ -172,10 +168,6 @@ def generate_documents(
 
     Yields:
         The units of each document, in any order.
-
-    Raises:
-        InputError: A retention cannot hold its selector's window and sinks, or a prompt is too long.
-        OperationError: A selector fails, or the memory is too small for a prompt or one replicate.
     """
     threads = min(THREADS, len(os.sched_getaffinity(0))) if model.pairs_at_once else 1
     parts = list(together(model.pairs_at_once, work, threads))

@@ -30,9 +30,6 @@ class Context:
         weights: The side's model, which may be shared by several contexts.
         settings: What the side asks for.
         entries: How many entries the cache has room for: the prompt's and those of all streams.
-
-    Raises:
-        InputError: The library refuses the settings, or has others than were asked for.
     """
 
     def __init__(self, weights: Weights, settings: ContextSettings, entries: int) -> None:
@@ -78,11 +75,7 @@ class Context:
         return self._logits(len(part) - 1)
 
     def fork(self, stream: int | None = None) -> int:
-        """Open a stream that goes on from another one, or from the prompt; they share what they have in common.
-
-        Raises:
-            OperationError: As many streams are open as a context can have.
-        """
+        """Open a stream that goes on from another one, or from the prompt; they share what they have in common."""
         if not self._idle:
             raise OperationError(f"llama.cpp: a context has at most {MOST_STREAMS} streams")
         source = _PROMPT if stream is None else stream
@@ -161,11 +154,7 @@ class Context:
         }
 
     def _check_read_back(self, room: int) -> None:
-        """Refuse a context that is not the one that was asked for.
-
-        Raises:
-            InputError: Names the setting.
-        """
+        """Refuse a context that is not the one that was asked for."""
         asked = {**self.settings.asked, "unified": True, "threads_prefill": self.settings.threads}
         asked.pop("rows")  # by how many calls are made, which the library does not know
         for name, value in asked.items():

@@ -182,11 +182,7 @@ def load(file: Path, installed: str) -> Library:
 
 
 def check_layout(name: str, expected: dict[int, int], written: dict[int, int]) -> None:
-    """Refuse a library that writes other defaults than those known, by offset.
-
-    Raises:
-        InputError: Names the first byte that differs.
-    """
+    """Refuse a library that writes other defaults than those known, by offset."""
     for place in sorted(expected.keys() | written.keys()):
         if expected.get(place) != written.get(place):
             raise InputError(

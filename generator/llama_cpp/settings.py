@@ -88,11 +88,7 @@ class ContextSettings:
         return ", ".join(f"{name} = {value}" for name, value in self.asked.items())
 
     def check_heads(self, key_size: int, value_size: int, where: str) -> None:
-        """Refuse quantized types for heads that their blocks do not divide.
-
-        Raises:
-            InputError: Names the type and the size.
-        """
+        """Refuse quantized types for heads that their blocks do not divide."""
         for name, kind, size in (("type_k", self.type_k, key_size), ("type_v", self.type_v, value_size)):
             if kind not in _EXACT and size % _BLOCK:
                 raise InputError(

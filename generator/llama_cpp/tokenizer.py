@@ -112,11 +112,7 @@ def _loaded(file: Path, _modified: int) -> GgufTokenizer | None:
 
 
 def gguf_tokenizer_sha256(file: Path) -> str:
-    """SHA-256, in hexadecimal, of the names of a GGUF file's tokens and of its chat template.
-
-    Raises:
-        InputError: The file has no tokenizer.
-    """
+    """SHA-256, in hexadecimal, of the names of a GGUF file's tokens and of its chat template."""
     tokenizer = load_gguf_tokenizer(file)
     if tokenizer is None:
         raise InputError(f"{file}: has no tokenizer")

@@ -59,9 +59,6 @@ class Weights:
     Args:
         file: The GGUF file.
         vocabulary_only: Whether the metadata and the vocabulary are read alone, which takes milliseconds.
-
-    Raises:
-        InputError: The file is no GGUF file, or llama.cpp cannot load it.
     """
 
     def __init__(self, file: Path, *, vocabulary_only: bool = False) -> None:
@@ -127,22 +124,14 @@ def _facts(file: Path, size: int, modified: int) -> GgufFacts:  # noqa: ARG001 -
 
 
 def gguf_facts(file: Path) -> GgufFacts:
-    """Return what a GGUF file says of its model, without reading its weights.
-
-    Raises:
-        InputError: The file is no GGUF file, or llama.cpp cannot load it.
-    """
+    """Return what a GGUF file says of its model, without reading its weights."""
     check_is_gguf(file)
     state = file.stat()
     return _facts(file, state.st_size, state.st_mtime_ns)
 
 
 def check_is_gguf(file: Path) -> None:
-    """Refuse what is no GGUF file, before the library sees it.
-
-    Raises:
-        InputError: There is no such file, or it is of another kind.
-    """
+    """Refuse what is no GGUF file, before the library sees it."""
     try:
         with file.open("rb") as opened:
             start = opened.read(len(_MAGIC))
@@ -155,11 +144,7 @@ def check_is_gguf(file: Path) -> None:
 
 
 def check_decoded(result: int, what: str, said: Library) -> None:
-    """Check what ``llama_decode`` returned.
-
-    Raises:
-        OperationError: It failed; 1 is a cache without room.
-    """
+    """Check what ``llama_decode`` returned."""
     if result:
         why = "its cache has no room" if result == 1 else said.last_words()
         raise OperationError(f"llama.cpp: {what} failed ({result}): {why}")

@@ -96,9 +96,6 @@ class ServiceAddress:
         token: The token that the endpoint requires, or None.
         root_certificates: PEM of the certificates to trust; None trusts those of the system.
         timeout: Seconds without a sign of life after which the endpoint counts as hanging.
-
-    Raises:
-        InputError: The location is not such an address, or the token would cross a network unencrypted.
     """
 
     location: str

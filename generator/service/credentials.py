@@ -15,13 +15,7 @@ _LEAST_TOKEN = 16  # characters; shorter ones can be guessed
 
 
 def read_token(path: Path) -> str:
-    """Read the file of ``--token-file``.
-
-    Raises:
-        InputError: the file cannot be read, others than its owner may read it, or it does not hold one line of at least
-            16 printable characters.
-
-    """
+    """Read the file of ``--token-file``."""
     if os.name == "posix" and path.is_file() and (mode := stat.S_IMODE(path.stat().st_mode)) & _OTHERS:
         raise InputError(
             f"--token-file {path}: others can read it (mode {mode:03o}); chmod 600 {shlex.quote(str(path))}"
@@ -35,12 +29,7 @@ def read_token(path: Path) -> str:
 
 
 def read_pem(option: str, path: Path) -> bytes:
-    """Read a file of PEM certificates or keys that ``option`` names.
-
-    Raises:
-        InputError: the file cannot be read or is not PEM.
-
-    """
+    """Read a file of PEM certificates or keys that ``option`` names."""
     content = _read(option, path)
     if b"-----BEGIN " not in content:
         raise InputError(f"{option} {path}: is not PEM (no -----BEGIN line)")

@@ -181,10 +181,6 @@ class EndpointPool:
         """Generate the pending units of documents, and yield each document's units as they arrive.
 
         Close the iterator to cancel what is under way.
-
-        Raises:
-            InputError: An endpoint refuses the work, or serves something else than the study asks for.
-            OperationError: The work of a document failed at two endpoints, or no endpoint is left.
         """
         horizon = study.study.horizon
         waiting = deque(
@@ -305,11 +301,7 @@ class EndpointPool:
         return [endpoint for endpoint in self._endpoints if endpoint.model in (study.model.id, None)]
 
     def _recognized(self, address: ServiceAddress, identity: Identity) -> Identity:
-        """Return the identity if it is what a study asks for.
-
-        Raises:
-            InputError: It is not; the message says what differs.
-        """
+        """Return the identity if it is what a study asks for."""
         where = f"endpoint {address.location}"
         for name, ours in _VERSIONS.items():
             if (theirs := getattr(identity, name)) != ours:
@@ -332,11 +324,7 @@ class EndpointPool:
         return identity
 
     def _check_gpu(self, address: ServiceAddress, identity: Identity) -> None:
-        """Hold an endpoint's GPU against those of the study's units, and of the first endpoint.
-
-        Raises:
-            InputError: It is of another kind, and the study does not allow that.
-        """
+        """Hold an endpoint's GPU against those of the study's units, and of the first endpoint."""
         who, gpu = f"endpoint {address.location}", identity.versions.get("gpu")
         known = self._gpus.setdefault(identity.model, GpuKinds.at(who, gpu))
         known.check(who, gpu, self._studies[identity.model].model)

@@ -19,9 +19,6 @@ def identity_of(model: LoadedModel, revision: str | None) -> Identity:
 
     The source of every selector, codec and policy is read too: a service goes on with what it has loaded, whatever
     becomes of the files.
-
-    Raises:
-        InputError: The model's files or the source of one of them cannot be read.
     """
     if model.files.weights_sha256 is None:
         raise InputError(f"model.id = '{model.id}': the files of its weights are not found again")

@@ -17,11 +17,7 @@ OPTION = "--allow-module"
 
 
 def load_modules(names: Iterable[str]) -> frozenset[str]:
-    """Import the modules of ``--allow-module``, so that what is wrong with one is said before the service begins.
-
-    Raises:
-        InputError: A name is no module's, or a module cannot be imported.
-    """
+    """Import the modules of ``--allow-module``, so that what is wrong with one is said before the service begins."""
     allowed = frozenset(names)
     for name in sorted(allowed):
         where = f"{OPTION} '{name}'"
@@ -32,11 +28,7 @@ def load_modules(names: Iterable[str]) -> frozenset[str]:
 
 
 def check_modules(pending: Collection[PendingMessage], allowed: Collection[str]) -> None:
-    """Check that a request names no module but allowed ones.
-
-    Raises:
-        InputError: It does; nothing of the module was imported.
-    """
+    """Check that a request names no module but allowed ones."""
     for number, item in enumerate(pending):
         parts = {
             "selector": item.action.selector, "codec": item.action.codec_name, "policy": item.action.policy_name,

@@ -72,11 +72,7 @@ class _Message(BaseModel):
 
     @classmethod
     def decoded(cls, data: bytes) -> Self:
-        """Read a message from JSON.
-
-        Raises:
-            InputError: ``data`` is not such a message.
-        """
+        """Read a message from JSON."""
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
@@ -275,11 +271,7 @@ class KeptMessage(_Message):
 
     @property
     def kept(self) -> KeptEntries:
-        """What it says.
-
-        Raises:
-            ValueError: the counts are not a whole number of groups.
-        """
+        """What it says."""
         counts = np.frombuffer(zlib.decompress(base64.b64decode(self.counts)), "<i4").astype(np.int32)
         return KeptEntries(self.layers, self.pairs, counts.reshape(-1, self.entries), self.step)
 

@@ -175,11 +175,7 @@ class _Request:
                 return message
 
     def generate(self, model: LoadedModel) -> None:
-        """Generate the units and put them into the messages, unless nobody waits for them.
-
-        Raises:
-            OperationError: The device computes nothing more.
-        """
+        """Generate the units and put them into the messages, unless nobody waits for them."""
         if self.abandoned.is_set():
             return
         self.messages.put(RequestState.GENERATING)
@@ -209,10 +205,6 @@ def requested_work(request: GenerationRequest, allowed: Collection[str]) -> tupl
     Args:
         request: What a caller asks for.
         allowed: The modules that it may name.
-
-    Raises:
-        InputError: A selector, a codec or a parameter is unknown, a module is not allowed, or the source of one of them
-            is another one here.
     """
     check_modules(request.pending, allowed)
     pending = [

@@ -39,11 +39,7 @@ def library() -> Any:
 
 
 def read_configuration(model_id: str, revision: str | None) -> Any:
-    """Load the model's configuration, downloading it if need be.
-
-    Raises:
-        InputError: There is no such model, or its configuration cannot be read.
-    """
+    """Load the model's configuration, downloading it if need be."""
     source = model_source(model_id)
     layers = (local_configuration(model_id, revision) or {}).get("num_hidden_layers")
     if type(layers) is int and layers > _MOST_LAYERS:
@@ -53,29 +49,17 @@ def read_configuration(model_id: str, revision: str | None) -> Any:
 
 
 def position_limit(model_id: str, *, revision: str | None = None) -> int:
-    """Return the largest number of tokens, prompt and generated ones, by the model's configuration.
-
-    Raises:
-        InputError: There is no such model, or its configuration cannot be read.
-    """
+    """Return the largest number of tokens, prompt and generated ones, by the model's configuration."""
     return _number(model_id, revision, "max_position_embeddings")
 
 
 def vocabulary_size(model_id: str, *, revision: str | None = None) -> int:
-    """Return how many tokens a model knows, by its configuration.
-
-    Raises:
-        InputError: There is no such model, or its configuration cannot be read.
-    """
+    """Return how many tokens a model knows, by its configuration."""
     return _number(model_id, revision, "vocab_size")
 
 
 def head_size(model_id: str, *, revision: str | None = None) -> int:
-    """Return how many channels a head has, by the model's configuration.
-
-    Raises:
-        InputError: There is no such model, or its configuration cannot be read.
-    """
+    """Return how many channels a head has, by the model's configuration."""
     stated = local_configuration(model_id, revision) or {}
     if not {"hidden_size", "num_attention_heads"} <= set(stated):
         stated = read_configuration(model_id, revision).to_dict()
@@ -93,11 +77,7 @@ def _number(model_id: str, revision: str | None, name: str) -> int:
 
 
 def check_supported(config: Any, model_id: str) -> None:
-    """Refuse what is not a causal language model of keys and values, as far as its configuration says so.
-
-    Raises:
-        InputError: Names what is not supported.
-    """
+    """Refuse what is not a causal language model of keys and values, as far as its configuration says so."""
     with reading(f"model.id = '{model_id}': cannot load its configuration", TypeError, AttributeError):
         problem = _unsupported(config)
     if problem is not None:
@@ -139,20 +119,13 @@ def eos_tokens(model_id: str, generation: Any, config: Any) -> tuple[int, ...]:
     """EOS tokens of a generation configuration or, where it has none, of the model's configuration.
 
     Those that the vocabulary lacks are left out.
-
-    Raises:
-        InputError: They are no tokens.
     """
     ids = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
     return tuple(token for token in _tokens(model_id, ids) if 0 <= token < config.vocab_size)
 
 
 def absent_eos_tokens(model_id: str, revision: str | None = None) -> tuple[tuple[int, ...], bool]:
-    """Return the EOS tokens that the vocabulary lacks, by the files on this machine, and whether it has another one.
-
-    Raises:
-        InputError: They are no tokens, or the generation configuration cannot be read.
-    """
+    """Return the EOS tokens that the vocabulary lacks, by the files on this machine, and whether it has another one."""
     config = local_configuration(model_id, revision) or {}
     ids = local_generation_configuration(model_id, revision).get("eos_token_id")
     tokens = _tokens(model_id, config.get("eos_token_id") if ids is None else ids)

@@ -133,11 +133,7 @@ def is_device_lost(error: Exception) -> bool:
 
 
 def check_prompt(document: Document, horizon: int, positions: int | None, vocabulary: int | None) -> None:
-    """Refuse a document that the model cannot read; ``positions`` and ``vocabulary`` are None where not known.
-
-    Raises:
-        InputError: It has no token, n + H exceeds the positions, or a token is not one of the vocabulary's.
-    """
+    """Refuse a document that the model cannot read; ``positions`` and ``vocabulary`` are None where not known."""
     if not document.tokens:
         raise InputError(f"document '{document.doc}': the tokenizer makes no token of its prompt")
     if positions is not None and document.prompt_tokens + horizon > positions:

@@ -156,10 +156,6 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
 
     m is ``kept``, per KV head and layer; a selector with budgets keeps as many on average over layers. It is not asked
     where everything is kept.
-
-    Raises:
-        InputError: The codec cannot code heads of the model's size.
-        OperationError: The selector or codec fails, or what it returns is not what it promises.
     """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
@@ -201,10 +197,6 @@ def check_choosable(selector: Selector, kind: str, softcap: float | None) -> Non
         selector: Of an action, or that of its policy's first cut.
         kind: The model's type.
         softcap: That of its attention, or None.
-
-    Raises:
-        InputError: Its scores are attention without the layers' soft cap, or of queries before a rotation that is not
-            that of whole heads by halves in every layer.
     """
     name = type(selector).__name__
     if isinstance(selector, KVPress) and kind not in _OF_KVPRESS:

@@ -32,9 +32,6 @@ def model_identity(model_id: str, revision: str | None = None) -> ModelIdentity:
     """Return the fingerprints of a model's weights, with its configuration, and of its tokenizer.
 
     Each is None where the files are not on this machine, the tokenizer's also where it has none.
-
-    Raises:
-        InputError: A file cannot be read.
     """
     folder = model_folder(model_id, revision)
     weights = None if folder is None else _fingerprint(weight_files(folder))
@@ -42,21 +39,13 @@ def model_identity(model_id: str, revision: str | None = None) -> ModelIdentity:
 
 
 def tokenizer_sha256(model_id: str, revision: str | None = None) -> str | None:
-    """Return the fingerprint of a model's tokenizer; None where it has none, or its files are not on this machine.
-
-    Raises:
-        InputError: A file cannot be read.
-    """
+    """Return the fingerprint of a model's tokenizer; None where it has none, or its files are not on this machine."""
     folder = model_folder(model_id, revision)
     return None if folder is None else _fingerprint(tokenizer_files(folder))
 
 
 def file_sha256(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal, remembered as those of a model's files are.
-
-    Raises:
-        InputError: The file cannot be read.
-    """
+    """SHA-256 of a file, in hexadecimal, remembered as those of a model's files are."""
     known = _remembered()
     digests = dict(known)
     found = _digest(file, digests)

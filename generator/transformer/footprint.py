@@ -29,9 +29,6 @@ class Footprint:
         A layer with a window holds the window's own entries, of a prompt that is longer than the window.
 
         ``indexed`` says whether entries are ever removed; without that there is no index.
-
-        Raises:
-            OperationError: The codec fails.
         """
         shape = self.shape
         part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")

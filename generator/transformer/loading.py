@@ -45,10 +45,6 @@ def load_model(
         device_map: "auto" spreads the layers over the GPUs there are, by accelerate; ``device`` is then not used.
         logits_dtype: "float32", or None for ``dtype``, to which logits are then rounded.
         name: What the store calls the model, where a study file names its folder otherwise; ``model_id`` by default.
-
-    Raises:
-        InputError: Whatever ``check_model`` refuses, weights that do not fill the model or do not fit the GPUs, and
-            files that change meanwhile.
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
     before = model_identity(model_id, revision)

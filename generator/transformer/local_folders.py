@@ -49,10 +49,6 @@ def model_location(section: ModelSection) -> str:
     """Return where a study file's transformer is: an absolute path, a Hugging Face id or the embedded model's.
 
     A relative path begins at the study file's folder. The store calls the model what the file calls it.
-
-    Raises:
-        InputError: The working folder has a folder of this name, and the study file's folder has none; or there is no
-            such folder, and no hub can have a model of this name.
     """
     if section.engine == HTTP:
         return section.id  # a name of the user's own, or an id whose tokenizer prompts go through
@@ -86,9 +82,6 @@ def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
         model_id: What is written, with no folder of this name.
         folder: Where relative paths begin.
         key: What the name was given as.
-
-    Raises:
-        InputError: No hub can have it; the message names the folder with a model whose name is most like it.
     """
     owner, _, name = model_id.partition("/")
     is_folder = owner in _NO_OWNERS or (bool(owner) and (folder / owner).is_dir())
@@ -129,12 +122,7 @@ def tokenizer_of(location: str) -> str:
 
 
 def model_source(model_id: str) -> str:
-    """Return what transformers loads the model from: a folder with a configuration, or a Hugging Face id.
-
-    Raises:
-        InputError: The id is a path and there is no such folder, or no hub can have it, or the folder has no
-            configuration.
-    """
+    """Return what transformers loads the model from: a folder with a configuration, or a Hugging Face id."""
     folder = local_folder(model_id)
     if folder is None:
         if model_id.startswith((".", "/", "~")):
@@ -152,11 +140,7 @@ def local_configuration(model_id: str, revision: str | None = None) -> dict[str,
 
 
 def local_generation_configuration(model_id: str, revision: str | None = None) -> dict[str, Any]:
-    """Return the contents of ``generation_config.json``; {} where there is none on this machine.
-
-    Raises:
-        InputError: It is no object of JSON. Transformers would do without it.
-    """
+    """Return the contents of ``generation_config.json``; {} where there is none on this machine."""
     file = _file(model_id, "generation_config.json", revision)
     if file is None:
         return {}
@@ -213,11 +197,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def safetensors_files(model_id: str, revision: str | None = None) -> list[Path]:
-    """Return the safetensors files that transformers loads; [] where there are none, or not all on this machine.
-
-    Raises:
-        InputError: A folder lacks a file that its index names.
-    """
+    """Return the safetensors files that transformers loads; [] where there are none, or not all on this machine."""
     whole = _file(model_id, "model.safetensors", revision)
     if whole is not None:
         return [whole]

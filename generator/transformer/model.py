@@ -54,10 +54,6 @@ class LoadedModel(Decoder):
         return self.files.of(action.parts)
 
     def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PrefilledPrompt:
-        """Process the document's prompt, recording what the selectors of ``actions`` need.
-
-        Raises:
-            InputError: A retention cannot hold its selector's window and sinks, or the model cannot read the document.
-        """
+        """Process the document's prompt, recording what the selectors of ``actions`` need."""
         check_prompt(document, horizon, self.positions, self.shape.vocabulary)
         return PrefilledPrompt(self, document, actions, horizon)

@@ -29,10 +29,6 @@ def check_model(
 
     Returns:
         Whether its weights were checked too, by their headers: not where they are not on this machine.
-
-    Raises:
-        InputError: An unknown dtype or device, a device map without accelerate, no such model, a folder without
-            weights, a tensor that the weights lack, or an architecture whose attention is not known to be plain causal.
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
     if not known_by_family(config):
@@ -44,11 +40,7 @@ def check_model(
 
 
 def check_placement(dtype: str, device: str, device_map: str | None) -> None:
-    """Check what a study file says of how its model is run.
-
-    Raises:
-        InputError: An unknown dtype or device, or a device map without accelerate.
-    """
+    """Check what a study file says of how its model is run."""
     if dtype not in DTYPES:
         raise InputError(f"model.dtype = '{dtype}': {nearest(dtype, DTYPES)}")
     if device_map is None:
@@ -67,11 +59,7 @@ def visible_gpus() -> list[str]:
 
 
 def checked_configuration(model_id: str, dtype: str, revision: str | None, device: str, device_map: str | None) -> Any:
-    """Read the configuration of a model that can be loaded, as far as that shows without its weights.
-
-    Raises:
-        InputError: Whatever ``check_model`` refuses but tensors.
-    """
+    """Read the configuration of a model that can be loaded, as far as that shows without its weights."""
     check_placement(dtype, device, device_map)
     model_source(model_id)  # refuses a folder that is not there or has no configuration
     if local_folder(model_id) is not None and not has_local_weights(model_id):

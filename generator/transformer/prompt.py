@@ -98,12 +98,7 @@ class Prompt:
 
 
 class PrefilledPrompt:
-    """``PrefilledDocument`` of a transformer.
-
-    Raises:
-        InputError: A retention cannot hold its selector's window and sinks, or choosing takes more memory than is free.
-        OperationError: A statistic fails, or what says how much memory choosing takes.
-    """
+    """``PrefilledDocument`` of a transformer."""
 
     def __init__(self, model: Decoder, document: Document, actions: Sequence[Action], horizon: int) -> None:
         entries = document.prompt_tokens

@@ -24,9 +24,6 @@ def check_tensors(model_id: str, config: Any, revision: str | None) -> bool:
 
     Returns:
         Whether that could be done: not where the weights are not on this machine, are no safetensors or are packed.
-
-    Raises:
-        InputError: A file is missing or damaged, or a tensor is missing or of another size.
     """
     if getattr(config, "quantization_config", None) is not None:
         return False
@@ -48,11 +45,7 @@ def check_tensors(model_id: str, config: Any, revision: str | None) -> bool:
 
 
 def check_complete(model_id: str, absent: list[str]) -> None:
-    """Refuse a model of which tensors are absent.
-
-    Raises:
-        InputError: There are some.
-    """
+    """Refuse a model of which tensors are absent."""
     if absent:
         raise InputError(
             f"model.id = '{model_id}': its weights lack {len(absent)} tensor(s) of the configured size: {min(absent)}"

@@ -23,11 +23,7 @@ from schema.errors import InputError
 
 
 def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
-    """Load the tokenizer that prompts of text need.
-
-    Raises:
-        InputError: There is no such model, or it has no tokenizer for text.
-    """
+    """Load the tokenizer that prompts of text need."""
     if model_id.endswith(GGUF):
         found = load_gguf_tokenizer(Path(model_id))
         if found is None:

@@ -100,12 +100,7 @@ def _repair(location: str, tell: Callable[[str], None], faults: Sequence[Fault] 
 
 
 def seconds_of(age: str) -> float:
-    """Return the seconds of an age such as 90m, 12h or 7d.
-
-    Raises:
-        InputError: It is none.
-
-    """
+    """Return the seconds of an age such as 90m, 12h or 7d."""
     said = re.fullmatch(r"([0-9]{1,6})([mhd])", age)
     if said is None:
         raise InputError(f"--since: '{age}' is no age, must be minutes, hours or days such as 90m, 12h or 7d")

@@ -36,9 +36,6 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
         study: the study's name; None for all of the store.
         interval: seconds between looks.
 
-    Raises:
-        InputError: the store has studies, and none of this name.
-
     """
     with suppress(KeyboardInterrupt):
         _write_until_finished(location, output, study, interval)

@@ -40,24 +40,14 @@ class Upkeep:
         self._behind = True
 
     def begin_if_due(self) -> None:
-        """Begin if there are new rows, unless this was done just now or is under way.
-
-        Raises:
-            OperationError: What was begun before has failed.
-
-        """
+        """Begin if there are new rows, unless this was done just now or is under way."""
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._process is None and self._behind and time.perf_counter() - self._ended >= _SHARE * self._cost:
             self._begin()
 
     def finish(self) -> None:
-        """Wait for what is under way, and do what is left.
-
-        Raises:
-            OperationError: It has failed.
-
-        """
+        """Wait for what is under way, and do what is left."""
         if self._process is not None:
             self._end()
         if self._behind:
@@ -93,10 +83,6 @@ def keep_up(location: str, *, compacts: bool) -> None:
     Args:
         location: The store.
         compacts: Whether files are put together.
-
-    Raises:
-        InputError: The store is damaged or cannot be written.
-        OperationError: A file cannot be read or written.
 
     """
     from log.store import Store

@@ -27,11 +27,7 @@ def print_table(rows: pa.Table) -> None:
 
 
 def write_parquet(rows: pa.Table, path: Path) -> None:
-    """Write rows as a Parquet file.
-
-    Raises:
-        InputError: Two columns have one name.
-    """
+    """Write rows as a Parquet file."""
     _check_names(rows)
     pa.parquet.write_table(rows, path)
 
@@ -55,11 +51,7 @@ def csv_text(rows: pa.Table) -> str:
 
 
 def json_text(rows: pa.Table) -> str:
-    """Return rows as a JSON list of objects.
-
-    Raises:
-        InputError: Two columns have one name, of which an object would keep one.
-    """
+    """Return rows as a JSON list of objects."""
     _check_names(rows)
     return _json(rows.to_pylist(), indent=1) + "\n"
 

@@ -20,14 +20,7 @@ _DESCRIBE = re.compile(r'\s*desc(?:ribe)?\s+(?:main\.|internal\.)?"?(\w+)"?\s*;?
 
 
 def rows_of(views: Views, query: str) -> pa.Table:
-    """Return the rows of a query; those of ``describe VIEW`` say what its columns mean, which DuckDB's own do not.
-
-    Raises:
-        InputError: DuckDB cannot parse, bind or compute the query.
-        OperationError: A stored file cannot be read.
-        KeyboardInterrupt: The user interrupted it; the views can be asked again.
-
-    """
+    """Return the rows of a query; those of ``describe VIEW`` say what its columns mean, which DuckDB's own do not."""
     with ThreadPoolExecutor(1, "query") as thread:
         answer = thread.submit(views.table, _with_meanings(query))
         try:

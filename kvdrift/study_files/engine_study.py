@@ -54,11 +54,7 @@ class EngineChoice:
 def engine_choice(
     engine: str | None, gguf: Path | None, cache_types: str | None, weights: Sequence[Path]
 ) -> EngineChoice | None:
-    """Return what the options of ``kvdrift init`` choose; None without an engine.
-
-    Raises:
-        InputError: An option belongs to an engine, and none is named.
-    """
+    """Return what the options of ``kvdrift init`` choose; None without an engine."""
     given = {"--gguf": gguf is not None, "--cache-types": cache_types is not None, "--weights": bool(weights)}
     if engine is None:
         if option := next((name for name, there in given.items() if there), None):

@@ -54,9 +54,6 @@ def new_study(
         horizon: H in tokens.
         engine: what decodes in place of kvdrift, with its actions.
 
-    Raises:
-        InputError: two options do not go together, or one of them names nothing that is there.
-
     """
     folder = path.absolute().parent
     embedded = model == EMBEDDED_ID if engine is None else engine.embedded
@@ -87,12 +84,7 @@ def new_study(
 
 
 def write_study(path: Path, text: str) -> None:
-    """Write a new study file, never over an existing one, if the schema accepts its text.
-
-    Raises:
-        InputError: there is a file already, it cannot be written, or the study cannot be done.
-
-    """
+    """Write a new study file, never over an existing one, if the schema accepts its text."""
     if path.exists():
         raise InputError(f"{path}: is there already; remove it, or give another name")
     with tempfile.TemporaryDirectory() as folder:
@@ -168,12 +160,7 @@ def _file_strata(documents: Path, folder: Path, length: int | None) -> list[Tabl
 
 
 def named_action(text: str) -> Table:
-    """Return an action that an option names as NAME=SELECTOR:KEEP.
-
-    Raises:
-        InputError: It is written otherwise.
-
-    """
+    """Return an action that an option names as NAME=SELECTOR:KEEP."""
     name, equals, policy = text.partition("=")
     selector, colon, keep = policy.rpartition(":")
     if not (equals and colon and name and selector and keep):
@@ -182,12 +169,7 @@ def named_action(text: str) -> Table:
 
 
 def swept_action(text: str) -> Table:
-    """Return the sweep that an option names as SELECTOR:KEEP,KEEP, called by the selector.
-
-    Raises:
-        InputError: It is written otherwise.
-
-    """
+    """Return the sweep that an option names as SELECTOR:KEEP,KEEP, called by the selector."""
     selector, colon, listed = text.rpartition(":")
     values = [one.strip() for one in listed.split(",")]
     if not (colon and selector and all(values)) or len(values) < 2:

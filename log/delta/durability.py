@@ -55,9 +55,6 @@ def side_by_side(work: Callable[[_Item], _Result], items: Collection[_Item]) -> 
     Returns:
         The results in the order of the items.
 
-    Raises:
-        What ``work`` raises, when all of it has ended.
-
     """
     if len(items) <= 1 or getattr(_OWN, "is_one_of_them", False):  # which would wait for themselves
         return [work(item) for item in items]

@@ -32,7 +32,6 @@ def write_first_commit(table: str, folder: Path, configuration: Mapping[str, str
         configuration: The table's properties.
 
     Raises:
-        FileExistsError: The table is there.
         OSError: The disk refuses.
 
     """

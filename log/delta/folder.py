@@ -49,24 +49,13 @@ class DeltaFolder(TableReading):
     """The tables of ``schema.tables`` under one local folder or object-store URL: versions, rows and commits."""
 
     def __init__(self, location: str | Path) -> None:
-        """Take a location without looking at it.
-
-        Raises:
-            InputError: The location cannot be that of a store.
-
-        """
+        """Take a location without looking at it."""
         super().__init__(location)
         # Ours are made of durable files only; those of delta-rs, behind a URL, come with the commit.
         self._checkpoints = PostCommitHookProperties(create_checkpoint=not self._local)
 
     def create(self, table: str) -> None:
-        """Make a table if it is missing and upgrade it if it is old.
-
-        Raises:
-            InputError: The table cannot be made or upgraded.
-            OperationError: The disk is full or broken.
-
-        """
+        """Make a table if it is missing and upgrade it if it is old."""
         uri = join(self.location, table)
         properties = {
             VERSION_KEY: str(SCHEMA_VERSION),
@@ -157,12 +146,7 @@ class DeltaFolder(TableReading):
         return self._exists(table)
 
     def is_current(self, table: str) -> bool:
-        """Tell whether a table exists and has every declared column.
-
-        Raises:
-            InputError: The table cannot be read.
-
-        """
+        """Tell whether a table exists and has every declared column."""
         if not self._exists(table):
             return False
         with self._opened(table) as loaded:
@@ -190,9 +174,6 @@ class DeltaFolder(TableReading):
 
         Returns:
             The number of files made visible.
-
-        Raises:
-            OperationError: The log cannot be written.
 
         """
         with written(self.location):
@@ -246,12 +227,7 @@ class DeltaFolder(TableReading):
         return all(now.transaction_version(one.app_id) == one.version for one in commit.transactions)
 
     def remove(self, table: str, paths: Collection[str]) -> int:
-        """Take files out of view by one commit; they stay where they are. Return how many were visible.
-
-        Raises:
-            OperationError: The log cannot be written.
-
-        """
+        """Take files out of view by one commit; they stay where they are. Return how many were visible."""
         removed: list[str] = []
 
         def attempt(loaded: Snapshot) -> Commit | None:
@@ -268,9 +244,6 @@ class DeltaFolder(TableReading):
             table: The table.
             loaded: The table after a commit of ours: put the log together in a checkpoint if it has become long.
             checkpoint: Whether to do so anyhow.
-
-        Raises:
-            OperationError: The disk refuses; the commit is visible, but nobody may be told so.
 
         """
         log = None if self._disk is None else self._disk.logs[table]

@@ -26,12 +26,7 @@ def has_gap(error: BaseException) -> bool:
 
 
 def listed(look: Callable[[], _Result]) -> _Result:
-    """Call what lists a log, and again while the listing has a gap.
-
-    Raises:
-        What ``look`` raises; a gap only where it stays.
-
-    """
+    """Call what lists a log, and again while the listing has a gap."""
     for _ in range(_LISTINGS - 1):
         try:
             return look()

@@ -66,12 +66,7 @@ class DataFiles:
     """The files of tables under one local folder or object-store URL, by table and relative path."""
 
     def __init__(self, location: str | Path) -> None:
-        """Take a location without looking at it.
-
-        Raises:
-            InputError: It is no URL that can be read.
-
-        """
+        """Take a location without looking at it."""
         self.location = absolute(location)
         self._local = is_local(self.location)
         self._files, self._root = filesystem_of(self.location)
@@ -123,13 +118,7 @@ class DataFiles:
     def put_rows(
         self, table: str, rows: pa.Table, footer: Mapping[str, str] | None = None, *, row_group: int = ROW_GROUP_ROWS
     ) -> StoredFile:
-        """Put rows in place as one Parquet file, which a digest of its content names. No commit names it yet.
-
-        Raises:
-            InputError: Writing is not permitted.
-            OperationError: Writing failed for another reason.
-
-        """
+        """Put rows in place as one Parquet file, which a digest of its content names. No commit names it yet."""
         data = encode_parquet(rows, footer, row_group=row_group)
         file = StoredFile(f"{content_digest(data)}.parquet", len(data), rows.num_rows)
         self.put(table, file.path, data)
@@ -142,13 +131,7 @@ class DataFiles:
         return {path: info.size for path, info in zip(ordered, found, strict=True) if info.is_file}
 
     def delete(self, table: str, paths: Iterable[str]) -> None:
-        """Delete files, and the local folders that are empty then.
-
-        Raises:
-            InputError: Deleting is not permitted.
-            OperationError: Deleting failed for another reason.
-
-        """
+        """Delete files, and the local folders that are empty then."""
         root = join(self._root, table)
         for path in paths:
             try:

@@ -149,12 +149,7 @@ class TableReading(TableVersions):
         return found
 
     def read_file(self, table: str, path: str) -> pa.Table:
-        """Read the rows of a file, which need not be visible, in the columns that it has.
-
-        Raises:
-            InputError: The file is missing or damaged.
-
-        """
+        """Read the rows of a file, which need not be visible, in the columns that it has."""
         data = self.read_bytes(table, path)
         try:
             with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:

@@ -32,12 +32,7 @@ class TableVersions(DataFiles):
     """
 
     def __init__(self, location: str | Path) -> None:
-        """Take a location without looking at it.
-
-        Raises:
-            InputError: The location cannot be that of a store.
-
-        """
+        """Take a location without looking at it."""
         super().__init__(location)
         if self._local and unquote(self.location) != self.location:
             raise InputError(f"{self.location}: a store's path cannot hold a '%' before two hexadecimal digits")
@@ -164,12 +159,7 @@ class TableVersions(DataFiles):
         return f"{self.location} is not a kvdrift store: it has no '{table}' table"
 
     def check_nothing_lost(self) -> None:
-        """Check that no table has lost commits that another one relies on; reads a few log files and no data.
-
-        Raises:
-            DamagedStoreError: One has.
-
-        """
+        """Check that no table has lost commits that another one relies on; reads a few log files and no data."""
         for table, wanted, other in () if self._disk is None else lost_commits(self._disk.logs):
             raise self.damaged(f"table '{table}' has lost commits: '{other}' relies on its version {wanted}")
 

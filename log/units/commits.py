@@ -174,12 +174,7 @@ def _guards(records: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 
 def _check_overlaps(stored: Iterable[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a given unit that has a replicate in common with another one, unless the two are the same unit.
-
-    Raises:
-        InputError: One has.
-
-    """
+    """Refuse a given unit that has a replicate in common with another one, unless the two are the same unit."""
     new = {unit["unit"] for unit in given}
     groups = defaultdict[str, dict[tuple[int, int], Mapping[str, Any]]](dict)
     for unit in (*stored, *given):

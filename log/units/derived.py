@@ -77,13 +77,7 @@ def _without(folder: DeltaFolder, table: str, derived: DerivedFile, there: Colle
 
 
 def withdraw_units(folder: DeltaFolder, rows: UnitRows, table: str, numbers: Collection[int]) -> int:
-    """Take the rows of some units out of view, -1 standing for rows of none; return how many files had such rows.
-
-    Raises:
-        InputError: A file is damaged.
-        OperationError: The log cannot be written.
-
-    """
+    """Take the rows of some units out of view, -1 standing for rows of none; return how many files had such rows."""
     replaced: list[str] = []
 
     def attempt(loaded: Snapshot) -> Commit | None:

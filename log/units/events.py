@@ -67,9 +67,6 @@ class RowsOfUnits:
         Returns:
             The rows of each unit, in ``columns``.
 
-        Raises:
-            InputError: A file cannot be read.
-
         """
         names = [*dict.fromkeys((*columns, "unit", "replicate", "kind", "t"))]
         rows = self.read(units, docs, names)

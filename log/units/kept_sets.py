@@ -48,9 +48,6 @@ def check_alike(units: Iterable[Mapping[str, Any]], stored: Iterable[Mapping[str
     Args:
         units: Rows of ``units`` with the columns ``COMPARED``.
         stored: The same of units that are there; those of other kept sets do not count.
-
-    Raises:
-        UnlikeUnitsError: Two of them differ.
     """
     new = list(units)
     sets = {_set_of(unit) for unit in new}

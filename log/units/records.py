@@ -64,11 +64,6 @@ def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events
 
     Row counts tell that none is lacking. Otherwise the newest files are looked into first, until all rows of events
     are accounted for.
-
-    Raises:
-        InputError: A file is damaged.
-        DamagedStoreError: There are rows whose events are lost.
-
     """
     counts = rows.counts(units)
     known = set(counts.number.tolist())

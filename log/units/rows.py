@@ -116,12 +116,7 @@ class UnitRows:
         self._counts[path] = UnitCounts.of(rows)
 
     def numbers_in(self, table: Snapshot) -> Wide:
-        """Return the numbers of the units that a table has rows of, sorted.
-
-        Raises:
-            InputError: A file is damaged, or rows belong to no unit.
-
-        """
+        """Return the numbers of the units that a table has rows of, sorted."""
         found = [self.rows_by_unit(table, path).keys() for path in table.paths()]
         visible = {(table.table, path) for path in table.paths()}
         self._columns = {at: rows for at, rows in self._columns.items() if at[0] != table.table or at in visible}
@@ -162,7 +157,6 @@ class UnitRows:
 
         Raises:
             InputError: A file is damaged.
-            DamagedStoreError: A table has rows of units that are lost.
 
         """
         at = versions or {}
@@ -181,12 +175,7 @@ class UnitRows:
         return found
 
     def files_with(self, table: Snapshot, numbers: Collection[int]) -> list[str]:
-        """Return the paths of a table's files that have rows of some units; -1 stands for rows that belong to none.
-
-        Raises:
-            InputError: A file is damaged.
-
-        """
+        """Return the paths of a table's files that have rows of some units; -1 stands for rows that belong to none."""
         wanted = set(numbers)
         return [path for path in table.paths() if not wanted.isdisjoint(self.rows_by_unit(table, path))]
 
@@ -231,9 +220,6 @@ class UnitRows:
 
         Args:
             versions: What is looked at, by table; of tables that are not named, the latest.
-
-        Raises:
-            DamagedStoreError: Rows are lost.
 
         """
         tables = {name: self._folder.load(name, versions.get(name)) for name in reversed(NUMBERED)}

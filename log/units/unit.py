@@ -79,9 +79,6 @@ def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
         The record with every ``units`` column, where a record without ``estimator`` is that of a plain unit; and the
         events sorted by (replicate, kind with scan before branch, t), each with the unit's number.
 
-    Raises:
-        InputError: The record lacks a field, or the events are not exactly the unit's.
-
     """
     record = _conform_record(unit.record)
     events = conform(EVENTS, _with_revision(unit.events, record["action_revision"]))

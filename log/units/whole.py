@@ -40,9 +40,6 @@ def whole_unit(record: dict[str, Any], name: str, events: pa.Table) -> pa.Table:
     Returns:
         The rows sorted by (replicate, kind with scan before branch, t).
 
-    Raises:
-        InputError: The rows are not exactly the unit's.
-
     """
     kinds = _KINDS[record["estimator"]]
     for kind in pc.unique(events.column("kind")).to_pylist():

@@ -32,9 +32,6 @@ def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int
     Returns:
         The path of the file. The same input gives the same bytes.
 
-    Raises:
-        OperationError: The view events lacks positions of a trajectory.
-
     """
     if content.facts.finite:
         return None

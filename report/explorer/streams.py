@@ -39,12 +39,7 @@ class Streams:
 
 
 def read_streams(source: StudyRows, outcomes: Outcomes, rows: Ints) -> Streams:
-    """Read trajectories, given as rising places in ``outcomes``.
-
-    Raises:
-        OperationError: the view events lacks some of their positions.
-
-    """
+    """Read trajectories, given as rising places in ``outcomes``."""
     wanted = outcomes.own_codes()[rows]
     size = (len(rows), outcomes.horizon)
     x, y = np.zeros(size, np.int32), np.zeros(size, np.int32)

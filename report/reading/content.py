@@ -92,12 +92,7 @@ def read_content(
     latex: bool,
     preliminary: str = "",
 ) -> PageContent:
-    """Read what the page shows; the arguments are those of ``report.page.build_report``.
-
-    Raises:
-        InputError: no such study, no action to compare, nothing derived yet, or no action named ``baseline``.
-
-    """
+    """Read what the page shows; the arguments are those of ``report.page.build_report``."""
     facts = read_facts(source)
     if not facts.compared:
         raise InputError(f"study '{facts.study}' has no action besides full-retention controls: nothing to report")

@@ -232,12 +232,7 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def read_facts(source: StudyRows) -> Facts:
-    """Read a study's facts.
-
-    Raises:
-        InputError: the store has no such study and model.
-
-    """
+    """Read a study's facts."""
     # Events that another generator made have no row in studies; their windows follow from their horizon.
     studies, windows = source.of("studies"), source.of("windows")
     if not windows:

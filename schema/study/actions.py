@@ -152,10 +152,6 @@ class ActionSection(Section):
         """Check that the action has the keys that its kind of model needs; a finite-state one's has a name alone.
 
         With an engine it has settings, weights or both.
-
-        Raises:
-            InputError: A key is missing or must not be there.
-
         """
         given = self.model_fields_set - {"name"}
         if engine is not None:

@@ -61,12 +61,7 @@ class StudySection(Section):
         return SamplingLaw(self.temperature, self.top_p, self.top_k)
 
     def check_law(self) -> None:
-        """Check that the keys of the law go together.
-
-        Raises:
-            InputError: A greedy law is truncated.
-
-        """
+        """Check that the keys of the law go together."""
         for name in ("top_p", "top_k") if self.law.greedy else ():
             if getattr(self, name) is not None:
                 raise InputError(f"study.{name}: at temperature 0 the most probable token is taken; remove it")

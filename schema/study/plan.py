@@ -114,24 +114,14 @@ class PlanSection(Section):
 
     @property
     def shares(self) -> list[Fraction]:
-        """The looks as shares of N.
-
-        Raises:
-            InputError: One is not a fraction.
-
-        """
+        """The looks as shares of N."""
         try:
             return [exact_fraction(look) for look in self.looks]
         except (ValueError, ZeroDivisionError):
             raise InputError(f"plan.looks = {self.looks}: write exact fractions of the documents, as in 1/4") from None
 
     def check_stopping(self) -> None:
-        """Check that what looks need is there, and nothing of them where there are none.
-
-        Raises:
-            InputError: A key does not go with the others.
-
-        """
+        """Check that what looks need is there, and nothing of them where there are none."""
         fields = type(self).model_fields
         given = [name for name in ("looks", "resolve", "margin") if getattr(self, name) != fields[name].default]
         if self.stopping == FIXED and given:

@@ -69,12 +69,7 @@ def _check_count(studies: int) -> None:
 
 
 def read_content(path: Path) -> dict[str, Any]:
-    """Read a study file's content as it is written.
-
-    Raises:
-        InputError: The file cannot be read, or is not TOML.
-
-    """
+    """Read a study file's content as it is written."""
     check_regular(path)
     if not path.exists():
         raise InputError(f"{path}: no such study file")

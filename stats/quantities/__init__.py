@@ -54,12 +54,7 @@ _BY_NAME = {**{one.name: one for one in DIFFERENCES.values()}, **PAIR_QUANTITIES
 
 
 def quantity_named(name: str) -> Quantity:
-    """Return the quantity of coupled pairs that has a name: a registered one, or a difference of two actions' ones.
-
-    Raises:
-        InputError: no quantity has that name; the message names the nearest one.
-
-    """
+    """Return the quantity of coupled pairs that has a name: a registered one, or a difference of two actions' ones."""
     if name not in _BY_NAME:
         raise InputError(f"no quantity is named '{name}'; {nearest(name, PAIR_QUANTITIES)}")
     return _BY_NAME[name]

@@ -46,9 +46,6 @@ def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ..
     Returns:
         One for each look, in standard errors.
 
-    Raises:
-        InputError: the shares do not grow from above 0 to 1, or alpha is not between 0 and 1.
-
     """
     times = np.asarray(shares, dtype=np.float64)
     if not len(times) or times[-1] != 1 or not (np.diff(times, prepend=0.0) > 0).all():

@@ -50,11 +50,7 @@ class Api(Protocol):
         """The path that answers if the server is ready."""
 
     def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
-        """Ask a server what it is.
-
-        Raises:
-            InputError: It is not of this kind, or does not say what is needed.
-        """
+        """Ask a server what it is."""
 
 
 class LawApi(Api, Protocol):

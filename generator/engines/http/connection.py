@@ -47,9 +47,6 @@ class Connection:
     Attributes:
         on_return: Is called when the server is back; it raises an error if another one is there.
         received: Bytes of all answers so far.
-
-    Raises:
-        InputError: The address is none.
     """
 
     def __init__(self, url: str, requests: Requests, health: str) -> None:
@@ -83,10 +80,6 @@ class Connection:
         Args:
             path: Of the request, from the server's address on.
             body: What is posted, as JSON; None gets.
-
-        Raises:
-            InputError: The server refuses the request, or has never answered.
-            OperationError: The server is gone for too long, or fails.
         """
         while True:
             try:
@@ -95,13 +88,7 @@ class Connection:
                 continue
 
     def ask_once(self, path: str, body: Any = None) -> Any:
-        """Send a request and return the answer's JSON.
-
-        Raises:
-            LostServerError: The server was gone, and is back; the request was not answered.
-            InputError: The server refuses the request, or has never answered.
-            OperationError: The server is gone for too long, or fails.
-        """
+        """Send a request and return the answer's JSON."""
         answer = self._answered(path, body)
         if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
             raise OperationError(f"{self.url}{path}: answered {answer.status_code}: {answer.text[:_WORDS]}")
@@ -113,12 +100,7 @@ class Connection:
             raise OperationError(f"{self.url}{path}: the answer is no JSON: {answer.text[:80]!r}") from None
 
     def said(self, path: str, body: Any = None) -> dict[str, Any]:
-        """Return the JSON object of a path that not every server has; {} without it.
-
-        Raises:
-            InputError: The server has never answered.
-            OperationError: The server is gone for too long.
-        """
+        """Return the JSON object of a path that not every server has; {} without it."""
         while True:
             try:
                 answer = self._answered(path, body)

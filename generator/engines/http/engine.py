@@ -47,12 +47,7 @@ class Servers:
         return {"engine": HTTP, "library": f"httpx {httpx.__version__}", "environment": {}}
 
     def side(self, url: str, settings: Mapping[str, Any], where: str) -> ServerSide:
-        """Make a side of the server at an address.
-
-        Raises:
-            InputError: An unknown setting, or a server that does not answer, is of another kind, or does not say what
-                is needed.
-        """
+        """Make a side of the server at an address."""
         own = ServerSettings.of(settings, where)
         connection = Connection(url, self.requests, _APIS[own.api].health)
         facts = _facts(connection, own, where)
@@ -132,11 +127,7 @@ class ServerSide:
         return 0
 
     def check_same(self) -> None:
-        """Refuse a server that is another one than before.
-
-        Raises:
-            OperationError: Names what it says otherwise.
-        """
+        """Refuse a server that is another one than before."""
         now = _facts(self.connection, self.settings, self.where)
         before = {**self.server.said, "tokenizer": self.server.tokenizer_sha256}
         for name, value in {**now.said, "tokenizer": now.tokenizer_sha256}.items():
@@ -173,11 +164,7 @@ def _facts(connection: Connection, settings: ServerSettings, where: str) -> Serv
 
 
 def check_slots(side: ServerSide, where: str) -> None:
-    """Refuse a server with slots that has too few: each replicate has two streams of a side.
-
-    Raises:
-        InputError: Says how many it has and needs.
-    """
+    """Refuse a server with slots that has too few: each replicate has two streams of a side."""
     needed = _STREAMS * side.part[1]
     if 0 < side.server.slots < needed:
         floor = " of the reference, and two of the floor" if side.part[1] > 1 else ""
@@ -188,11 +175,7 @@ def check_slots(side: ServerSide, where: str) -> None:
 
 
 def check_same_model(action: str, reference: ServerSide, side: ServerSide) -> None:
-    """Refuse a server of another model: one that says it has another width or another number of weights.
-
-    Raises:
-        InputError: Names what they do not share.
-    """
+    """Refuse a server of another model: one that says it has another width or another number of weights."""
     for name, what in (("n_embd", "channels"), ("n_params", "weights")):
         ours, theirs = reference.said.get(name), side.said.get(name)
         if None not in (ours, theirs) and ours != theirs:

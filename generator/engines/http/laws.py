@@ -19,10 +19,6 @@ def whole_law(tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int,
         logarithms: Of the probability of each.
         vocabulary: V.
         where: What an error line names.
-
-    Raises:
-        InputError: Tokens are missing, or the vocabulary has fewer.
-        OperationError: What the server sent are no logarithms of probabilities.
     """
     try:
         ids = np.array(tokens, dtype=np.int64)

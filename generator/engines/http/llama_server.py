@@ -31,11 +31,7 @@ class LlamaServer:
     health: Final = "/health"
 
     def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
-        """Ask for ``/props`` and ``/v1/models``, and for the names of all tokens.
-
-        Raises:
-            InputError: It is no llama-server, or does not say what is needed.
-        """
+        """Ask for ``/props`` and ``/v1/models``, and for the names of all tokens."""
         properties = connection.said("/props")
         if "total_slots" not in properties:
             raise InputError(

@@ -18,11 +18,7 @@ class OpenAi:
     health: Final = "/v1/models"
 
     def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
-        """Ask for ``/v1/models`` and, where there are such, ``/version`` and ``/props``.
-
-        Raises:
-            InputError: It lists no model.
-        """
+        """Ask for ``/v1/models`` and, where there are such, ``/version`` and ``/props``."""
         model = first_model(connection, where)
         said = {
             "server": "openai",

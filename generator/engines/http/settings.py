@@ -61,11 +61,7 @@ class ServerSettings:
         return made
 
     def stated_eos(self, where: str) -> tuple[int, ...]:
-        """Return the tokens that end a text, ascending; empty if the study file does not say.
-
-        Raises:
-            InputError: They are no token ids.
-        """
+        """Return the tokens that end a text, ascending; empty if the study file does not say."""
         parts = [part.strip() for part in self.eos_tokens.split(",") if part.strip()]
         if not all(part.isdigit() for part in parts):
             raise InputError(f"{where}: eos_tokens = '{self.eos_tokens}': write token ids with commas, as in \"2,7\"")

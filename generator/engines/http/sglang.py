@@ -25,11 +25,7 @@ class Sglang:
     health: Final = "/health"
 
     def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
-        """Ask for ``/get_model_info``, ``/server_info`` and the tokens of a text.
-
-        Raises:
-            InputError: It is no SGLang.
-        """
+        """Ask for ``/get_model_info``, ``/server_info`` and the tokens of a text."""
         model = connection.said("/get_model_info") or connection.said("/model_info")
         if "model_path" not in model:
             raise InputError(f"{where}: {connection.url} is no SGLang: it has no /get_model_info; write another api")

@@ -29,11 +29,7 @@ class Vllm:
     health: Final = "/health"
 
     def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
-        """Ask for ``/version``, ``/v1/models`` and the tokens of a text.
-
-        Raises:
-            InputError: It is no vLLM.
-        """
+        """Ask for ``/version``, ``/v1/models`` and the tokens of a text."""
         version = connection.said("/version")
         if "version" not in version:
             raise InputError(f"{where}: {connection.url} is no vLLM: it has no /version; write another api")
@@ -71,11 +67,7 @@ class Vllm:
 
 
 def first_model(connection: Connection, where: str) -> dict[str, Any]:
-    """Return what an OpenAI-compatible server says of the model that it serves.
-
-    Raises:
-        InputError: It lists none.
-    """
+    """Return what an OpenAI-compatible server says of the model that it serves."""
     models = connection.said("/v1/models").get("data")
     if not models or not isinstance(models[0], dict) or "id" not in models[0]:
         raise InputError(f"{where}: {connection.url}/v1/models lists no model")

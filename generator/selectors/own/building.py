@@ -27,9 +27,6 @@ def build(
         known: The package's classes, by name.
         folder: Where a module is looked for before installed ones, if anywhere.
         listed: Further names, for the line about a name that nothing has.
-
-    Raises:
-        InputError: An unknown name or parameter, a value that is not taken, or a module or class that cannot be used.
     """
     if name in known:
         return _with_parameters(family, known[name], name, parameters)
@@ -41,11 +38,7 @@ def build(
 
 
 def check_statistics(selector: Selector) -> None:
-    """Check what a selector asks to be gathered over all queries of a prompt.
-
-    Raises:
-        InputError: Its ``statistics`` fail, or are no hashable objects with a method ``update``.
-    """
+    """Check what a selector asks to be gathered over all queries of a prompt."""
     named = f"selector {type(selector).__name__}: statistics"
     try:
         asked: object = selector.statistics

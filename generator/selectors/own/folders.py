@@ -60,11 +60,7 @@ class SourceFolder:
         return module is not None and self._modules.get(module.__name__) is module
 
     def check_free(self, module: str) -> None:
-        """Check that a module which the folder has takes no other one's name.
-
-        Raises:
-            InputError: It is in Python's own library, or another module of its name is loaded already.
-        """
+        """Check that a module which the folder has takes no other one's name."""
         name = module.partition(".")[0]
         other = sys.modules.get(name)
         own = any(folder.holds(other) for folder in _FOLDERS.values())

@@ -141,9 +141,6 @@ def load_installed(name: str, where: str, source: SourceFolder | None = None) ->
         name: The module's name, with dots if it is in a package.
         where: What asks for the module, as error lines begin.
         source: The folder in which the module was not found; None if no folder was looked in.
-
-    Raises:
-        InputError: The module is not installed, cannot be imported, or its file has changed since it was loaded.
     """
     withdraw_all()
     try:

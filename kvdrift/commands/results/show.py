@@ -78,12 +78,7 @@ def show(
 
 
 def _trajectory(views: Views, study: str, model: str, doc: str, action: str, replicate: int) -> dict[str, Any]:
-    """A trajectory's row, with its document's.
-
-    Raises:
-        InputError: There is none of this document, action or replicate.
-
-    """
+    """A trajectory's row, with its document's."""
     found: dict[str, Any] = {"study": study, "model": model}
     for name, asked in (("doc", doc), ("action", action), ("replicate", replicate)):
         known = views.rows("trajectories", (name,), **found)[name].unique().to_pylist()
