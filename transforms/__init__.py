@@ -1,6 +1,6 @@
 """Events to trajectories and steps: pure derivation, the Beam pipeline around it, and its live form.
 
-Users of Beam import the transforms from here: ``from transforms import DeriveTrajectories``. Beam is imported with them.
+Users of Beam import its transforms from here: ``from transforms import DeriveTrajectories``.
 """
 
 from __future__ import annotations

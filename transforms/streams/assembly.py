@@ -1,8 +1,8 @@
-"""One replicate whose rows come in any order, late or twice: what is known of it, as bytes that a runner's state holds.
+"""One replicate whose rows come in any order, late or twice: which positions are there, as bytes that a state holds.
 
-No Beam here. While positions are missing the state has one byte for each position, and the rows wait elsewhere. When the
-replicate is whole, the state has a checksum of each row, four bytes, by which rows that come again are held against those
-that were there.
+No Beam here. While positions are missing, the state has one byte for each position, and the rows wait elsewhere. When
+the replicate is whole, the state has a checksum of each row, four bytes, which tells whether a row that comes again is
+the row that was there.
 """
 
 from __future__ import annotations
@@ -73,5 +73,5 @@ def _checksums(rows: Rows) -> npt.NDArray[np.uint32]:
     padded = np.zeros((len(rows), 24), np.uint8)
     padded[:, : ROW.itemsize] = rows.view(np.uint8).reshape(len(rows), ROW.itemsize)
     mixed = (padded.view("<u8") * _ODD).sum(axis=1, dtype=np.uint64)
-    checksums: npt.NDArray[np.uint32] = ((mixed ^ (mixed >> np.uint64(29))) * _ODD[0] >> np.uint64(32)).astype(np.uint32)
-    return checksums
+    spread: npt.NDArray[np.uint64] = (mixed ^ (mixed >> np.uint64(29))) * _ODD[0]
+    return (spread >> np.uint64(32)).astype(np.uint32)

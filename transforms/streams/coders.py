@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from apache_beam.coders import Coder, registry
+from apache_beam.coders import Coder
+from apache_beam.coders.typecoders import registry
 
 
-class TableCoder(Coder):  # type: ignore[misc]
+class TableCoder(Coder):
     """A table as an Arrow IPC stream."""
 
     def encode(self, table: pa.Table) -> bytes:

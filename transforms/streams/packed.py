@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,8 @@ ROW: Final = np.dtype([(name, pa.array([], _TYPES[name]).to_numpy(zero_copy_only
 """One packed event: t, both tokens, delta, f and both EOS flags."""
 
 Rows = npt.NDArray[np.void]  # of dtype ROW
-Batch = pa.Table | pa.RecordBatch
-Horizons = int | Mapping[str, int]  # H of all studies, or of each study
+Batch: TypeAlias = pa.Table | pa.RecordBatch
+Horizons: TypeAlias = int | Mapping[str, int]  # H of all studies, or of each study
 
 _REASONS = (
     "a value is null",
@@ -121,7 +121,7 @@ def unpacked(data: bytes) -> Rows:
 
 def table_of(replicates: Sequence[tuple[str, Rows]]) -> pa.Table:
     """Return packed rows of replicates as events: the columns of a coupled pair, ``action_revision`` and ``unit``."""
-    counts = np.array([len(rows) for _, rows in replicates])
+    counts = np.array([len(rows) for _, rows in replicates], np.int64)
     rows = np.concatenate([np.empty(0, ROW), *(rows for _, rows in replicates)])
     parts = list(zip(*(json.loads(key) for key, _ in replicates), strict=True)) or [()] * 8
     columns = {}

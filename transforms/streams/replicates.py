@@ -1,8 +1,8 @@
 """Rows of events in any order, late or twice -> whole replicates -> trajectories and steps, as Beam transforms.
 
-The arithmetic is in ``transforms.streams.assembly`` and ``transforms.derivation``. Elements are Arrow tables: a batch is cut
-into one piece for each replicate, the pieces wait in the runner's state under the replicate's key, and replicates that
-are whole are derived together, so that Python runs for each piece and batch, never for each row.
+The arithmetic is in ``transforms.streams.assembly`` and ``transforms.derivation``. A batch of events is cut into one
+piece for each replicate. Pieces wait in the runner's state under the replicate's key. Whole replicates are derived
+together. So Python runs once for each piece and batch, and never for each row.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class DerivedReplicates:
 class AssembleReplicates(beam.PTransform):
     """A PCollection of events in any order -> one of ``WholeReplicates``.
 
-    An element is an Arrow table or record batch of events, or a dict with the values of one event. A replicate comes out
-    once, when it has every position 1..H. A row that comes twice counts once. Rows of one position that differ make
-    the replicate a dead letter.
+    An element is an Arrow table or record batch of events, or a dict with the values of one event. A replicate comes
+    out once, as soon as every position 1..H is there. A row that comes twice counts once. If two rows of a position
+    differ, the replicate is a dead letter.
 
     Args:
         horizon: H, of all studies or by the name of the study.
@@ -156,7 +156,7 @@ def derive(whole: WholeReplicates) -> DerivedReplicates:
     return DerivedReplicates(derived.trajectories, derived.steps, whole.letters)
 
 
-class _Cut(beam.DoFn):  # type: ignore[misc]
+class _Cut(beam.DoFn):
     """Batches and single events -> (key, (packed rows, reason)), for many elements of a bundle at once."""
 
     def __init__(self, horizons: Horizons) -> None:
@@ -186,7 +186,7 @@ class _Cut(beam.DoFn):  # type: ignore[misc]
             yield piece.key, (piece.data, piece.reason)
 
 
-class _Assemble(beam.DoFn):  # type: ignore[misc]
+class _Assemble(beam.DoFn):
     """Pieces of a replicate -> the whole replicate, once; and what never gets whole, with the reason."""
 
     ROWS = BagStateSpec("rows", BytesCoder())
@@ -231,7 +231,7 @@ class _Assemble(beam.DoFn):  # type: ignore[misc]
     @on_timer(EXPIRY)
     def expire(
         self,
-        key: str = beam.DoFn.KeyParam,
+        key: Any = beam.DoFn.KeyParam,
         rows: Any = beam.DoFn.StateParam(ROWS),
         seen: Any = beam.DoFn.StateParam(SEEN),
     ) -> Iterator[Piece]:
@@ -243,7 +243,7 @@ class _Assemble(beam.DoFn):  # type: ignore[misc]
         seen.clear()
 
 
-class _Gather(beam.DoFn):  # type: ignore[misc]
+class _Gather(beam.DoFn):
     """Whole replicates and dead letters, one by one -> ``WholeReplicates``, many at once."""
 
     def start_bundle(self) -> None:

@@ -1,7 +1,7 @@
 """A store as source and sink of Beam pipelines: events as their units are committed, derived rows, whole replicates.
 
-A commit leaves out units and replicates that are there. So a bundle that a runner tries again changes nothing, and every
-unit and derived row is there exactly once.
+A commit leaves out units and replicates that are there. So a bundle that a runner tries again changes nothing, and
+every unit and derived row is there exactly once.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from apache_beam.utils.timestamp import Duration, Timestamp
 
 from ingestion.ingest import ingest
 from log.store import Store
+from log.units.unit import DERIVED
 from schema.errors import InputError, OperationError
 from schema.tables import GROUP_KEY, PLAIN
 from transforms.segments import SegmentOutcome, commit, derive_segment, pending, read_events, segments_of
@@ -64,7 +65,7 @@ class ReadEvents(beam.PTransform):
         return start | "Read" >> beam.ParDo(reader).with_output_types(pa.Table)
 
 
-class _Versions(RestrictionProvider):  # type: ignore[misc]
+class _Versions(RestrictionProvider):
     """The versions of ``units`` that one element stands for."""
 
     def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
@@ -77,7 +78,7 @@ class _Versions(RestrictionProvider):  # type: ignore[misc]
         return int(restriction.size())
 
 
-class _ReadVersions(beam.DoFn):  # type: ignore[misc]
+class _ReadVersions(beam.DoFn):
     """(location, first version, end) -> tables of the units that came with these versions."""
 
     def __init__(self, poll: float) -> None:
@@ -115,7 +116,7 @@ def _units_of_versions(store: Store, first: int, last: int) -> Iterator[pa.Table
     """Yield the events of plain units that versions ``first`` to ``last`` of ``units`` brought."""
     before = _plain_units(store, first - 1) if first else np.zeros(0, np.int64)
     new = np.setdiff1d(_plain_units(store, last), before)
-    for segment in segments_of(store, {"trajectories": new}, store.version("events")):
+    for segment in segments_of(store, dict.fromkeys(DERIVED[PLAIN], new), store.version("events")):
         events, errors = read_events(store, segment)
         if errors:
             raise OperationError(errors[0])
@@ -130,8 +131,7 @@ def _plain_units(store: Store, version: int) -> np.ndarray[tuple[int], np.dtype[
 class WriteDerived(beam.PTransform):
     """``DerivedReplicates`` of a store's own events -> that store, and how many units were new in each element.
 
-    Each element has whole units, as those have that ``DeriveTrajectories`` makes of what ``ReadEvents`` reads. An element is
-    one commit to each table.
+    Each element must have whole units, as the tables of ``ReadEvents`` have. An element is one commit to each table.
 
     Args:
         location: Folder or URL of the store, as workers see it.
@@ -177,7 +177,7 @@ def _check_whole_units(store: Store, derived: DerivedReplicates) -> None:
 
 
 class WriteReplicates(beam.PTransform):
-    """``WholeReplicates`` of another generator -> units of a store, derived at once, and the ``DeadLetter`` of the others.
+    """``WholeReplicates`` of another generator -> derived units of a store, and ``DeadLetter`` of what does not go in.
 
     Events are checked as ``kvdrift ingest`` checks them. Replicates that the store has with equal content change
     nothing. An element is one commit.
