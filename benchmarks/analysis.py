@@ -37,9 +37,9 @@ import scipy.stats
 import kvdrift
 from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, measure, mib, show
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, add_size_options, sizes_of, write_study
-from flows.analysis.estimation import document_moments
-from flows.analysis.parts import Analysis, AnalysisPart, estimate_part, in_sequence, parts_of, subjects_of
-from flows.analysis.stored import analyze_stored
+from flows.estimate.estimation import document_moments
+from flows.estimate.parts import Analysis, AnalysisPart, estimate_part, in_sequence, parts_of, subjects_of
+from flows.estimate.stored import analyze_stored
 from log.store import Store
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from sql.contracts import contract

@@ -30,8 +30,8 @@ import duckdb
 import kvdrift
 from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, measure, mib, show
 from benchmarks.synthetic_study import Sizes, write_study
-from flows.analysis.estimation import document_moments
-from flows.analysis.parts import Analysis, in_sequence, parts_of, subjects_of
+from flows.estimate.estimation import document_moments
+from flows.estimate.parts import Analysis, in_sequence, parts_of, subjects_of
 from log.store import Store
 from log.units.unit import DERIVED
 from schema.errors import InputError, OperationError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flows.analysis.gate import Verdict
+    from flows.estimate.gate import Verdict
     from kvdrift.interfaces import (
         GROUP_BYTES,
         TOVA,
@@ -133,8 +133,8 @@ def run(
         schema.errors.KvdriftError: the errors of ``schema.errors``, each one line.
 
     """
-    from flows.study_file.options import named_services, named_workers
-    from flows.study_file.run import run_file
+    from flows.run.options import named_services, named_workers
+    from flows.run.study_file import run_file
     from schema.progress import SILENT
     from schema.study import load_studies
 
@@ -162,7 +162,7 @@ def report(store: str | Path, output: str | Path | None = None, study: str | Non
         schema.errors.OperationError: the disk is full or broken.
 
     """
-    from kvdrift.commands.results.report import report_pages
+    from kvdrift.commands.report import report_pages
 
     return report_pages(str(store), None if output is None else Path(output), study, latex=False)
 
@@ -200,7 +200,7 @@ def gate(
             finished.
 
     """
-    from flows.analysis.gate import GateQuestion, gate_stored
+    from flows.estimate.gate import GateQuestion, gate_stored
     from log.store import Store
     from schema.study import FLOOR_ACTION, POOLED
 

@@ -14,23 +14,23 @@ from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
 import kvdrift
+from kvdrift.commands.analyze import analyze
 from kvdrift.commands.check import check
 from kvdrift.commands.compact import compact
+from kvdrift.commands.confirm import confirm
 from kvdrift.commands.derive import derive
 from kvdrift.commands.drop import drop
+from kvdrift.commands.gate import gate
 from kvdrift.commands.ingest import ingest
+from kvdrift.commands.init import init
 from kvdrift.commands.list import list_
-from kvdrift.commands.results.analyze import analyze
-from kvdrift.commands.results.gate import gate
-from kvdrift.commands.results.report import report
-from kvdrift.commands.results.show import show
+from kvdrift.commands.report import report
 from kvdrift.commands.run import run
-from kvdrift.commands.scheduling.schedule import schedule
+from kvdrift.commands.schedule import schedule
 from kvdrift.commands.serve import serve
+from kvdrift.commands.show import show
 from kvdrift.commands.sql import sql
 from kvdrift.commands.status import status
-from kvdrift.commands.studies.confirm import confirm
-from kvdrift.commands.studies.init import init
 from kvdrift.commands.verify import verify
 from kvdrift.examples import epilog
 from kvdrift.exit_codes import INTERRUPTED, failure_code

@@ -6,15 +6,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from flows.checks import check_study
-from flows.comparison import check_agrees
-from flows.forecast import Forecast, SplitForecast, check_gpu_here, forecast, stored
-from flows.generation.local import LocalGenerator
-from flows.generation.storing import storing
+from flows.generate.local import LocalGenerator
+from flows.generate.storing import storing
 from flows.material import Material, SharedMaterial
-from flows.revisions import begun_revisions
-from flows.study_file.remarks import remarks
-from flows.study_run import StudyRun
+from flows.run.checks import check_study
+from flows.run.comparison import check_agrees
+from flows.run.forecast import Forecast, SplitForecast, check_gpu_here, forecast, stored
+from flows.run.remarks import remarks
+from flows.run.revisions import begun_revisions
+from flows.run.study_run import StudyRun
 from generator.engines.http.cost import position_cost
 from generator.engines.http.engine import ServerSide
 from generator.engines.model import EngineModel

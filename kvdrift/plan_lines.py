@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flows.frozen_plan import FrozenPlan
+from flows.plan.frozen_plan import FrozenPlan
 from report.printing.numbers import duration, fixed, level
 from schema.frozen_text import with_measured
 from stats.quantities import PAIR_QUANTITIES

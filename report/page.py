@@ -12,7 +12,7 @@ import jinja2
 
 from report.explorer.page import write_explorer
 from report.gates import gates_block
-from report.parts.sequential.looks import between_looks
+from report.parts.sequential_looks import between_looks
 from report.printing.canvas import drawing, save
 from report.printing.latex import write_tex
 from report.printing.palette import properties

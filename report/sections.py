@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from report.parts import (
-    branching,
     calibration,
     clocks,
     depth,
@@ -21,11 +20,12 @@ from report.parts import (
     plan,
     positions,
     reference,
+    residual_branching,
+    sequential_looks,
     study,
     systems,
 )
 from report.parts.answers import section as answers
-from report.parts.sequential import looks
 from report.parts.verdict import section as verdict
 from report.parts.verdict import sweeps
 from report.printing.section import Section
@@ -74,11 +74,11 @@ PARTS: tuple[Part, ...] = (
             (reference.definitions, "What does each symbol mean?"),
             (study.section, "What was run, on which documents, and with how many bytes?"),
             (plan.section, "What was fixed before the evaluation, and what came of it?"),
-            (looks.section, "Where did this sequential study stop?"),
+            (sequential_looks.section, "Where did this sequential study stop?"),
             (eos.section, "How much of the difference is only that one text is shorter?"),
             (positions.saturation, "Where do the two laws have nothing in common?"),
             (depth.section, "What does a short window after the first mismatch say of R?"),
-            (branching.section, "Where is another estimator of R cheaper?"),
+            (residual_branching.section, "Where is another estimator of R cheaper?"),
             (systems.section, "Are estimates right where R is known?"),
             (calibration.section, "Can a cheaper observation replace R?"),
         ),

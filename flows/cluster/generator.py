@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from flows.cluster.connection import Cluster
 from flows.cluster.facts import facts
-from flows.generation.local import LocalGenerator
-from flows.generation.named_work import NamedPart, named
-from flows.generation.pending import Work
-from flows.generation.storing import Identities, stored_gpus, studies_of
+from flows.generate.local import LocalGenerator
+from flows.generate.named_work import NamedPart, named
+from flows.generate.pending import Work
+from flows.generate.storing import Identities, stored_gpus, studies_of
 from generator.actions import Action
 from generator.identity import ActionIdentity, GpuKinds, ModelIdentity
 from generator.transformer.fingerprints import model_identity

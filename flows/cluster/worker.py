@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from distributed import get_worker
 
 from flows.cluster.facts import WorkerFacts, check_facts, facts, worker_name
-from flows.generation.local import LocalGenerator
-from flows.generation.named_work import NamedPart, with_actions
-from flows.generation.storing import store_units
+from flows.generate.local import LocalGenerator
+from flows.generate.named_work import NamedPart, with_actions
+from flows.generate.storing import store_units
 from generator.actions import build_actions
 from generator.generation.events import gpu_here
 from generator.identity import ActionIdentity, GpuKinds, changes

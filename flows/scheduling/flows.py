@@ -20,8 +20,8 @@ from pydantic import Field
 
 from flows.orchestration.page import FlowRunPage
 from flows.orchestration.retries import retried
-from flows.study_file.options import named_services, named_workers
-from flows.study_flow import ABREAST, FLOW, run_name
+from flows.run.options import named_services, named_workers
+from flows.run.study_flow import ABREAST, FLOW, run_name
 from schema.errors import InputError, KvdriftError
 from schema.location import absolute
 from schema.study import load_studies
@@ -83,7 +83,7 @@ def study(
         gpus: Generate on all GPUs of the worker's machine, or on so many: all, or a number.
 
     """
-    from flows.study_file.run import run_file  # noqa: PLC0415 - torch takes seconds
+    from flows.run.study_file import run_file  # noqa: PLC0415 - torch takes seconds
 
     studies = load_studies(Path(study_file))
     page = FlowRunPage()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.analysis.stored import analyze_stored
-from flows.generation.tokens import record_tokens
+from flows.estimate.scores import score_stored
+from flows.estimate.stored import analyze_stored
+from flows.generate.tokens import record_tokens
 from flows.orchestration.page import FlowRunPage
-from flows.pages import page_beside, report_folder, report_is_current, write_report
-from flows.scores import score_stored
+from flows.pages.reports import page_beside, report_folder, report_is_current, write_report
 from generator.transformer.tokenizer import token_reader
 from log.store import Store
 from sql.catalog import refresh_catalog

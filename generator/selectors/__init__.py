@@ -11,6 +11,7 @@ from generator.selectors.h2o import H2O
 from generator.selectors.keydiff import KeyDiff
 from generator.selectors.knorm import Knorm
 from generator.selectors.kvpress import PREFIX, build_kvpress
+from generator.selectors.numerics import Numerics
 from generator.selectors.own.building import build, check_statistics
 from generator.selectors.own.classes import default_parameters
 from generator.selectors.own.families import SELECTOR_FAMILY
@@ -21,7 +22,6 @@ from generator.selectors.recent import Recent
 from generator.selectors.selector import ScoringSelector, Selector
 from generator.selectors.snapkv import SnapKV
 from generator.selectors.tova import TOVA
-from generator.selectors.whole_cache.numerics import Numerics
 from schema.errors import InputError
 
 SELECTORS: dict[str, type[Selector]] = {

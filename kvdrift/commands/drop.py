@@ -26,7 +26,7 @@ def drop(
     ] = None,
 ) -> None:
     """Drop an action that no plan names: no view shows it any more. Its events stay in the log."""
-    from flows.revisions import drop_action
+    from flows.run.revisions import drop_action
     from log.store import Store
     from sql.catalog import refresh_catalog
 

@@ -68,7 +68,7 @@ def run(
 
     with ConsoleProgress() as console:
         console.doing(f"loading what {study.name} needs")  # the libraries take seconds
-        from flows.study_file.options import named_services, named_workers
+        from flows.run.options import named_services, named_workers
         from schema.study import load_studies
 
         studies = load_studies(study)
@@ -76,7 +76,7 @@ def run(
         workers = named_workers(studies, cluster, gpus, served=bool(addresses))
     if dry_run:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not on this machine is not fetched
-        from flows.study_file.options import default_location
+        from flows.run.options import default_location
         from kvdrift.dry_run import describe_studies
         from schema.location import absolute
 
@@ -91,7 +91,7 @@ def run(
     try:
         with ConsoleProgress() as console:
             console.doing("loading libraries, checking documents and model, and starting")
-            from flows.study_file.run import run_file
+            from flows.run.study_file import run_file
 
             outcome = run_file(
                 studies, store, addresses, console, limit, redo or [], plan_only=plan_only, replan=replan,
@@ -101,7 +101,7 @@ def run(
         _say_what_is_kept(studies, store)
         raise
     if plan_only and not outcome.documents_left:
-        from flows.frozen_plan import require_plan
+        from flows.plan.frozen_plan import require_plan
         from kvdrift.plan_lines import plan_lines
         from log.store import Store
 
@@ -124,7 +124,7 @@ def run(
 
 def _say_what_is_kept(studies: Sequence[Study], location: str | None) -> None:
     """Say on standard error what the store of an interrupted run has; of none that was not begun."""
-    from flows.study_file.options import default_location
+    from flows.run.options import default_location
     from log.store import Store
     from schema.location import absolute
 

@@ -16,8 +16,8 @@ from schema.errors import InputError, printable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from flows.frozen_plan import FrozenPlan
-    from flows.scores import Scoring
+    from flows.estimate.scores import Scoring
+    from flows.plan.frozen_plan import FrozenPlan
     from log.counts import Holdings, Place
     from log.store import Store
     from schema.rows import Wide
@@ -45,7 +45,7 @@ def status(
     if watch and as_json:
         raise InputError("--json: is of one look; leave --watch out")
     if watch:
-        from flows.analysis.live import LiveStore
+        from flows.estimate.live import LiveStore
         from kvdrift.live.display import show_live
 
         live = LiveStore(Store.open(store))
@@ -72,7 +72,7 @@ def status_lines(store: Store) -> Iterator[str]:
 
 def store_status(store: Store) -> Row:
     """Return what a store holds and what is left to do, and the same of each study and model in it, as plain values."""
-    from flows.scores import Scoring
+    from flows.estimate.scores import Scoring
 
     version = store.version("events")
     underived = store.all_underived()
@@ -115,11 +115,11 @@ def _study_status(
     *,
     several: bool,
 ) -> Row:
-    from flows.analysis.answers import answers_are_current
-    from flows.analysis.current import estimated_version
-    from flows.frozen_plan import find_plan
-    from flows.looks import LooksTaken, look_line, wanted_by_stratum
-    from flows.pages import report_folder, report_is_current
+    from flows.estimate.answers import answers_are_current
+    from flows.estimate.current import estimated_version
+    from flows.pages.reports import report_folder, report_is_current
+    from flows.plan.frozen_plan import find_plan
+    from flows.plan.looks_taken import LooksTaken, look_line, wanted_by_stratum
     from log.units.revisions import current_actions
 
     plan, version = find_plan(store, study, model), store.data_version("events")
@@ -225,7 +225,7 @@ def _pending(
     by_now: Mapping[str, int],
 ) -> list[Row]:
     """What the present actions lack, by split and action."""
-    from flows.planning.work import Cell, planned_work
+    from flows.plan.work import Cell, planned_work
 
     covered = Counter[Cell]()
     for (place, own), count in current.items():

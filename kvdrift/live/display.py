@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from flows.analysis.live import StudyLook
+    from flows.estimate.live import StudyLook
 
 _NAMED = "95% intervals as if the study ended now; preliminary"
 
@@ -61,7 +61,7 @@ def _is_finished(looks: list[StudyLook]) -> bool:
 
 def progress_text(look: StudyLook) -> str:
     """Say how much of a study is there."""
-    from flows.looks import look_line
+    from flows.plan.looks_taken import look_line
 
     if not look.work:
         return f"{look.stored:,} units, {look.derived:,} trajectories derived"

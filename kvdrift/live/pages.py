@@ -10,8 +10,8 @@ from pathlib import Path
 
 import typer
 
-from flows.analysis.live import LiveStore, StudyLook
-from flows.pages import end_preliminary, report_folder, write_preliminary
+from flows.estimate.live import LiveStore, StudyLook
+from flows.pages.reports import end_preliminary, report_folder, write_preliminary
 from generator.transformer.tokenizer import token_reader
 from kvdrift.live.display import progress_text
 from log.store import Store

@@ -19,7 +19,7 @@ from fixtures.small_study import run_of
 from fixtures.stored_rows import assert_alike, rows, unmeasured
 from fixtures.study_files import load_study
 
-from flows import stages
+from flows.run import stages
 from log.store import Store
 from schema.tables import TABLES
 

@@ -9,8 +9,8 @@ import pytest
 from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
-from flows import stages
-from flows.study_run import StudyRun
+from flows.run import stages
+from flows.run.study_run import StudyRun
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ import pytest
 from fixtures.stored_units import make_unit, units_of
 
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, document_rows, draw_paths, draw_rates, write_study
-from flows.analysis.answers import answer_moments
-from flows.analysis.estimation import document_moments, replicate_moments
-from flows.analysis.parts import Analysis, AnalysisPart, Subject, estimate_part, in_sequence, parts_of, subjects_of
-from flows.analysis.stored import analyze_stored
-from flows.frozen_plan import find_plan
+from flows.estimate.answers import answer_moments
+from flows.estimate.estimation import document_moments, replicate_moments
+from flows.estimate.parts import Analysis, AnalysisPart, Subject, estimate_part, in_sequence, parts_of, subjects_of
+from flows.estimate.scores import known_answers
+from flows.estimate.stored import analyze_stored
 from flows.orchestration.server import orchestration
-from flows.scores import known_answers
+from flows.plan.frozen_plan import find_plan
 from kvdrift.command import main
 from log.store import Store, Unit
 from schema.errors import InputError
@@ -126,7 +126,7 @@ def test_many_tasks_of_a_flow_lock_no_database(
         # Prefect reads its environment when it is imported.
         from prefect import flow  # noqa: PLC0415
 
-        from flows.study_flow import estimate_in_tasks  # noqa: PLC0415
+        from flows.run.study_flow import estimate_in_tasks  # noqa: PLC0415
 
         @flow(validate_parameters=False)
         def mapping(parts: list[AnalysisPart]) -> list[Estimates]:

@@ -13,11 +13,11 @@ from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 
 from flows import material
-from flows.frozen_plan import find_plan
 from flows.material import gather_material
-from flows.planning.confirmation import write_confirmation
-from flows.planning.freezing import freeze_plan
-from flows.planning.seen import SeenDocuments
+from flows.plan.confirmation import write_confirmation
+from flows.plan.freezing import freeze_plan
+from flows.plan.frozen_plan import find_plan
+from flows.plan.seen import SeenDocuments
 from log.store import Store
 from schema.document import Document
 from schema.errors import InputError

@@ -12,12 +12,12 @@ from fixtures.own_files import prompts, write_own_study
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 
-from flows import stages
-from flows.analysis.gate import GateQuestion, gate_stored
-from flows.comparison import check_agrees
-from flows.forecast import forecast
-from flows.scores import Scoring
-from flows.study_run import StudyRun
+from flows.estimate.gate import GateQuestion, gate_stored
+from flows.estimate.scores import Scoring
+from flows.run import stages
+from flows.run.comparison import check_agrees
+from flows.run.forecast import forecast
+from flows.run.study_run import StudyRun
 from generator.embedded import vocabulary
 from schema.document import split_of
 from sql.catalog import open_views

@@ -13,9 +13,9 @@ from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.study_files import load_study
 from oracles.plain_laws import plain_law
 
-from flows.frozen_plan import grown_plan, require_plan
-from flows.planning.size import NOTHING, size_bounds
-from flows.study_file.remarks import remarks
+from flows.plan.frozen_plan import grown_plan, require_plan
+from flows.plan.size import NOTHING, size_bounds
+from flows.run.remarks import remarks
 from generator.finite.study_systems import study_systems
 from schema.errors import InputError
 from schema.frozen_text import with_measured

@@ -16,10 +16,10 @@ from fixtures.refusals import refused
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
-from flows import stages
-from flows.comparison import Kind, check_agrees, differences
-from flows.revisions import redo_actions
-from flows.study_run import DocumentLimit, StudyRun
+from flows.run import stages
+from flows.run.comparison import Kind, check_agrees, differences
+from flows.run.revisions import redo_actions
+from flows.run.study_run import DocumentLimit, StudyRun
 from schema.document import SPLITS, split_of
 from schema.errors import KvdriftError, UnlikeUnitsError
 from sql.catalog import open_views

@@ -17,8 +17,8 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows import stages
-from flows.checks import floor_line
+from flows.run import stages
+from flows.run.checks import floor_line
 from generator.generation import engine_models
 from log.store import Store
 from schema.errors import ControlError, InputError

@@ -10,9 +10,9 @@ from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.study_files import load_study
 from fixtures.table_systems import study_of_tables, table_system, write_systems
 
-from flows import stages
-from flows.frozen_plan import find_plan
-from flows.study_run import StudyRun
+from flows.plan.frozen_plan import find_plan
+from flows.run import stages
+from flows.run.study_run import StudyRun
 from schema.errors import InputError, PlanError
 from sql.catalog import open_views
 

@@ -14,11 +14,11 @@ from fixtures.refusals import refused
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
-from flows.comparison import check_agrees
-from flows.forecast import forecast
-from flows.frozen_plan import find_plan
-from flows.stages import is_planned
-from flows.study_run import StudyRun
+from flows.plan.frozen_plan import find_plan
+from flows.run.comparison import check_agrees
+from flows.run.forecast import forecast
+from flows.run.stages import is_planned
+from flows.run.study_run import StudyRun
 from log.store import Store
 from schema.document import SPLITS, split_of
 from schema.errors import PlanError

@@ -12,10 +12,10 @@ from fixtures.finite_study import write_finite_study
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 
-from flows import stages
 from flows.cluster.generator import ClusterGenerator
-from flows.forecast import check_gpu_here, gpus_of_units
-from flows.study_run import StudyRun
+from flows.run import stages
+from flows.run.forecast import check_gpu_here, gpus_of_units
+from flows.run.study_run import StudyRun
 from generator.generation.events import library_versions
 from generator.identity import GpuKinds
 from log.store import Store
@@ -33,7 +33,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyRun:
         elsewhere.setattr("generator.generation.units.versions_on", lambda _: {**library_versions(), "gpu": "NVIDIA X"})
         stages.prepare(run)
         stages.develop(run)
-    monkeypatch.setattr("flows.forecast.gpu_here", lambda _: "NVIDIA Y")
+    monkeypatch.setattr("flows.run.forecast.gpu_here", lambda _: "NVIDIA Y")
     return run
 
 
@@ -68,12 +68,12 @@ def test_nothing_is_refused_on_a_cpu_or_the_same_kind_or_where_nothing_is_to_be_
     begun: StudyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for here in (None, "NVIDIA X"):
-        monkeypatch.setattr("flows.forecast.gpu_here", lambda _, here=here: here)
+        monkeypatch.setattr("flows.run.forecast.gpu_here", lambda _, here=here: here)
         check_gpu_here(again(begun))
     assert GpuKinds.of_units([None, json.dumps(dict(library_versions()))]).difference("a", "NVIDIA Y") is None
-    monkeypatch.setattr("flows.forecast.gpu_here", lambda _: "NVIDIA Y")
-    monkeypatch.setattr("flows.forecast.pending_development", lambda *_: [])
-    monkeypatch.setattr("flows.forecast.pending_work", lambda *_: [])
+    monkeypatch.setattr("flows.run.forecast.gpu_here", lambda _: "NVIDIA Y")
+    monkeypatch.setattr("flows.run.forecast.pending_development", lambda *_: [])
+    monkeypatch.setattr("flows.run.forecast.pending_work", lambda *_: [])
     check_gpu_here(again(begun))
 
 

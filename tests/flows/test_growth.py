@@ -17,14 +17,14 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 
-from flows import stages
-from flows.analysis.current import estimates_are_current
-from flows.analysis.stored import analyze_stored
-from flows.comparison import check_agrees
-from flows.frozen_plan import FrozenPlan, find_plan
-from flows.planning import freezing
-from flows.planning.seen import seen_actions
-from flows.study_run import DocumentLimit, StudyRun
+from flows.estimate.current import estimates_are_current
+from flows.estimate.stored import analyze_stored
+from flows.plan import freezing
+from flows.plan.frozen_plan import FrozenPlan, find_plan
+from flows.plan.seen import seen_actions
+from flows.run import stages
+from flows.run.comparison import check_agrees
+from flows.run.study_run import DocumentLimit, StudyRun
 from kvdrift.commands.status import status_lines
 from kvdrift.dry_run import describe_studies
 from kvdrift.plan_lines import plan_lines

@@ -18,18 +18,18 @@ from fixtures.small_study import run_of
 from fixtures.stored_units import units_of
 from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
+from flows.generate.pending import pending_development
+from flows.generate.storing import generate
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from flows import stages
-from flows.checks import check_study
-from flows.comparison import check_agrees, differences
-from flows.generation.pending import pending_development
-from flows.generation.storing import generate
-from flows.revisions import redo_actions
-from flows.study_run import StudyRun
+from flows.run import stages
+from flows.run.checks import check_study
+from flows.run.comparison import check_agrees, differences
+from flows.run.revisions import redo_actions
+from flows.run.study_run import StudyRun
 from generator.generation.events import library_versions
 from generator.selectors import SELECTORS
 from log.store import Store, Unit
@@ -369,7 +369,7 @@ def test_other_weights_in_the_same_folder_are_refused_and_redone(
         developed(local("store"))
     assert differences(local("store")) == []
     with monkeypatch.context() as unread:  # units were made from these files by these libraries, wherever
-        unread.setattr("flows.checks.check_model", None)
+        unread.setattr("flows.run.checks.check_model", None)
         check_study(local("store"))
     save_file({name: values * np.float32(0.7) for name, values in load_file(weights).items()}, weights)
     line = refused(check_agrees, local("store"), error=PlanError)

@@ -18,10 +18,10 @@ from fixtures.refusals import refused
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
-from flows import stages
-from flows.comparison import check_agrees
-from flows.revisions import redo_actions
-from flows.study_run import StudyRun
+from flows.run import stages
+from flows.run.comparison import check_agrees
+from flows.run.revisions import redo_actions
+from flows.run.study_run import StudyRun
 from log.store import Store
 from schema.errors import UnlikeUnitsError
 from sql.catalog import open_views, refresh_catalog

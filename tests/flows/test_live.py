@@ -12,8 +12,8 @@ from fixtures.command import call
 from fixtures.event_logs import documents_csv, make_log, write
 from scipy import special, stats
 
-from flows.analysis.live import Divergence, LiveStore, StudyLook
-from flows.planning.work import Work
+from flows.estimate.live import Divergence, LiveStore, StudyLook
+from flows.plan.work import Work
 from ingestion.ingest import ingest
 from kvdrift.live.display import show_live
 from log.store import Store

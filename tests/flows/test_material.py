@@ -9,8 +9,8 @@ import pytest
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
+from flows.generate.stored_material import record_material
 from flows.material import Material
-from flows.stored_material import record_material
 from log.store import Store
 from schema.document import SPLITS
 from schema.tables import STUDIES

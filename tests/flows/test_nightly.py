@@ -16,10 +16,10 @@ from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows import stages
-from flows.comparison import check_agrees
-from flows.revisions import redo_actions
-from flows.study_run import DocumentLimit, StudyRun
+from flows.run import stages
+from flows.run.comparison import check_agrees
+from flows.run.revisions import redo_actions
+from flows.run.study_run import DocumentLimit, StudyRun
 
 Rows = list[dict[str, Any]]
 

@@ -19,10 +19,10 @@ from fixtures.small_study import finish, run_of, write_study
 from fixtures.study_files import load_study
 from safetensors.numpy import load_file, save_file
 
-from flows import stages
-from flows.checks import check_study
-from flows.study_file import run as study_files
-from flows.study_file.remarks import remarks
+from flows.run import stages
+from flows.run import study_file as study_files
+from flows.run.checks import check_study
+from flows.run.remarks import remarks
 from generator.documents.registry import left_out
 from schema.document import SPLITS, split_of
 from schema.errors import OperationError

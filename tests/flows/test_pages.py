@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.pages import report_folder
+from flows.pages.reports import report_folder
 from log.store import Store
 
 

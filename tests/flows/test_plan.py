@@ -17,15 +17,15 @@ from fixtures.command import call
 from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 
-from flows import stages
-from flows.analysis import stored
-from flows.analysis.current import estimated_version
-from flows.analysis.estimation import replicate_moments
-from flows.comparison import differences
-from flows.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_section_sha256, plan_settings
-from flows.planning import freezing
-from flows.planning import plan as planning
-from flows.study_run import StudyRun
+from flows.estimate import stored
+from flows.estimate.current import estimated_version
+from flows.estimate.estimation import replicate_moments
+from flows.plan import freezing
+from flows.plan import making as planning
+from flows.plan.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_section_sha256, plan_settings
+from flows.run import stages
+from flows.run.comparison import differences
+from flows.run.study_run import StudyRun
 from kvdrift.plan_lines import plan_lines
 from log.store import Store
 from schema.errors import PlanError

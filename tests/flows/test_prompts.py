@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 from fixtures.small_study import TEXT
+from flows.generate.local import LocalGenerator
+from flows.generate.storing import storing
 
-from flows import stages
-from flows.generation.local import LocalGenerator
-from flows.generation.storing import storing
-from flows.study_run import StudyRun
+from flows.run import stages
+from flows.run.study_run import StudyRun
 from generator.embedded import vocabulary
 from generator.service.protocol import KeptMessage
 from log.prompts import KeptEntries

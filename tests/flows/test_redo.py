@@ -16,9 +16,10 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 
-from flows import pages, stages
-from flows.revisions import begun_revisions, redo_actions
-from flows.study_run import DocumentLimit, StudyRun
+from flows.pages import reports as pages
+from flows.run import stages
+from flows.run.revisions import begun_revisions, redo_actions
+from flows.run.study_run import DocumentLimit, StudyRun
 from report import page
 
 TEXT = (
@@ -140,7 +141,7 @@ def test_another_identity_after_a_kill_begins_another_revision(laws: Path) -> No
 def test_a_page_of_another_result_or_of_an_earlier_version_is_read_for_what_it_is(laws: Path) -> None:
     run = run_in(laws)
     redo_actions([run], ["two"])
-    folder = pages.page_of(run).parent
+    folder = run.page.parent
     assert pages.reported_revisions(folder) == {"one": 0, "two": 0}
     pages.write_report(run.store, "laws", "tables", folder)
     assert pages.reported_revisions(folder) == {"one": 0, "two": 0}, "a page in between has no result of the revision"

@@ -9,10 +9,10 @@ import pytest
 from fixtures.small_study import ADDED_ACTION, finish, run_of, write_study
 from fixtures.study_files import load_study
 
-from flows import stages
-from flows.comparison import check_agrees
-from flows.revisions import drop_action, redo_actions
-from flows.study_run import DocumentLimit, StudyRun
+from flows.run import stages
+from flows.run.comparison import check_agrees
+from flows.run.revisions import drop_action, redo_actions
+from flows.run.study_run import DocumentLimit, StudyRun
 from log.store import Store
 from schema.errors import InputError, PlanError
 from sql.catalog import Views, open_views

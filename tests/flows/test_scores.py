@@ -17,12 +17,13 @@ from fixtures.stored_units import killed_in
 from fixtures.study_files import load_study
 from oracles.plain_scores import SCORES, plain_span, up_to_eos
 
-from flows import scores, stages
-from flows.analysis.answers import answers_are_current
-from flows.analysis.stored import analyze_stored
-from flows.forecast import forecast
-from flows.scores import Scoring, known_answers, score_stored
-from flows.stored_documents import changed
+from flows.estimate import scores
+from flows.estimate.answers import answers_are_current
+from flows.estimate.scores import Scoring, known_answers, score_stored
+from flows.estimate.stored import analyze_stored
+from flows.plan.stored_documents import changed
+from flows.run import stages
+from flows.run.forecast import forecast
 from generator.embedded import vocabulary
 from generator.embedded.documents import make_document
 from log.store import Store, Unit

@@ -10,9 +10,9 @@ from fixtures.seen_documents import document, stored
 from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
-from flows.frozen_plan import find_plan
-from flows.planning.freezing import freeze_plan
-from flows.planning.seen import SeenDocuments, seen_actions
+from flows.plan.freezing import freeze_plan
+from flows.plan.frozen_plan import find_plan
+from flows.plan.seen import SeenDocuments, seen_actions
 from log.store import Store
 from log.units.revisions import current_actions
 from schema.document import Document

@@ -15,15 +15,15 @@ from fixtures.stored_rows import content
 from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 
-from flows import stages
-from flows.analysis.gate import GateQuestion, gate_stored
-from flows.forecast import forecast
-from flows.frozen_plan import find_plan
-from flows.looks import LooksTaken
+from flows.estimate.gate import GateQuestion, gate_stored
 from flows.material import Material
-from flows.planning.looks import plan_looks
-from flows.revisions import redo_actions
-from flows.study_run import DocumentLimit, StudyRun
+from flows.plan.frozen_plan import find_plan
+from flows.plan.looks_taken import LooksTaken
+from flows.plan.planned_looks import plan_looks
+from flows.run import stages
+from flows.run.forecast import forecast
+from flows.run.revisions import redo_actions
+from flows.run.study_run import DocumentLimit, StudyRun
 from kvdrift.commands.status import status_lines
 from kvdrift.dry_run import describe_studies
 from log.store import Store

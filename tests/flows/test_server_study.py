@@ -15,7 +15,7 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows import stages
+from flows.run import stages
 from log.store import Store
 from schema.errors import InputError
 from verification.whole_store import verify

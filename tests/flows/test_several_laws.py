@@ -23,16 +23,16 @@ from fixtures.report_views import check
 from fixtures.small_study import write_study
 from fixtures.stored_rows import OF_THE_RUN
 from fixtures.study_files import load_study
+from flows.generate.laws import of_all_laws
+from flows.generate.local import LocalGenerator
+from flows.generate.named_work import named, with_actions
+from flows.generate.pending import pending_development
+from flows.generate.storing import storing
 
-from flows import stages
-from flows.frozen_plan import require_plan
-from flows.generation.laws import of_all_laws
-from flows.generation.local import LocalGenerator
-from flows.generation.named_work import named, with_actions
-from flows.generation.pending import pending_development
-from flows.generation.storing import storing
-from flows.study_file.options import default_location
-from flows.study_run import DocumentLimit, StudyRun
+from flows.plan.frozen_plan import require_plan
+from flows.run import stages
+from flows.run.options import default_location
+from flows.run.study_run import DocumentLimit, StudyRun
 from generator.transformer.prompt import PrefilledPrompt
 from log.store import Store
 from schema.errors import InputError

@@ -14,9 +14,9 @@ from fixtures.command import call, mistake
 from fixtures.event_logs import make_log, write
 from fixtures.report_views import check
 
-from flows.side_by_side.entries import read_entries
-from flows.side_by_side.pages import comparison_folder
-from flows.side_by_side.pairing import pairings
+from flows.pages.side_by_side.entries import read_entries
+from flows.pages.side_by_side.pages import comparison_folder
+from flows.pages.side_by_side.pairing import pairings
 from kvdrift.command import main
 from log.store import Store
 from report.side_by_side.content import Comparison, Entry

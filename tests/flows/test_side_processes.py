@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
+from flows.generate.local import LocalGenerator
+from flows.generate.named_work import Part
+from flows.generate.pending import Work, pending_work
+from flows.generate.side_processes import SideProcess, work_beside
 from matplotlib.figure import Figure
 
-from flows.generation import local as local_generation
-from flows.generation.local import LocalGenerator
-from flows.generation.named_work import Part
-from flows.generation.pending import Work, pending_work
-from flows.generation.side_processes import SideProcess, work_beside
+from flows.generate import local as local_generation
 from flows.material import gather_material
-from flows.pages import _draw_beside
+from flows.pages.reports import _draw_beside
 from log.store import Unit
 from report.printing.canvas import new_figure
 from report.printing.section import Drawing

@@ -17,10 +17,10 @@ from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows import stages
-from flows.checks import check_controls, check_equal_bytes
-from flows.frozen_plan import find_plan
-from flows.study_run import StudyRun
+from flows.plan.frozen_plan import find_plan
+from flows.run import stages
+from flows.run.checks import check_controls, check_equal_bytes
+from flows.run.study_run import StudyRun
 from log.store import Store, Unit
 from schema.errors import ControlError, InputError, OperationError, PlanError
 from schema.tables import EVENTS

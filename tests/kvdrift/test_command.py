@@ -23,11 +23,12 @@ from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows import pages, stages
-from flows.pages import write_report
+from flows.pages import reports as pages
+from flows.pages.reports import write_report
+from flows.run import stages
 from generator.transformer import tokenizer
 from kvdrift.commands import status as commands_status
-from kvdrift.commands.results.report import report_pages
+from kvdrift.commands.report import report_pages
 from kvdrift.commands.status import status_lines
 from kvdrift.program import program
 from kvdrift.shadowing import shadowed
@@ -164,7 +165,7 @@ def test_an_interruption_of_the_work_says_what_is_kept(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flows.study_file.run.run_file", interrupted)
+    monkeypatch.setattr("flows.run.study_file.run_file", interrupted)
     units = Store.open(finished).row_count("units")
     assert units
     code, out, err = call(capsys, "run", write_study(tmp_path), "--store", finished)

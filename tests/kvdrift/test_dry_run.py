@@ -16,7 +16,7 @@ from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
 from flows.material import gather_material
-from flows.planning.plan import primary_endpoints
+from flows.plan.making import primary_endpoints
 from generator.actions import build_actions
 from generator.documents.held import HeldDocuments
 from generator.documents.registry import stratum_documents

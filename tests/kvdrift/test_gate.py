@@ -20,8 +20,8 @@ from fixtures.house import ROOT
 from fixtures.stored_units import make_unit
 
 import kvdrift
-from flows.analysis import gate as gating
-from flows.frozen_plan import find_plan
+from flows.estimate import gate as gating
+from flows.plan.frozen_plan import find_plan
 from kvdrift.exit_codes import failure_code
 from log.store import Store
 from schema.tables import ACTIONS

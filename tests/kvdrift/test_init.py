@@ -11,7 +11,7 @@ from fixtures.command import call, mistake
 from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
-from flows.planning.size import EvaluatedSize, size_bounds
+from flows.plan.size import EvaluatedSize, size_bounds
 from kvdrift.study_files.keys import headings
 from kvdrift.study_files.reference import study_reference
 from schema.study import PlanSection

@@ -13,9 +13,9 @@ from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows import stages
-from flows.analysis.live import LiveStore
-from flows.pages import report_folder
+from flows.estimate.live import LiveStore
+from flows.pages.reports import report_folder
+from flows.run import stages
 from kvdrift.live import pages
 from log.store import Store
 from report.page import RELOADING

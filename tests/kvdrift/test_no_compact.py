@@ -14,7 +14,7 @@ from fixtures.small_study import run_of
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
-from flows import stages
+from flows.run import stages
 from log.store import Store
 from transforms import watch as watching
 from transforms.segments import DerivationReport
@@ -100,7 +100,7 @@ def test_run(
     def told(runs: list[Any], *_: object, **__: object) -> None:
         raise ToldError([run.compacts for run in runs])
 
-    monkeypatch.setattr("flows.study_file.run.run_studies", told)
+    monkeypatch.setattr("flows.run.study_file.run_studies", told)
     code, _, err = call(capsys, "run", write_finite_study(tmp_path), "--store", tmp_path / "store", *option)
     assert code == 1
     assert f"ToldError: [{compacts}]" in err

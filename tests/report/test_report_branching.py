@@ -27,7 +27,7 @@ from fixtures.report_views import (
     unit_of_ends,
 )
 
-from report.parts.branching import LOSES, OPEN, PAYS, verdict
+from report.parts.residual_branching import LOSES, OPEN, PAYS, verdict
 from report.printing.numbers import MISSING, significant
 from report.reading.estimates import Estimate
 from schema.windows import Windows

@@ -7,7 +7,7 @@ import json
 import pytest
 from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, Row, make_views
 
-from report.parts.sequential.looks import between_looks, section, sequence_figure
+from report.parts.sequential_looks import between_looks, section, sequence_figure
 from report.printing.section import Section
 from report.reading.content import PageContent, read_content
 from report.reading.source import Provenance, StudyRows

@@ -16,9 +16,9 @@ from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 from numpy.typing import NDArray
 
-from flows import stages
-from flows.checks import check_study
-from flows.study_file.run import run_file
+from flows.run import stages
+from flows.run.checks import check_study
+from flows.run.study_file import run_file
 from generator.coupling.residual_branching import PURPOSES, branch_replicates
 from generator.coupling.rollout import ActionReplicates, rollout
 from generator.finite.families import mixture_system

@@ -11,7 +11,7 @@ import pytest
 from fixtures.branched_units import make_rows, swrb_unit
 from fixtures.stored_units import make_unit
 
-from flows.analysis.stored import analyze_stored
+from flows.estimate.stored import analyze_stored
 from log.store import Store, Unit
 from schema.errors import InputError
 from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS

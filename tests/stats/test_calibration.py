@@ -17,9 +17,9 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from flows.analysis.calibration import calibrate_study
-from flows.analysis.estimation import document_moments
-from flows.frozen_plan import FrozenPlan
+from flows.estimate.calibration import calibrate_study
+from flows.estimate.estimation import document_moments
+from flows.plan.frozen_plan import FrozenPlan
 from log.store import Store, Unit
 from schema.errors import InputError
 from schema.moments import SCALAR_MOMENTS

@@ -36,7 +36,7 @@ from benchmarks.synthetic_study import (
     draw_uniforms,
     write_study,
 )
-from flows.analysis.estimation import document_moments
+from flows.estimate.estimation import document_moments
 from sql.catalog import open_views
 from stats.alike import alike_documents
 from stats.bootstrap import BLOCK, groups, observed, observed_errors, resample

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import pytest
 from fixtures.swrb_events import Row, plain_replicate, random_laws, swrb_replicate, unit
 
-from flows.analysis.branching import branching_moments
-from flows.analysis.parts import EXPLORATORY_DRAWS
-from flows.analysis.stored import analyze_stored
+from flows.estimate.branching import branching_moments
+from flows.estimate.parts import EXPLORATORY_DRAWS
+from flows.estimate.stored import analyze_stored
 from log.store import Store
 from schema.errors import InputError
 from schema.moments import SCALAR_MOMENTS

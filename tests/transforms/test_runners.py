@@ -13,7 +13,7 @@ from fixtures.job_service import JobService
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 
-from flows import stages
+from flows.run import stages
 from log.store import Store
 from schema.errors import OperationError
 from transforms import pipeline

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from report.parts.sequential.looks import between_looks
+from report.parts.sequential_looks import between_looks
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.facts import EVALUATION

@@ -25,12 +25,12 @@ from faults.disk.trials import fault_of_end, in_a_process, say, ways
 from faults.outcomes import MENDED, SURVIVED
 from fixtures.stored_rows import rows
 
-import flows.study_flow
+import flows.run.study_flow
 import generator.generation
 import kvdrift.commands.run
 import report.page
 import transforms.pipeline
-from flows import stages
+from flows.run import stages
 from kvdrift.command import main
 from log.store import Store
 from schema.errors import DamagedStoreError
@@ -163,14 +163,14 @@ class Trials:
     def _only(stage: str) -> None:
         """Have ``kvdrift run`` do one stage, in this thread and without the orchestration."""
 
-        def run_flow(runs: Any, page: Any, *, plan_only: bool) -> flows.study_flow.Outcome:  # noqa: ARG001
+        def run_flow(runs: Any, page: Any, *, plan_only: bool) -> flows.run.study_flow.Outcome:  # noqa: ARG001
             for run in runs:
                 for does in STAGES[stage]:
                     does(run)
-            return flows.study_flow.Outcome(runs[0].location, [], 0, did_something=True)
+            return flows.run.study_flow.Outcome(runs[0].location, [], 0, did_something=True)
 
-        flows.study_flow._run_flow = run_flow
-        flows.study_flow.orchestration = lambda _: nullcontext()
+        flows.run.study_flow._run_flow = run_flow
+        flows.run.study_flow.orchestration = lambda _: nullcontext()
 
 
 def _keep(ledger: Path) -> None:

@@ -16,12 +16,12 @@ from fixtures.processes import forked
 from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
+from flows.generate.local import LocalGenerator
 
-from flows import stages
 from flows.cluster.address import ClusterAddress
 from flows.cluster.generator import ClusterGenerator
-from flows.generation.local import LocalGenerator
-from flows.study_run import StudyRun
+from flows.run import stages
+from flows.run.study_run import StudyRun
 from generator.actions import build_actions
 from generator.identity import ModelIdentity
 from log.store import Store

@@ -12,11 +12,11 @@ from fixtures.small_study import run_of, write_study
 from fixtures.stored_rows import content
 from fixtures.study_files import load_study
 
-from flows import stages
 from flows.cluster.address import ClusterAddress
 from flows.cluster.connection import Cluster, local_processes
 from flows.cluster.generator import ClusterGenerator
-from flows.study_run import StudyRun
+from flows.run import stages
+from flows.run.study_run import StudyRun
 from generator.transformer.model_checks import visible_gpus
 from kvdrift.timing import DocumentTime, Seconds, StudyTime
 from schema.errors import InputError

@@ -15,12 +15,12 @@ from fixtures.small_study import run_of
 from fixtures.stored_rows import content
 from fixtures.study_files import load_study
 
-from flows import stages
 from flows.cluster.address import ClusterAddress
 from flows.cluster.connection import Cluster
 from flows.cluster.derivation import derive_on
 from flows.cluster.generator import ClusterGenerator
-from flows.study_run import StudyRun
+from flows.run import stages
+from flows.run.study_run import StudyRun
 
 
 @pytest.fixture(scope="module")

@@ -26,14 +26,14 @@ from fixtures.processes import Command
 from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
+from flows.generate.local import LocalGenerator
+from flows.generate.pending import pending_development
+from flows.generate.storing import storing
 from pyarrow import flight
 
-from flows import stages
-from flows.generation.local import LocalGenerator
-from flows.generation.pending import pending_development
-from flows.generation.storing import storing
 from flows.material import gather_material
-from flows.study_run import StudyRun
+from flows.run import stages
+from flows.run.study_run import StudyRun
 from generator.generation import PendingUnit, StudyLaw
 from generator.identity import NUMERICS_VERSION, GpuKinds
 from generator.service import dispatch

@@ -1,0 +1,84 @@
+"""Moments of documents with answers: what the estimates of lost and gained answers are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flows.estimate.current import newest_rows
+from flows.estimate.document_index import DocumentIndex, measured
+from flows.estimate.scores import Scoring
+from log.store import Store
+from log.units.revisions import current_actions
+from schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
+from schema.windows import Windows
+from sql.catalog import Views
+from stats.moments import DocumentMoments, ReplicateMoments
+from stats.quantities.answers import ANSWER_QUANTITIES
+
+_PLACE = ["doc", "action", "replicates"]
+
+
+def answers_are_current(store: Store, study: str, model: str, scoring: Scoring) -> bool:
+    """Whether the newest estimates have answers of every split that they are of and that has any to estimate.
+
+    A split has none without scored pairs of an action that is no control, and before all its pairs are scored.
+
+    Args:
+        store: the store.
+        study: the study's name.
+        model: the model's id.
+        scoring: what of them is scored.
+
+    """
+    current = current_actions(store.read("actions"), study)
+    scored = scoring.scored_splits({name for name, row in current.items() if row["control"]})
+    rows = newest_rows(store, study, model)
+    of_answers = rows.filter(pc.is_in(rows["quantity"], value_set=pa.array([*ANSWER_QUANTITIES])))
+    lacking = set(rows["split"].to_pylist()) - set(of_answers["split"].to_pylist())
+    return not lacking & scored
+
+
+def answer_moments(
+    views: Views, study: str, model: str, split: str, windows: Windows, answered: Collection[str]
+) -> DocumentMoments | None:
+    """Read the moments of the documents with answers of a split, controls left out.
+
+    Args:
+        views: the views.
+        study: the study's name.
+        model: the model's id.
+        split: the split.
+        windows: the study's.
+        answered: the documents that are scored once their pairs are there.
+
+    Returns:
+        Moments without profiles; None where there is no such document, or pairs of one are still to be scored.
+
+    """
+    table = measured(views.rows("document_answers", study=study, model=model, split=split))
+    whole = measured(views.rows("moments", study=study, model=model, split=split))
+    whole = whole.filter(pc.is_in(whole["doc"], value_set=pa.array(sorted(answered), pa.string())))
+    if not table.num_rows or not table.select(_PLACE).equals(whole.select(_PLACE)):  # both are sorted by them
+        return None
+    index = DocumentIndex(whole)
+    scalars = index.spread(whole, SCALAR_MOMENTS) | index.spread(table, ANSWER_MOMENTS)
+    return DocumentMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars, {}, {})
+
+
+def replicate_answers(views: Views, study: str, model: str, split: str, windows: Windows) -> ReplicateMoments | None:
+    """Read the scalar moments of every scored replicate of a split, controls left out; None where there is none."""
+    keys = {"study": study, "model": model, "split": split}
+    table = measured(views.rows("trajectory_answers", **keys))
+    if not table.num_rows:
+        return None
+    whole = measured(views.rows("trajectory_moments", **keys)).join(
+        table.select(["doc", "action", "replicate"]), ["doc", "action", "replicate"], join_type="left semi"
+    )
+    index = DocumentIndex(table)
+    count = int(table["replicate"].to_numpy().max()) + 1
+    scalars = index.spread(whole, SCALAR_MOMENTS, "replicate", count, first=0)
+    scalars |= index.spread(table, ANSWER_MOMENTS, "replicate", count, first=0)
+    return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)

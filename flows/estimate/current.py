@@ -1,0 +1,47 @@
+"""Whether a study's estimates are those of the store's present events, of its plan and of its documents."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flows.plan.frozen_plan import find_plan
+from log.store import Store
+from stats.quantities import SIMULTANEOUS_GAP
+
+
+def estimates_are_current(store: Store, study: str, model: str) -> bool:
+    """Whether the study's results were estimated from present events and documents, under its newest plan."""
+    return estimated_version(store, study, model) == store.data_version("events")
+
+
+def pairs_are_current(store: Store, study: str, model: str) -> bool:
+    """Whether the newest estimates have intervals that hold for all pairs of actions, if they compare any."""
+    quantities = set(newest_rows(store, study, model)["quantity"].unique().to_pylist())
+    return "gap" not in quantities or SIMULTANEOUS_GAP in quantities
+
+
+def estimated_version(store: Store, study: str, model: str) -> int | None:
+    """Return the newest events version that results were estimated from, None without any.
+
+    Only results under the newest plan and from the newest revision of the study's documents count.
+    """
+    newest = pc.max(_present_rows(store, study, model)["events_version"]).as_py()
+    return None if newest is None else int(newest)
+
+
+def newest_rows(store: Store, study: str, model: str) -> pa.Table:
+    """Return split and quantity of those results that ``estimated_version`` is of."""
+    rows = _present_rows(store, study, model)
+    return rows.filter(pc.equal(rows["events_version"], pc.max(rows["events_version"])))
+
+
+def _present_rows(store: Store, study: str, model: str) -> pa.Table:
+    """Results under the newest plan, from the newest revision of the study's documents."""
+    plan = find_plan(store, study, model)
+    columns = ["study", "model", "split", "events_version", "plan_sha256", "quantity", "documents_revision"]
+    results = store.read("results", columns=columns)
+    wanted = {"study": study, "model": model, "plan_sha256": None if plan is None else plan.sha256}
+    same = [pc.is_in(results[name], value_set=pa.array([value], pa.string())) for name, value in wanted.items()]
+    newest = pc.equal(results["documents_revision"], store.documents_revision(study, model))
+    return results.filter(pc.and_(pc.and_(same[0], same[1]), pc.and_(same[2], newest)))

@@ -1,0 +1,231 @@
+"""Estimates with intervals: SQL moments in, ``results`` rows out.
+
+Only actions and contrasts whose inputs changed are estimated, and the rows are those of an analysis from nothing, bit
+for bit. What is to be estimated is cut into parts (``flows.estimate.parts``): their numbers do not depend on how they
+are run, one after the other here, as tasks in the flow.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from flows.estimate.branching import branching_moments
+from flows.estimate.document_index import DocumentIndex, measured
+from flows.estimate.parts import Analysis, Runner, Subject, in_sequence, inputs_of, parts_of
+from flows.estimate.standing import standing_rows
+from log.store import Store
+from schema.errors import InputError
+from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from schema.tables import RESULTS
+from schema.windows import Windows
+from sql.catalog import Views
+from stats.efficiency import BranchingMoments, estimate_branching
+from stats.intervals import Estimates
+from stats.moments import DocumentMoments, Float, ReplicateMoments
+from stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF
+from stats.quantities.answers import ANSWER_QUANTITIES
+from stats.quantities.branching import BRANCHING_QUANTITIES
+from stats.reduction.control_variates import NO_COEFFICIENTS
+from stats.simultaneous import simultaneous_gaps, simultaneous_members
+
+_ORDER = ("quantity", "stratum", "action", "baseline", "x")  # of rows, which are one of each
+
+
+@dataclass(frozen=True)
+class StudyEstimates:
+    """The estimates of an analysis.
+
+    Attributes:
+        rows: rows of ``results``, in the order of their keys.
+        new: how many of them were made now; the others stand.
+        made: how many actions and contrasts were estimated now.
+        subjects: how many there are.
+
+    """
+
+    rows: pa.Table
+    new: int
+    made: int
+    subjects: int
+
+
+def estimate_study(
+    store: Store,
+    views: Views,
+    analysis: Analysis,
+    events_version: int,
+    moments: DocumentMoments,
+    run: Runner = in_sequence,
+    coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
+    answers: DocumentMoments | None = None,
+    *,
+    wanted: Callable[[Subject], bool] = lambda _: True,
+) -> StudyEstimates:
+    """Bootstrap the documents of an analysis, for the actions and contrasts whose estimates do not stand.
+
+    Where the store holds replicates of residual branching, their estimates are there too.
+
+    Args:
+        store: the study's store.
+        views: its views.
+        analysis: what is estimated, and how.
+        events_version: the version of ``events`` that the views show.
+        moments: those of the documents of the analysis.
+        run: estimates the parts of an analysis.
+        coefficients: those of control variates by action, fitted on other documents; actions without have no reduced
+            estimates.
+        answers: moments of those with answers; None where nothing is estimated of answers.
+        wanted: whether estimates of a subject are wanted; those of others are there.
+
+    """
+    analysis.request.check(moments, list(itertools.permutations(moments.actions, 2)))
+    branching = branching_moments(views, analysis.study, analysis.model, analysis.split)
+    revisions = action_revisions(views, analysis.study)
+    inputs = inputs_of(analysis, moments, branching, revisions, coefficients, answers)
+    inputs = {subject: sha256 for subject, sha256 in inputs.items() if wanted(subject)}
+    cited = {
+        "events_version": events_version,
+        "documents_revision": documents_revision(views, analysis.study, analysis.model),
+    }
+    standing = standing_rows(store, "results", inputs.values(), cited)
+    there = set(standing["inputs_sha256"].unique().to_pylist())
+    lacking = [subject for subject, sha256 in inputs.items() if sha256 not in there]
+    parts = parts_of(analysis, moments, lacking, coefficients)
+    parts += parts_of(analysis.of_answers, answers, lacking, answers=True) if answers is not None else []
+    estimates = [*(run(parts) if parts else ()), *_branching_estimates(branching, analysis, lacking)]
+    draws, seed, level = analysis.exploratory_draws, analysis.seed, analysis.request.level
+    if any(subject.together and subject.baseline is not None for subject in lacking):
+        estimates.append(simultaneous_gaps(moments, draws=draws, seed=seed, level=level))
+    for name, measured_by in (("mismatch", moments), ("accuracy", answers)):
+        of_answers = name in ANSWER_QUANTITIES
+        swept = [one for one in lacking if one.together and one.baseline is None and one.answers == of_answers]
+        if measured_by is not None and swept:
+            members = [one.action for one in swept]
+            bands = simultaneous_members(measured_by, name, members, draws=draws, seed=seed, level=level)
+            estimates.append(bands)
+    new = _result_rows(Estimates.join(estimates), analysis, cited, revisions, inputs)
+    rows = pa.concat_tables([standing, new]).sort_by([(name, "ascending") for name in _ORDER])
+    made, subjects = (sum(not one.together for one in part) for part in (lacking, inputs))
+    return StudyEstimates(rows, new.num_rows, made, subjects)
+
+
+def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
+    """Return the splits that have complete trajectories of a measured action, sorted."""
+    rows = measured(views.rows("moments", study=study, model=model))
+    return sorted(set(rows["split"].to_pylist()))
+
+
+def action_revisions(views: Views, study: str) -> Mapping[str | None, int]:
+    """Read which revision of each action the views show; 0 of one that the store does not list, and of none."""
+    listed = views.rows("actions", study=study)
+    shown = zip(listed["action"].to_pylist(), listed["action_revision"].to_pylist(), strict=True)
+    return defaultdict(int, shown)
+
+
+def documents_revision(views: Views, study: str, model: str) -> int:
+    """Read the newest revision of a study's documents that the views show; 0 without documents."""
+    rows = views.rows("documents", ["document_revision"], study=study, model=model)
+    return max(rows["document_revision"].to_pylist(), default=0)
+
+
+def study_windows(views: Views, study: str, model: str) -> Windows:
+    """Read the study's windows from the ``windows`` view."""
+    rows = views.rows("windows", study=study, model=model).to_pylist()
+    if not rows:
+        raise InputError(f"study '{study}', model '{model}': nothing of it is derived in this store")
+    (row,) = rows
+    return Windows.from_row(row)
+
+
+def document_moments(
+    views: Views, study: str, model: str, split: str, windows: Windows | None = None, *, profiles: bool = True
+) -> DocumentMoments:
+    """Read the moments of every document and action of a split, controls left out.
+
+    Args:
+        views: the views.
+        study: the study's name.
+        model: the model's id.
+        split: the split.
+        windows: the study's, None to read them.
+        profiles: whether those over positions and lags are wanted too.
+
+    """
+    windows = windows or study_windows(views, study, model)
+    table = measured(views.rows("moments", study=study, model=model, split=split))
+    if not table.num_rows:
+        raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
+    index = DocumentIndex(table)
+    scalars = index.spread(table, SCALAR_MOMENTS)
+    spread: dict[str, dict[str, Float]] = {"position_moments": {}, "lag_moments": {}}
+    sources = (
+        ("position_moments", POSITION_MOMENTS, "t", windows.horizon),
+        ("lag_moments", LAG_MOMENTS, "lag", windows.cohort_bound),
+    )
+    for view, names, axis, length in sources if profiles else ():
+        columns = ("doc", "action", axis, *names)
+        rows = measured(views.rows(view, columns, study=study, model=model, split=split))
+        spread[view] = index.spread(rows, names, axis, length)
+    return DocumentMoments(
+        index.documents, index.strata, index.clusters, index.actions, windows, scalars,
+        spread["position_moments"], spread["lag_moments"],
+    )  # fmt: skip
+
+
+def replicate_moments(views: Views, study: str, model: str, split: str) -> ReplicateMoments:
+    """Read the scalar moments of every replicate of a split, controls left out."""
+    table = measured(views.rows("trajectory_moments", study=study, model=model, split=split))
+    if not table.num_rows:
+        raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
+    index = DocumentIndex(table)
+    count = int(table["replicate"].to_numpy().max()) + 1
+    scalars = index.spread(table, SCALAR_MOMENTS, "replicate", count, first=0)
+    windows = study_windows(views, study, model)
+    return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)
+
+
+def _branching_estimates(
+    moments: BranchingMoments | None, analysis: Analysis, subjects: Collection[Subject]
+) -> list[Estimates]:
+    actions = [subject.action for subject in subjects if subject.branched]
+    if moments is None or not actions:
+        return []
+    draws, level = analysis.exploratory_draws, analysis.request.level
+    return [estimate_branching(moments.of_actions(actions), draws=draws, seed=analysis.seed, level=level)]
+
+
+def _result_rows(
+    estimates: Estimates, analysis: Analysis, cited: Mapping[str, int], revisions: Mapping[str | None, int],
+    inputs: Mapping[Subject, str],
+) -> pa.Table:  # fmt: skip
+    count = len(estimates)
+    constant: dict[str, Any] = {
+        "study": analysis.study,
+        "model": analysis.model,
+        "split": analysis.split,
+        "plan_sha256": analysis.plan_sha256,
+        **cited,
+    }
+    columns = {**{name: [value] * count for name, value in constant.items()}, **estimates.columns}
+    for name in ("action", "baseline"):
+        columns[f"{name}_revision"] = [revisions[one] for one in columns[name]]
+    subjects = zip(*(columns[name] for name in ("action", "baseline", "quantity")), strict=True)
+    columns["inputs_sha256"] = [
+        inputs[
+            Subject(
+                action,
+                baseline,
+                quantity in BRANCHING_QUANTITIES,
+                quantity in ANSWER_QUANTITIES or quantity == SIMULTANEOUS_OF["accuracy"],
+                quantity == SIMULTANEOUS_GAP or quantity in SIMULTANEOUS_OF.values(),
+            )
+        ]
+        for action, baseline, quantity in subjects
+    ]
+    return pa.table({name: columns[name] for name in RESULTS.columns}, schema=RESULTS.schema)

@@ -1,0 +1,323 @@
+"""Whether an action of a stored study is at most a margin worse than another one (definitions, "Gate").
+
+Everything is computed from the store's moments at the level that is asked for; nothing is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flows.estimate.answers import answer_moments
+from flows.estimate.estimation import document_moments
+from flows.estimate.parts import EXPLORATORY_DRAWS, EXPLORATORY_LEVEL
+from flows.estimate.scores import known_answers
+from flows.plan.frozen_plan import FrozenPlan, find_plan
+from flows.plan.seen import EVALUATION, seen_actions
+from flows.plan.stored_documents import changed_answers
+from log.checked_files import WEEK
+from log.store import Store
+from log.studies import chosen_study
+from log.units.revisions import current_actions
+from schema.errors import ControlError, InputError, nearest
+from schema.study import CONTROL_ACTION, FLOOR_ACTION, POOLED
+from schema.windows import Windows
+from sql.catalog import Views, open_views
+from stats.alike import alike_documents, settling_factor
+from stats.bootstrap import estimate
+from stats.endpoints import Decision, Endpoint, decidable_quantity, decide
+from stats.ends import ALIKE, STUDENTIZED
+from stats.intervals import EXPLORATORY, SEEN, Request, planned_status
+from stats.moments import DocumentMoments
+from stats.pooling import Pooling
+from stats.quantities import SIMULTANEOUS_GAP
+from stats.quantities.answers import ANSWER_QUANTITIES
+from stats.registry import Between, Higher, Quantity
+from stats.simultaneous import simultaneous_gaps
+
+_DRAWS = 10_000  # definitions, "Bootstrap": of a study that has no plan
+
+
+@dataclass(frozen=True)
+class GateQuestion:
+    """What is asked of a store.
+
+    Attributes:
+        quantity: a quantity of actions, or a contrast.
+        action: the action b.
+        baseline: the action a that it is held against.
+        margin: how much worse is still no worse, in the quantity's own unit: fractions, or tokens.
+        level: 1 - alpha of each answer.
+        study: the study's name; None where the store has one.
+        model: the model's id; None where the study has one.
+        stratum: a stratum, or ``pooled``.
+
+    """
+
+    quantity: str
+    action: str
+    baseline: str
+    margin: float
+    level: float = EXPLORATORY_LEVEL
+    study: str | None = None
+    model: str | None = None
+    stratum: str = POOLED
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer, and what it is made from.
+
+    Attributes:
+        decision: the answer.
+        question: what was asked, with the study and the model.
+        contrast: the difference that the interval is of.
+        estimate: theta_b - theta_a; None where it is undefined.
+        low: the lower end of its two-sided interval at level 1 - 2 alpha; None where there is none.
+        high: the upper end.
+        interval: how the interval was made.
+        draws: bootstrap draws.
+        documents: evaluation documents that both actions have.
+        clusters: clusters of these.
+        status: whether a plan named the difference before its documents were seen.
+        events_version: the version of ``events`` that was read.
+        plan_sha256: the plan's hash, None without one.
+        alike: whether the estimate is below the margin, and the interval is not because documents are all alike, or all
+            but a few, and may lack those that fail.
+        more: how many more documents would then settle it, if their share of unlike ones is the same; None if no
+            number would, or if the documents are not alike.
+        from_floor: the interval of the difference in R from the engine's floor, which holds for all pairs of actions
+            together; None if the baseline is no floor.
+
+    """
+
+    decision: Decision
+    question: GateQuestion
+    contrast: Quantity
+    estimate: float | None
+    low: float | None
+    high: float | None
+    interval: str
+    draws: int
+    documents: int
+    clusters: int
+    status: str
+    events_version: int
+    plan_sha256: str | None
+    alike: bool
+    more: int | None
+    from_floor: tuple[float, float] | None = None
+
+    @property
+    def told_from_floor(self) -> bool | None:
+        """Whether that interval excludes 0; None without one."""
+        return None if self.from_floor is None else self.from_floor[0] > 0 or self.from_floor[1] < 0
+
+    @property
+    def interval_level(self) -> float:
+        """The coverage of the interval, 1 - 2 alpha."""
+        return _interval_level(self.question)
+
+
+def gate_stored(store: Store, question: GateQuestion) -> Verdict:
+    """Answer a question from the evaluation documents that both actions have.
+
+    Raises:
+        InputError: something that is named does not exist or cannot be decided on, or the study is not finished.
+        ControlError: the study's full-retention control moved.
+        DamagedStoreError: the store is damaged.
+
+    """
+    contrast = decidable_quantity(question.quantity)
+    _check_numbers(question, contrast)
+    study, model = chosen_study(store, question.study, question.model)
+    plan = find_plan(store, study, model)
+    _check_tails(question, _DRAWS if plan is None else plan.draws)
+    with open_views(store, kept=("moments",), checked_within=WEEK) as views:
+        version = store.data_version("events", views.versions["events"])
+        if pending := store.all_underived(views.versions).size:
+            raise InputError(f"{pending} units are not derived: kvdrift derive {store.location}")
+        _check_control(views, study, model)
+        _check_actions(store, views, question, study)
+        _check_finished(store, views, question, study, model, plan)
+        moments = of_all = document_moments(views, study, model, EVALUATION, profiles=False)
+        if contrast.name in ANSWER_QUANTITIES or contrast.difference_of in ANSWER_QUANTITIES:
+            moments = _answers(store, views, study, model, moments.windows)
+    _check_pair(moments, question)
+    row = _estimated(moments, contrast, question, plan)
+    decision = decide(row["low"], row["high"], question.margin, contrast.higher)
+    worse = -1 if contrast.higher is Higher.BETTER else 1
+    seems = row["estimate"] is not None and worse * row["estimate"] < question.margin
+    rare = decision is Decision.UNRESOLVED and row["interval"] == ALIKE and seems
+    return Verdict(
+        decision,
+        replace(question, study=study, model=model),
+        contrast, row["estimate"], row["low"], row["high"], row["interval"], row["draws"], row["documents"],
+        row["clusters"],
+        _status(store, plan, contrast, question),
+        version, None if plan is None else plan.sha256, rare,
+        _more_documents(moments, contrast, question, row["documents"]) if rare else None,
+        _from_floor(of_all, question, plan) if question.baseline == FLOOR_ACTION else None,
+    )  # fmt: skip
+
+
+def _answers(store: Store, views: Views, study: str, model: str, windows: Windows) -> DocumentMoments:
+    """Read the moments of the evaluation documents with answers."""
+    known = known_answers(store, study, model)
+    moments = answer_moments(views, study, model, EVALUATION, windows, known)
+    if moments is None:
+        lacking = f"are not all scored: kvdrift analyze {store.location}" if known else "are not known"
+        raise InputError(f"study '{study}': the answers of evaluation documents {lacking}")
+    return moments
+
+
+def _estimated(
+    moments: DocumentMoments, contrast: Quantity, question: GateQuestion, plan: FrozenPlan | None
+) -> dict[str, Any]:
+    """The row of the contrast, of the same draws as the study's stored estimates of primary quantities.
+
+    Documents that differ from each other by less than the margin are alike: they do not show those that fail.
+    """
+    request = Request(
+        _interval_level(question), interval=STUDENTIZED if plan is None else plan.interval,
+        alike_within=question.margin,
+    )  # fmt: skip
+    pair = (question.baseline, question.action)
+    estimates = estimate(
+        moments.of_actions(pair), draws=_DRAWS if plan is None else plan.draws, seed=0 if plan is None else plan.seed,
+        request=request, quantities=[contrast.name], pairs=[pair],
+    )  # fmt: skip
+    return estimates.row(Endpoint(contrast.name, question.action, question.baseline, question.stratum))
+
+
+def _from_floor(
+    moments: DocumentMoments, question: GateQuestion, plan: FrozenPlan | None
+) -> tuple[float, float] | None:
+    """The interval of the difference in R from the floor, as the study's page has it."""
+    draws, seed = (EXPLORATORY_DRAWS, 0) if plan is None else (plan.exploratory_draws, plan.seed)
+    pairs = simultaneous_gaps(moments, draws=draws, seed=seed, level=EXPLORATORY_LEVEL)
+    row = pairs.row(Endpoint(SIMULTANEOUS_GAP, question.action, question.baseline))
+    return None if row["low"] is None else (row["low"], row["high"])
+
+
+def _more_documents(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, documents: int) -> int | None:
+    """How many more documents would settle a question that alike documents leave open."""
+    pair = (question.baseline, question.action)
+    pooling = Pooling.of(moments.of_actions(pair).in_canonical_order(), [pair])
+    row = pooling.rows.index(question.stratum)
+    alike = alike_documents(pooling, contrast, question.margin).of((slice(row, row + 1), 0, 0))
+    between = contrast.range.between(moments.windows.horizon)
+    if contrast.higher is Higher.BETTER:
+        alike, between = alike.turned, Between(-between.high, -between.low)
+    factor = settling_factor(alike, _interval_level(question), between, question.margin)
+    return None if factor is None else math.ceil(documents * (factor - 1))
+
+
+def _interval_level(question: GateQuestion) -> float:
+    return 1 - 2 * (1 - question.level)
+
+
+def _status(store: Store, plan: FrozenPlan | None, contrast: Quantity, question: GateQuestion) -> str:
+    """What the contrast is to the plan, which may name a difference the other way round."""
+    named = () if plan is None else plan.family.endpoints
+    own = Endpoint(contrast.name, question.action, question.baseline, question.stratum)
+    mirrored = Endpoint(contrast.name, question.baseline, question.action, question.stratum)
+    if plan is None or not (own in named or (contrast.difference_of is not None and mirrored in named)):
+        return EXPLORATORY
+    if contrast.name in ANSWER_QUANTITIES and changed_answers(store, plan):
+        return SEEN
+    return planned_status(seen_actions(store, plan), question.action, question.baseline)
+
+
+def _check_numbers(question: GateQuestion, contrast: Quantity) -> None:
+    if not 0.5 < question.level < 1:
+        raise InputError(f"--level {question.level:g}: above 0.5 and below 1, such as 0.95")
+    if not 0 <= question.margin < float("inf"):
+        raise InputError(f"--margin {question.margin:g}: at least 0, how much worse is still no worse")
+    # The difference of two fractions is at most 1, and O is a fraction.
+    if contrast.scale.factor != 1 and question.margin >= 1:
+        percent = contrast.scale.factor
+        raise InputError(
+            f"--margin {question.margin:g}: '{question.quantity}' is a fraction, and {question.margin / percent:g} is "
+            f"{question.margin:g} percentage points"
+        )
+
+
+def _check_tails(question: GateQuestion, draws: int) -> None:
+    """Refuse a level at which no draw lies beyond an end of the interval: nothing would say how far it reaches."""
+    if draws * (1 - question.level) < 1:
+        raise InputError(
+            f"--level {question.level:.12g}: the study's {draws:,} draws reach no further than {1 - 1 / draws:.6g}; "
+            "its [plan] draws says how many"
+        )
+
+
+def _check_actions(store: Store, views: Views, question: GateQuestion, study: str) -> None:
+    """Check that there are two actions of these names; another generator's need no row in ``actions``."""
+    listed = {name for name, row in current_actions(store.read("actions"), study).items() if not row["control"]}
+    known = listed | set(pc.unique(views.rows("moments", study=study)["action"]).to_pylist()) - {CONTROL_ACTION}
+    for option, name in (("action", question.action), ("baseline", question.baseline)):
+        if name == CONTROL_ACTION:
+            raise InputError(f"--{option} {name}: the control, which never diverges; known: {', '.join(sorted(known))}")
+        if name not in known:
+            raise InputError(f"--{option} {name}: no such action; {nearest(name, known)}")
+    if question.action == question.baseline:
+        raise InputError(f"--action and --baseline are both {question.action}: name two different actions")
+
+
+def _check_control(views: Views, study: str, model: str) -> None:
+    moved = [row for row in _controls(views, study, model).to_pylist() if row["moved_pairs"]]
+    if moved:
+        raise ControlError(
+            f"study '{study}': {moved[0]['moved_pairs']} pairs of the full-retention control moved, which must have "
+            "delta and f of exactly 0; nothing can be decided on this store"
+        )
+
+
+def _controls(views: Views, study: str, model: str) -> pa.Table:
+    return views.rows("controls", study=study, model=model)
+
+
+def _check_finished(
+    store: Store, views: Views, question: GateQuestion, study: str, model: str, plan: FrozenPlan | None
+) -> None:
+    """Check that both actions have all evaluation documents and replicates of the plan.
+
+    A study whose events another generator made has no plan, and is as long as it is.
+    """
+    if plan is None:
+        if any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist()):
+            raise InputError(f"study '{study}' has no evaluation yet: kvdrift run STUDY.toml --store {store.location}")
+        return
+    if plan.looks is not None:
+        raise InputError(
+            f"study '{study}' is sequential: its outcomes decided how many documents it has, and a gate needs a number "
+            'that is fixed beforehand, as in a study with stopping = "fixed"'
+        )
+    rows = views.rows("moments", study=study, model=model, split=EVALUATION).select(["stratum", "action", "replicates"])
+    documents = plan.documents_per_stratum * len(plan.content["strata"])
+    whole = Counter((row["action"], row["stratum"]) for row in rows.to_pylist() if row["replicates"] >= plan.replicates)
+    for name in (question.action, question.baseline):
+        there = sum(min(whole[name, stratum], plan.documents_per_stratum) for stratum in plan.content["strata"])
+        if there < documents:
+            raise InputError(
+                f"{name} has {there} of the {documents} evaluation documents of the plan, with "
+                f"{plan.replicates} replicates: kvdrift run STUDY.toml --store {store.location} goes on"
+            )
+
+
+def _check_pair(moments: DocumentMoments, question: GateQuestion) -> None:
+    if question.stratum != POOLED and question.stratum not in moments.stratum_names:
+        raise InputError(
+            f"--stratum {question.stratum}: no such stratum; {nearest(question.stratum, moments.stratum_names)}"
+        )
+    present = dict(zip(moments.actions, moments.present.T, strict=True))
+    both = [present.get(name, False) for name in (question.action, question.baseline)]
+    of_stratum = (moments.strata == question.stratum) | (question.stratum == POOLED)
+    if not (both[0] & both[1] & of_stratum).any():
+        raise InputError(f"{question.action} and {question.baseline} have no evaluation document in common")

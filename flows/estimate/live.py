@@ -1,0 +1,204 @@
+"""A study as it moves: what is generated and derived of what is planned, how quickly, and the divergence so far.
+
+A look costs what came since the last one and what there is of documents and actions, not what the log holds: units and
+trajectories are counted once, as they come. It reads only, and holds nothing that a writer waits for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from flows.estimate.current import estimates_are_current
+from flows.plan.frozen_plan import find_plan
+from flows.plan.looks_taken import LooksTaken, wanted_by_stratum
+from flows.plan.work import Cell, Row, Work, planned_work
+from log.store import Store
+from log.units.revisions import current_actions, current_documents
+from stats.preliminary import preliminary_mean
+
+RATE_SECONDS = 120.0  # what the rate is of
+
+_GROUP = ("study", "model", "doc", "action", "action_revision")
+_UNIT = (*_GROUP, "estimator", "replicates")
+_PAIR = (*_GROUP, "complete", "horizon", "tau", "mismatches")
+
+T = TypeVar("T")
+Sums = tuple[int, ...]  # replicates, mismatches, positions, replicates that diverged
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """What an action's trajectories say so far; ends of 95% intervals are None if they cannot be had yet."""
+
+    action: str
+    documents: int
+    mismatch: float
+    mismatch_low: float | None
+    mismatch_high: float | None
+    probability: float
+    probability_low: float | None
+    probability_high: float | None
+
+
+@dataclass(frozen=True)
+class StudyLook:
+    """One look at a study and model.
+
+    Attributes:
+        work: By split and action.
+        planned: Whether the evaluation is planned.
+        stored: Units of any size that are committed.
+        derived: Trajectories that are derived.
+        rate: Units done per second lately; None before two looks.
+        split: The split that ``divergence`` is of; None where nothing is derived.
+        divergence: By action.
+        finished: Whether all is generated and estimated as planned.
+        taken: The looks that were taken of a sequential study; None of another one.
+
+    """
+
+    study: str
+    model: str
+    work: tuple[Work, ...]
+    planned: bool
+    stored: int
+    derived: int
+    rate: float | None
+    split: str | None
+    divergence: tuple[Divergence, ...]
+    finished: bool
+    taken: LooksTaken | None = None
+
+    @property
+    def done(self) -> int:
+        """Units done."""
+        return sum(work.done for work in self.work)
+
+    @property
+    def wanted(self) -> int:
+        """Units wanted, as far as is known."""
+        return sum(work.wanted for work in self.work)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest takes at the rate; None where that is not known."""
+        return (self.wanted - self.done) / self.rate if self.rate else None
+
+
+class LiveStore:
+    """A store that is looked at again and again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._new_units = store.new_rows("units", _UNIT)
+        self._new_pairs = store.new_rows("trajectories", _PAIR)
+        self._covered: Counter[tuple[Any, ...]] = (
+            Counter()
+        )  # replicates by study, model, doc, action, revision, estimator
+        self._units: Counter[tuple[str, str]] = Counter()
+        self._sums: dict[tuple[Any, ...], Sums] = {}  # by study, model, doc, action, revision
+        self._done: dict[tuple[str, str], deque[tuple[float, int]]] = defaultdict(deque)
+
+    def look(self) -> list[StudyLook]:
+        """Count what is new; return a look at each study and model."""
+        self._count_units()
+        self._count_pairs()
+        documents = defaultdict[tuple[str, str], dict[str, Row]](dict)
+        columns = ["study", "model", "doc", "split", "stratum", "cluster", "document_revision"]
+        for row in current_documents(self._store.read("documents", columns=columns)).to_pylist():
+            documents[row["study"], row["model"]][row["doc"]] = row
+        actions = self._store.read("actions")
+        ours = {(row["study"], row["model"]) for row in self._store.read("studies").to_pylist()}
+        return [
+            self._look_at(study, model, rows, current_actions(actions, study), ours=(study, model) in ours)
+            for (study, model), rows in sorted(documents.items())
+        ]
+
+    def _look_at(
+        self, study: str, model: str, documents: dict[str, Row], actions: dict[str, Row], *, ours: bool
+    ) -> StudyLook:
+        current = {(study, model, name, row["action_revision"]) for name, row in actions.items()}
+        covered = Counter[Cell]()
+        for (doc, action, estimator), count in _present(self._covered, current, documents):
+            covered[action, estimator, documents[doc]["split"], documents[doc]["stratum"], count] += 1
+        groups = dict(_present(self._sums, current, documents))
+        places = Counter((row["split"], row["stratum"]) for row in documents.values())
+        plan = find_plan(self._store, study, model)
+        taken = None if plan is None else LooksTaken.in_store(self._store, plan)
+        by_now = {} if plan is None else wanted_by_stratum(plan, taken)
+        work = planned_work(actions, places, covered, plan, by_now) if ours else []
+        splits = {documents[doc]["split"] for doc, _ in groups}
+        split = max(splits, default=None)  # the evaluation, once it is there
+        done = sum(one.done for one in work) if ours else self._units[study, model]
+        left = sum(one.wanted for one in work) - done
+        return StudyLook(
+            study, model, tuple(work), plan is not None, self._units[study, model],
+            sum(sums[0] for sums in groups.values()), self._rate((study, model), done), split,
+            tuple(_divergence(actions, documents, groups, split)),
+            finished=ours and plan is not None and not left and (taken is None or taken.stopped)
+            and estimates_are_current(self._store, study, model),
+            taken=taken,
+        )  # fmt: skip
+
+    def _rate(self, of: tuple[str, str], done: int) -> float | None:
+        now, looks = time.monotonic(), self._done[of]
+        looks.append((now, done))
+        while looks[0][0] < now - RATE_SECONDS and len(looks) > 2:
+            looks.popleft()
+        seconds = now - looks[0][0]
+        return max(0.0, (done - looks[0][1]) / seconds) if seconds else None
+
+    def _count_units(self) -> None:
+        rows, anew = self._new_units.read()
+        if anew:
+            self._covered.clear()
+            self._units.clear()
+        for *group, replicates in zip(*(rows[name].to_pylist() for name in _UNIT), strict=True):
+            self._covered[tuple(group)] += replicates
+            self._units[group[0], group[1]] += 1
+
+    def _count_pairs(self) -> None:
+        rows, anew = self._new_pairs.read()
+        if anew:
+            self._sums.clear()
+        rows = rows.filter(rows["complete"])
+        rows = rows.append_column("parted", rows["tau"].is_valid().cast(pa.int64()))
+        sums = [("mismatches", "sum"), ("horizon", "sum"), ("parted", "sum")]
+        grouped = rows.group_by(list(_GROUP)).aggregate([([], "count_all"), *sums])
+        counted = ("count_all", *(f"{name}_sum" for name, _ in sums))
+        keys, values = (zip(*(grouped[name].to_pylist() for name in names), strict=True) for names in (_GROUP, counted))
+        for group, new in zip(keys, values, strict=True):
+            self._sums[group] = tuple(map(sum, zip(self._sums.get(group, (0, 0, 0, 0)), new, strict=True)))
+
+
+def _present(
+    counted: Mapping[tuple[Any, ...], T], current: Collection[tuple[str, str, str, int]], documents: Collection[str]
+) -> Iterator[tuple[tuple[Any, ...], T]]:
+    """What is counted of documents and of current revisions of actions, by document, action and the rest of the key."""
+    for (study, model, doc, action, revision, *more), count in counted.items():
+        if (study, model, action, revision) in current and doc in documents:
+            yield (doc, action, *more), count
+
+
+def _divergence(
+    actions: Mapping[str, Row],
+    documents: Mapping[str, Row],
+    groups: Mapping[tuple[str, str], Sums],
+    split: str | None,
+) -> Iterator[Divergence]:
+    for name, row in sorted(actions.items()):
+        own = {doc: sums for (doc, action), sums in groups.items() if action == name}
+        own = {doc: sums for doc, sums in own.items() if documents[doc]["split"] == split}
+        if row["control"] or not own:
+            continue
+        strata, clusters = ([documents[doc][column] for doc in own] for column in ("stratum", "cluster"))
+        mismatch = [mismatches / positions for _, mismatches, positions, _ in own.values()]
+        parted = [diverged / replicates for replicates, _, _, diverged in own.values()]
+        means = [preliminary_mean(values, strata, clusters) for values in (mismatch, parted)]
+        yield Divergence(name, len(own), *means[0], *means[1])

@@ -1,0 +1,264 @@
+"""The parts of an analysis: an action and a contrast of two are estimated apart from all others.
+
+The documents that are resampled are the same for all of them, and the bits of one do not depend on what else is
+estimated. So those whose inputs have not changed stand, and a few tasks estimate the rest. Quantities are grouped so
+that the draws of a task fit into memory together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+from flows.estimate.standing import inputs_sha256
+from flows.plan.frozen_plan import FrozenPlan
+from schema.progress import Progress
+from schema.study.sweeps import families
+from sql.catalog import Views
+from stats.bootstrap import estimate, groups
+from stats.efficiency import BranchingMoments
+from stats.ends import STUDENTIZED
+from stats.intervals import Estimates, Request
+from stats.moments import DocumentMoments, Float
+from stats.quantities import PAIR_QUANTITIES
+from stats.quantities.answers import ANSWER_QUANTITIES
+from stats.reduction.control_variates import NO_COEFFICIENTS, is_reduced, reduced_documents
+
+EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
+EXPLORATORY_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What is estimated of one study, model and split, and how.
+
+    Attributes:
+        study: the study's name.
+        model: the model's id.
+        split: the split whose documents are resampled.
+        seed: the seed of resampling.
+        draws: pairs of quantities and bootstrap draws; every quantity once, the exploratory ones last.
+        request: the levels and families of the intervals.
+        plan_sha256: the plan's hash, None where no plan was frozen.
+        answers_changed: whether answers of its documents are others than those that the plan froze.
+
+    """
+
+    study: str
+    model: str
+    split: str
+    seed: int
+    draws: tuple[tuple[tuple[str, ...], int], ...]
+    request: Request
+    plan_sha256: str | None
+    answers_changed: bool = False
+
+    @property
+    def of_answers(self) -> Analysis:
+        """The analysis of answers: where these changed after the plan, their endpoints are seen of every action."""
+        seen = tuple(self.request.prespecified or ()) if self.answers_changed else self.request.seen
+        return replace(self, request=replace(self.request, seen=seen))
+
+    @property
+    def exploratory_draws(self) -> int:
+        """Draws of what no plan names."""
+        return self.draws[-1][1]
+
+    @classmethod
+    def planned(cls, plan: FrozenPlan, seen: tuple[str, ...] = (), *, answers_changed: bool = False) -> Self:
+        """Return the analysis of the evaluation documents that the frozen plan asks for.
+
+        Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family the
+        level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap"). What was planned of the actions
+        ``seen`` has that status, as has what was planned of answers that changed since.
+        """
+        primary = tuple(plan.primary)
+        others = tuple(name for name in PAIR_QUANTITIES if name not in primary)
+        draws = ((primary, plan.draws), (others, plan.exploratory_draws))
+        request = Request(EXPLORATORY_LEVEL, (plan.family,), tuple(plan.actions), seen, plan.interval)
+        return cls(plan.study, plan.model, "evaluation", plan.seed, draws, request, plan.sha256, answers_changed)
+
+    @classmethod
+    def exploratory(cls, views: Views, study: str, model: str, split: str) -> Self:
+        """Return the analysis of a split for which nothing was fixed beforehand.
+
+        The seed is the study's, 0 where the store has no row of the study.
+        """
+        stored = views.rows("studies", study=study, model=model).to_pylist()
+        seed = int(stored[0]["seed"]) if stored else 0
+        draws = ((tuple(PAIR_QUANTITIES), EXPLORATORY_DRAWS),)
+        return cls(study, model, split, seed, draws, Request(EXPLORATORY_LEVEL), None)
+
+
+class Subject(NamedTuple):
+    """What estimates are of: an action, its contrast with a baseline, or its residual branching.
+
+    ``answers`` are of an action or a contrast on the documents with answers, ``together`` of a contrast with an
+    interval that holds for all pairs of actions, or of a member of a sweep with one that holds for all members.
+    """
+
+    action: str
+    baseline: str | None = None
+    branched: bool = False
+    answers: bool = False
+    together: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class AnalysisPart:
+    """Some quantities of some actions, or of some contrasts (baseline, action): what one task estimates.
+
+    ``reduced`` are the moments less control variates, of the actions that have coefficients of them.
+    """
+
+    moments: DocumentMoments
+    quantities: tuple[str, ...]
+    draws: int
+    seed: int
+    request: Request
+    contrasts: tuple[tuple[str, str], ...] = ()
+    reduced: DocumentMoments | None = None
+
+
+Runner = Callable[[Sequence[AnalysisPart]], Iterable[Estimates]]
+"""Estimates parts; yields what became of each, in their order."""
+
+
+def one_by_one(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
+    """Estimate parts one after the other, in this thread, each when it is asked for."""
+    return map(estimate_part, parts)
+
+
+def counted(run: Runner, progress: Progress) -> Runner:
+    """Have the parts that are estimated counted."""
+
+    def run_and_count(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
+        progress.begin("bootstrap", len(parts), "parts")
+        for estimates in run(parts):
+            progress.advance(1)
+            yield estimates
+
+    return run_and_count
+
+
+def in_sequence(parts: Sequence[AnalysisPart]) -> list[Estimates]:
+    """Estimate parts one after the other, in this thread."""
+    return [*one_by_one(parts)]
+
+
+def estimate_part(part: AnalysisPart) -> Estimates:
+    """Estimate the quantities of one part, and from reduced moments those that are functions of these alone."""
+    estimates = estimate(
+        part.moments, draws=part.draws, seed=part.seed, request=part.request, quantities=part.quantities,
+        pairs=part.contrasts,
+    )  # fmt: skip
+    reduced = part.reduced
+    if reduced is None:
+        return estimates
+    names = [name for name in part.quantities if is_reduced(PAIR_QUANTITIES[name], reduced)]
+    pairs = tuple(pair for pair in part.contrasts if set(pair) <= set(reduced.actions))
+    request = part.request.of(reduced.actions, pairs)
+    return estimates.with_reduced(
+        estimate(reduced, draws=part.draws, seed=part.seed, request=request, quantities=names, pairs=pairs)
+    )
+
+
+def subjects_of(moments: DocumentMoments, *, answers: bool = False) -> list[Subject]:
+    """Return every action, and every contrast of two that have a document in common."""
+    actions = moments.actions
+    has = dict(zip(actions, moments.present.T, strict=True))
+    pairs = [(a, b) for a in actions for b in actions if a != b and (has[a] & has[b]).any()]
+    return [
+        *(Subject(action, answers=answers) for action in actions),
+        *(Subject(b, a, answers=answers) for a, b in pairs),
+    ]
+
+
+def parts_of(
+    analysis: Analysis,
+    moments: DocumentMoments,
+    subjects: Collection[Subject],
+    coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
+    *,
+    answers: bool = False,
+) -> list[AnalysisPart]:
+    """Cut the estimates of some subjects into parts; those of residual branching are none of them.
+
+    Args:
+        analysis: what is estimated, and how.
+        moments: the moments of its documents, or of those with answers.
+        subjects: what estimates are wanted of.
+        coefficients: those of control variates, by action.
+        answers: whether the parts are those of answers, and not of events.
+
+    """
+    subjects = [
+        subject for subject in subjects if subject.answers == answers and not (subject.branched or subject.together)
+    ]
+    actions = [subject.action for subject in subjects if subject.baseline is None]
+    contrasts = tuple((subject.baseline, subject.action) for subject in subjects if subject.baseline is not None)
+    compared = {action for pair in contrasts for action in pair}
+    parts = []
+    for kind, own, pairs in (("action", actions, ()), ("contrast", compared, contrasts)):
+        if not own:
+            continue
+        some, request = moments.of_actions(own), analysis.request.of(own, pairs)
+        reduced = reduced_documents(some, coefficients)
+        for quantities, draws in analysis.draws:
+            own_names = [name for name in quantities if (name in ANSWER_QUANTITIES) == answers]
+            names = [name for name in own_names if PAIR_QUANTITIES[name].kind == kind]
+            parts += [
+                AnalysisPart(some, group, draws, analysis.seed, request, pairs, reduced)
+                for group in groups(some, draws, names, pairs, studentized=request.interval == STUDENTIZED)
+            ]
+    return parts
+
+
+def inputs_of(
+    analysis: Analysis,
+    moments: DocumentMoments,
+    branching: BranchingMoments | None,
+    revisions: Mapping[str | None, int],
+    coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
+    answers: DocumentMoments | None = None,
+) -> dict[Subject, str]:
+    """Return every subject of an analysis with the SHA-256 of all that decides its estimates.
+
+    Args:
+        analysis: what is estimated, and how.
+        moments: the moments of its documents.
+        branching: those of residual branching; None where nothing was branched.
+        revisions: the revision of each action.
+        coefficients: those of control variates, by action.
+        answers: the moments of documents with answers; None where nothing is estimated of answers.
+
+    """
+    settings = replace(analysis, request=replace(analysis.request, seen=()), answers_changed=False)
+    found = {}
+    kinds: list[tuple[DocumentMoments | BranchingMoments, list[Subject]]] = [(moments, subjects_of(moments))]
+    if answers is not None:
+        kinds.append((answers, subjects_of(answers, answers=True)))
+    if branching is not None:
+        kinds.append((branching, [Subject(action, branched=True) for action in branching.actions]))
+    for measured, subjects in kinds:
+        own = {action: inputs_sha256(settings, measured.of_actions([action])) for action in measured.actions}
+        for subject in subjects:
+            seen = (analysis.of_answers if subject.answers else analysis).request.seen
+            names = [name for name in (subject.baseline, subject.action) if name is not None]
+            traits = [(own[name], revisions[name], name in seen, coefficients.get(name)) for name in names]
+            found[subject] = inputs_sha256(subject.branched, subject.answers, traits)
+    # An interval that holds for all pairs is a function of all actions.
+    whole = inputs_sha256("together", [found[one] for one in subjects_of(moments)])
+    pairs = [one for one in subjects_of(moments) if one.baseline is not None]
+    found |= {pair._replace(together=True): inputs_sha256(whole, *pair) for pair in pairs}
+    # And one that holds for all members of sweeps is a function of all these.
+    swept = [Subject(action) for action in swept_actions(moments.actions)]
+    swept += [] if answers is None else [Subject(action, answers=True) for action in swept_actions(answers.actions)]
+    of_all = inputs_sha256("members", [found[one] for one in swept])
+    return found | {one._replace(together=True): inputs_sha256(of_all, *one) for one in swept}
+
+
+def swept_actions(actions: Sequence[str]) -> list[str]:
+    """Return the actions that are members of sweeps."""
+    return sorted({member for members in families([*actions]).values() for member in members})

@@ -1,0 +1,60 @@
+"""Estimates of a study that is still moving: made for one look at it, and stored nowhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flows.estimate.estimation import analyzed_splits, document_moments, study_windows
+from flows.estimate.parts import EXPLORATORY_LEVEL
+from sql.catalog import Views
+from stats.bootstrap import estimate
+from stats.intervals import COLUMNS, Request
+from stats.quantities import PAIR_QUANTITIES
+from stats.quantities.answers import ANSWER_QUANTITIES
+
+_DRAWS = 400  # of them ten lie beyond each end at 95%; each look makes them anew
+_QUANTITIES = [name for name in PAIR_QUANTITIES if name not in ANSWER_QUANTITIES]  # answers are scored at the end
+
+
+@dataclass(frozen=True)
+class PreliminaryViews:
+    """The views of a store, with estimates of the pairs that it has now in place of the stored ones.
+
+    They are exploratory, whatever a plan has named: their documents are not those of the plan yet, and whoever looks at
+    them again and again is misled more often than their level says.
+    """
+
+    views: Views
+    study: str
+    model: str
+
+    def rows(self, view: str, columns: Sequence[str] = (), /, **equal: object) -> pa.Table:
+        """Rows of ``view`` whose columns equal the given values; of estimates always all columns."""
+        if view != "estimates":
+            return self.views.rows(view, columns, **equal)
+        rows = self._estimates
+        for name, value in equal.items():
+            rows = rows.filter(pc.equal(rows[name], pa.scalar(value)))
+        return rows
+
+    @cached_property
+    def _estimates(self) -> pa.Table:
+        splits = analyzed_splits(self.views, self.study, self.model)
+        windows = study_windows(self.views, self.study, self.model)
+        parts = []
+        for split in splits:
+            moments = document_moments(self.views, self.study, self.model, split, windows)
+            found = estimate(
+                moments, draws=_DRAWS, seed=0, request=Request(EXPLORATORY_LEVEL), quantities=_QUANTITIES,
+                pairs=list(itertools.permutations(moments.actions, 2)),
+            )  # fmt: skip
+            columns = {name: found.columns[name] for name in COLUMNS}
+            constant = {"study": self.study, "model": self.model, "split": split}
+            parts.append(pa.table({**{name: [value] * len(found) for name, value in constant.items()}, **columns}))
+        return pa.concat_tables(parts, promote_options="permissive")

@@ -1,0 +1,108 @@
+"""The estimates of a stored study: made where the store lacks them for its present events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from flows.estimate.answers import answer_moments, answers_are_current
+from flows.estimate.calibration import calibrate_study
+from flows.estimate.current import estimates_are_current, pairs_are_current
+from flows.estimate.estimation import (
+    analyzed_splits,
+    document_moments,
+    estimate_study,
+    replicate_moments,
+    study_windows,
+)
+from flows.estimate.parts import Analysis, Runner, Subject, counted, one_by_one
+from flows.estimate.scores import Scoring, known_answers
+from flows.estimate.taking_looks import with_looks
+from flows.plan.frozen_plan import find_plan
+from flows.plan.seen import seen_actions
+from flows.plan.stored_documents import changed_answers
+from log.checked_files import WEEK
+from log.store import Store
+from schema.errors import InputError
+from schema.progress import SILENT, Progress
+from sql.catalog import MOMENT_VIEWS, Views, open_views
+from stats.moments import Float
+from stats.reduction.coefficients import fit_coefficients
+from stats.reduction.control_variates import NO_COEFFICIENTS
+
+
+def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_one, progress: Progress = SILENT) -> int:
+    """Estimate a study as its frozen plan says or, without a plan, every split as exploratory.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: the model's id.
+        run: estimates the parts of an analysis.
+        progress: who is told how far the work is.
+
+    Returns:
+        The number of new estimates; 0 where those of the present events are there.
+
+    """
+    current = estimates_are_current(store, study, model)
+    scoring = Scoring.stored(store, study, model)
+    answered, compared = answers_are_current(store, study, model, scoring), pairs_are_current(store, study, model)
+    if current and answered and compared:
+        return 0
+
+    def wanted(subject: Subject) -> bool:
+        return not current or (subject.answers and not answered) or (subject.together and not compared)
+
+    frozen = find_plan(store, study, model)
+    with open_views(store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
+        # What is estimated is what these views show, whatever other writers commit meanwhile.
+        version = store.data_version("events", views.versions["events"])
+        if pending := store.all_underived(views.versions).size:
+            raise InputError(f"{pending} units are not derived: kvdrift derive {store.location}")
+        seen = () if frozen is None else seen_actions(store, frozen)
+        splits = analyzed_splits(views, study, model)
+        if frozen is not None:
+            analyses = [Analysis.planned(frozen, seen, answers_changed=changed_answers(store, frozen))]
+        else:
+            analyses = [Analysis.exploratory(views, study, model, split) for split in splits]
+        if not analyses or any(analysis.split not in splits for analysis in analyses):
+            what = "evaluation" if frozen is not None else "measured"
+            raise InputError(f"study '{study}', model '{model}': no complete {what} trajectories, nothing to estimate")
+        windows = study_windows(views, study, model)
+        coefficients = _coefficients(views, study, model) if "development" in splits else NO_COEFFICIENTS
+        moments = {split: document_moments(views, study, model, split, windows) for split in splits}
+        # Before the estimates, which say that this version is done: a kill in between then leaves both to do.
+        count = 0
+        if frozen is not None and not current:
+            count = calibrate_study(store, views, frozen, version, moments, seen)
+        known = known_answers(store, study, model) if scoring.documents else {}
+        rows = []
+        for analysis in analyses:
+            fitted = NO_COEFFICIENTS if analysis.split == "development" else coefficients
+            answers = answer_moments(views, study, model, analysis.split, windows, known) if known else None
+            estimates = estimate_study(
+                store, views, analysis, version, moments[analysis.split], counted(run, progress), fitted, answers,
+                wanted=wanted,
+            )  # fmt: skip
+            if not estimates.new:
+                progress.say(f"estimates of {analysis.split} documents stand: no moment of theirs has changed")
+            elif estimates.made < estimates.subjects:
+                what = f"{estimates.made} of {estimates.subjects} actions and contrasts"
+                progress.say(f"estimates of {what} are made on {analysis.split} documents; the others stand")
+            count += estimates.new
+            rows.append(estimates.rows if frozen is None else with_looks(estimates.rows, store, frozen))
+        # One commit for all of it: a row of this events version says that the analysis is done.
+        store.append_rows("results", pa.concat_tables(rows))
+    return count
+
+
+def _coefficients(views: Views, study: str, model: str) -> Mapping[str, Float]:
+    """Fit the coefficients of control variates on the development documents, as they are now.
+
+    No plan has them: they are a function of documents that no estimate of evaluation documents is made from, so that
+    these stay unbiased whichever the coefficients are. Plans that were frozen before there were any, and actions that
+    were added to a plan or redone, have them like all others.
+    """
+    return fit_coefficients(replicate_moments(views, study, model, "development"))

@@ -1,0 +1,134 @@
+"""Taking a look at a sequential study: its primary endpoints with repeated intervals, as rows of ``looks``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from flows.estimate.answers import answer_moments
+from flows.estimate.estimation import action_revisions, document_moments, documents_revision
+from flows.estimate.scores import known_answers
+from flows.plan.frozen_plan import FrozenPlan
+from flows.plan.looks_taken import LooksTaken, Row
+from log.store import Store
+from schema.errors import InputError, OperationError
+from schema.tables import LOOKS, RESULTS
+from sql.catalog import Views
+from stats.endpoints import Endpoint
+from stats.moments import DocumentMoments
+from stats.quantities.answers import ANSWER_QUANTITIES
+from stats.sequential.repeated import repeated_intervals
+from stats.sequential.resolution import EQUIVALENCE
+
+REPEATED = "repeated"
+
+
+def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
+    """Take the look whose documents are all there, and store it.
+
+    Args:
+        store: the study's store.
+        views: its views.
+        plan: the frozen plan, of a sequential study that has not stopped.
+
+    Returns:
+        How far the study has come with that look.
+
+    """
+    taken = _require(store, plan)
+    look = taken.wanted
+    names = taken.looks.names(look)
+    version = store.data_version("events", views.versions["events"])
+    moments = document_moments(views, plan.study, plan.model, "evaluation").of_documents(names)
+    moments = moments.of_actions(plan.actions)
+    if set(moments.documents.tolist()) != names or not moments.present.all():
+        raise OperationError(f"study '{plan.study}': documents of look {look} are missing; run the command again")
+    revisions, documents = action_revisions(views, plan.study), documents_revision(views, plan.study, plan.model)
+    said = {_place(row) for row in taken.rows} if taken.lacking else set()
+    endpoints = [endpoint for endpoint in plan.family.endpoints if endpoint not in said]
+    of_answers = [endpoint for endpoint in endpoints if endpoint.quantity in ANSWER_QUANTITIES]
+    parts = [(moments, [endpoint for endpoint in endpoints if endpoint not in of_answers])]
+    if of_answers:
+        parts.append((_answers(store, views, plan, moments), of_answers))
+    constant = taken.looks.constants[look - 1]
+    last = look == len(taken.looks)
+    resolution = taken.looks.resolution
+    within = resolution.bound if resolution.rule == EQUIVALENCE else 0.0
+    rows = []
+    for found in (
+        one
+        for measured, own in parts
+        if own
+        for one in repeated_intervals(
+            measured, own, constant=constant, draws=plan.draws, seed=plan.seed, last=last, alike_within=within
+        )
+    ):
+        endpoint = found.endpoint
+        rows.append({
+            "study": plan.study, "model": plan.model, "look": look, "stratum": endpoint.stratum,
+            "action": endpoint.action, "baseline": endpoint.baseline, "quantity": endpoint.quantity,
+            "estimate": _number(found.estimate), "low": _number(found.low), "high": _number(found.high),
+            "level": plan.family.level, "constant": constant, "interval": found.method, "draws": found.draws,
+            "documents": found.documents, "clusters": found.clusters,
+            "resolved": taken.looks.resolution.holds(found.low, found.high),
+            "action_revision": revisions[endpoint.action], "baseline_revision": revisions[endpoint.baseline],
+            "events_version": version, "plan_sha256": plan.sha256, "documents_revision": documents,
+        })  # fmt: skip
+    try:
+        store.append_rows("looks", pa.Table.from_pylist(rows, schema=LOOKS.schema))
+    except InputError:  # another run has taken it just now, unless something else is wrong with the rows
+        if _require(store, plan).wanted == look:
+            raise
+    return _require(store, plan)
+
+
+def _answers(store: Store, views: Views, plan: FrozenPlan, of_look: DocumentMoments) -> DocumentMoments:
+    """Read the moments of the documents of a look that have answers."""
+    known = known_answers(store, plan.study, plan.model)
+    found = answer_moments(views, plan.study, plan.model, "evaluation", of_look.windows, known)
+    if found is None:
+        raise OperationError(f"study '{plan.study}': a primary endpoint is of answers, which are not all scored")
+    return found.of_documents(set(of_look.documents.tolist())).of_actions(plan.actions)
+
+
+def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
+    """Return rows of ``results``, where those of primary endpoints have the estimate and interval of the last look.
+
+    Before the first look they have no interval, and reduced estimates have none at all: those that there are do not
+    reckon with looks.
+    """
+    taken = LooksTaken.in_store(store, plan)
+    if taken is None:
+        return results
+    looks = {_place(row): row for row in taken.rows}
+    family = set(plan.family.endpoints)
+    rows = [_seen_at(row, looks) if _place(row) in family and row["x"] is None else row for row in results.to_pylist()]
+    return pa.Table.from_pylist(rows, schema=RESULTS.schema)
+
+
+def _seen_at(row: Row, looks: Mapping[Endpoint, Row]) -> Row:
+    """One row of ``results`` as its look has it."""
+    look = looks.get(_place(row))
+    row = row | {"low": None, "high": None, "low_reduced": None, "high_reduced": None, "interval": REPEATED}
+    if look is None:
+        return row
+    taken = ("estimate", "low", "high", "level", "draws", "documents", "clusters")
+    return row | {name: look[name] for name in taken}
+
+
+def _place(row: Row) -> Endpoint:
+    return Endpoint(row["quantity"], row["action"], row["baseline"], row["stratum"])
+
+
+def _require(store: Store, plan: FrozenPlan) -> LooksTaken:
+    taken = LooksTaken.in_store(store, plan)
+    if taken is None:
+        raise OperationError(f"study '{plan.study}' has no looks")
+    return taken
+
+
+def _number(value: float) -> float | None:
+    """NaN as None: undefined is null in the store."""
+    return None if math.isnan(value) else value

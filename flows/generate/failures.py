@@ -1,0 +1,69 @@
+"""Documents that fail, and the others of some work, which are generated all the same.
+
+Documents are generated side by side, so what fails first are several. Then they are tried one by one, until the one
+that is at fault is found, and the rest together again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+
+from flows.generate.pending import Work
+from schema.errors import InputError, KvdriftError, OperationError
+
+_IN_A_ROW = 3  # documents that fail
+
+
+class Trying:
+    """Work in the parts in which it is to be tried.
+
+    Where documents fail one after the other, and none is generated between them, it is not they that are at fault, and
+    no more are tried.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._documents = len(work)
+        self._parts = deque([work])
+        self._failed: dict[str, KvdriftError] = {}
+        self._in_a_row = 0
+        self._any = False
+
+    def parts(self) -> Iterator[Work]:
+        """Yield what is to be tried next, as long as there is something."""
+        while self._parts:
+            yield self._parts.popleft()
+
+    def document_done(self) -> None:
+        """Count a document that was generated."""
+        self._in_a_row, self._any = 0, True
+
+    def part_failed(self, left: Work, error: KvdriftError) -> None:
+        """Take note that a part failed, and what of it was not generated before."""
+        if len(left) > 1:
+            self._parts.extendleft([one] for one in reversed(left))
+            return
+        self._failed[left[0][0].doc] = error
+        self._in_a_row += 1
+        rest = [*itertools.chain(*self._parts)] if self._in_a_row < _IN_A_ROW else []
+        self._parts = deque([rest] if rest else [])
+
+    def check(self) -> None:
+        """Check that no document failed.
+
+        Raises:
+            KvdriftError: What was raised, where nothing was generated or there is one document; or else a line that
+                names the documents that failed.
+
+        """
+        if not self._failed:
+            return
+        if self._documents == 1 or not self._any:
+            raise next(iter(self._failed.values()))
+        said = [
+            str(error) if doc in str(error) else f"document '{doc}': {error}" for doc, error in self._failed.items()
+        ]
+        what = f"{len(said)} of {self._documents} documents failed, and what else could be generated is stored"
+        of_user = all(isinstance(error, InputError) for error in self._failed.values())
+        raise (InputError if of_user else OperationError)(f"{what}: {'; '.join(said)}")

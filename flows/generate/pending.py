@@ -1,0 +1,127 @@
+"""What a study still lacks of events."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+import pyarrow as pa
+
+from flows.material import Material, replicates_of
+from flows.plan.frozen_plan import FrozenPlan, require_plan
+from flows.plan.looks_taken import LooksTaken
+from generator.generation import PendingUnit
+from log.store import Store
+from log.units.revisions import newest_revisions
+from schema.document import Document
+from schema.tables import PLAIN, SWRB, UNITS
+
+Work = list[tuple[Document, list[PendingUnit]]]
+"""Documents, each with the units that it lacks."""
+
+
+def stored_units(store: Store | None, material: Material) -> pa.Table:
+    """Read the current units of a study and model; none before there is a store."""
+    return UNITS.schema.empty_table() if store is None else store.units(material.study.name, material.model_id)
+
+
+def pending_development(
+    store: Store | None, material: Material, redone: Collection[str] = (), units: pa.Table | None = None
+) -> Work:
+    """Return what the development documents still lack; arguments are those of ``pending_work``."""
+    planned = material.study.plan
+    branched = material.measured_actions if planned.estimator != PLAIN else ()
+    documents = material.of_split("development")
+    return pending_work(store, material, documents, planned.development_replicates, branched, redone, units)
+
+
+def pending_evaluation(store: Store, material: Material) -> Work:
+    """Return what the frozen plan asks of evaluation documents and the store lacks, as ``pending_work`` finds it."""
+    return pending_of_plan(store, material, require_plan(store, material.study))
+
+
+def pending_of_plan(
+    store: Store, material: Material, plan: FrozenPlan, redone: Collection[str] = (), units: pa.Table | None = None,
+    *, at_most: bool = False,
+) -> Work:  # fmt: skip
+    """Return what a plan asks of the evaluation documents by now and the store lacks.
+
+    Under the estimator "swrb" an action that was added after the plan is branched as the planned ones are. ``at_most``
+    takes a sequential study that has not stopped to its N.
+    """
+    branched = material.measured_actions if material.study.plan.estimator == SWRB else plan.branched_actions
+    documents = wanted_documents(store, material, plan, at_most=at_most)
+    return pending_work(store, material, documents, plan.replicates, branched, redone, units)
+
+
+def wanted_documents(store: Store, material: Material, plan: FrozenPlan, *, at_most: bool = False) -> list[Document]:
+    """Return the evaluation documents that a plan asks for by now, in its order."""
+    taken = LooksTaken.in_store(store, plan)
+    if taken is None or (at_most and not taken.stopped):
+        return material.of_split("evaluation", plan.documents_per_stratum)
+    named = {document.doc: document for document in material.of_split("evaluation")}
+    order = taken.looks.order
+    return [named[doc] for stratum, count in taken.documents.items() for doc in order[stratum][:count]]
+
+
+def lacking_actions(store: Store, material: Material, plan: FrozenPlan | None) -> set[str]:
+    """Return the names of actions that lack units by a plan; without one, all of them."""
+    if plan is None:
+        return {action.name for action in material.actions}
+    units = stored_units(store, material)
+    work = pending_development(store, material, (), units) + pending_of_plan(store, material, plan, (), units)
+    return {unit.action.name for _, pending in work for unit in pending}
+
+
+def pending_work(
+    store: Store | None, material: Material, documents: Sequence[Document], replicates: int,
+    branched: Collection[str], redone: Collection[str] = (), units: pa.Table | None = None,
+) -> Work:  # fmt: skip
+    """Compare documents and actions with the stored units.
+
+    Args:
+        store: the study's store; None before there is one.
+        material: the study with its documents and actions.
+        documents: the documents that are wanted.
+        replicates: how many replicates of each document and action are wanted.
+        branched: names of actions that get as many replicates of residual branching too.
+        redone: names of actions whose stored units are about to be superseded.
+        units: what ``stored_units`` has read; None to read it.
+
+    Returns:
+        Documents that lack units, each with those units; [] where everything is there.
+
+    """
+    revisions = {} if store is None else newest_revisions(store.read("actions"))
+    units = stored_units(store, material) if units is None else units
+    covered: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
+    columns = (
+        units.column(name).to_pylist() for name in ("doc", "action", "estimator", "first_replicate", "replicates")
+    )
+    for doc, action, estimator, first, count in zip(*columns, strict=True):
+        if action not in redone:
+            covered[doc, action, estimator].append((first, first + count))
+    wanted = [(action, PLAIN) for action in material.actions]
+    wanted += [(action, SWRB) for action in material.actions if action.name in branched]
+    work = []
+    for document in documents:
+        pending = [
+            PendingUnit(action, first, count, estimator, revisions.get((material.study.name, action.name), 0))
+            for action, estimator in wanted
+            for first, count in _gaps(covered[document.doc, action.name, estimator], replicates_of(action, replicates))
+        ]
+        if pending:
+            work.append((document, pending))
+    return work
+
+
+def _gaps(covered: list[tuple[int, int]], replicates: int) -> list[tuple[int, int]]:
+    """Ranges (first, count) of 0..replicates-1 that no stored unit covers."""
+    gaps, position = [], 0
+    for first, last in [*sorted(covered), (replicates, replicates)]:
+        if first > position:
+            gaps.append((position, min(first, replicates) - position))
+        position = max(position, last)
+        if position >= replicates:
+            break
+    return gaps

@@ -1,0 +1,151 @@
+"""A study's parameters, documents, actions and identities as rows of its store, there before the first event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from flows.material import Material
+from flows.plan.stored_documents import CHANGEABLE, changed
+from generator.actions import Action
+from generator.finite.model import finite_model
+from generator.finite.study_systems import exact_value_rows
+from generator.identity import IDENTITY_COLUMNS, ActionIdentity
+from log.store import Store
+from log.units.revisions import current_actions, newest_revisions
+from schema.document import SPLITS, Document
+from schema.study import FINITE_STATE, Study
+from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES, TABLES
+
+
+def record_material(store: Store, material: Material, planned_actions: list[str] | None) -> None:
+    """Write study parameters, documents and actions; rows already there stay.
+
+    A document whose answers, scoring or cluster are others now gets a further revision.
+
+    Args:
+        store: the study's store.
+        material: the study with its documents and actions.
+        planned_actions: those of the frozen plan, None where one is still to be made; a new action that is not among
+            them was added after it.
+
+    """
+    study, model = material.study, material.model_id
+    parameters = {
+        "study": study.name,
+        "model": model,
+        "seed": study.study.seed,
+        "study_sha256": study.sha256,
+        "revision": study.model.revision,
+        "settings": study.settings,
+        **asdict(study.law),
+        **asdict(study.window_values),
+    } | _recorded(store, study)
+    store.append_rows("studies", pa.Table.from_pylist([parameters], schema=STUDIES.schema))
+    store.append_rows("documents", pa.Table.from_pylist(document_rows(store, material), schema=DOCUMENTS.schema))
+    stored = store.read("actions")
+    there, revisions = current_actions(stored, study.name), newest_revisions(stored)
+    actions = []
+    for action in material.actions:
+        prespecified = planned_actions is None or action.control or action.name in planned_actions
+        if action.name in there:  # of the plan that was the newest then
+            prespecified = there[action.name]["prespecified"]
+        revision = revisions.get((study.name, action.name), -1) + (action.name not in there)
+        actions.append(action.row(study.name, prespecified=prespecified, revision=revision))
+    store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
+    if material.study.model.kind == FINITE_STATE:
+        systems = finite_model(material.study).systems.values()
+        current = {row["action"]: row["action_revision"] for row in actions}
+        exact = [row for system in systems for row in exact_value_rows(study.name, model, system, current)]
+        store.append_rows("exact_values", pa.Table.from_pylist(exact, schema=EXACT_VALUES.schema))
+
+
+def record_identities(store: Store, material: Material, identity: Callable[[Action], ActionIdentity]) -> None:
+    """Write what makes the units of each action's current revision, before the first of them is generated.
+
+    What made units that were stored before identities were recorded stays unknown.
+
+    Args:
+        store: the study's store, with its actions.
+        material: the study with its documents and actions.
+        identity: says what makes the units of an action.
+
+    """
+    study, model = material.study.name, material.model_id
+    newest, stored = newest_revisions(store.read("actions")), stored_identities(store, study, model)
+    units = store.units(study, model)
+    made = set(zip(units["action"].to_pylist(), units["action_revision"].to_pylist(), strict=True))
+    rows = []
+    for action in material.actions:
+        key = (action.name, newest[study, action.name])
+        if key in stored or key not in made:
+            named = {"study": study, "model": model, "action": action.name, "action_revision": key[1]}
+            rows.append(named | identity(action).columns)
+    store.append_rows("identities", pa.Table.from_pylist(rows, schema=IDENTITIES.schema))
+
+
+def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, int], ActionIdentity]:
+    """Return what made the units of each action and revision of a study and model, where it was recorded."""
+    return {
+        (row["action"], row["action_revision"]): ActionIdentity(**{name: row[name] for name in IDENTITY_COLUMNS})
+        for row in store.read("identities").to_pylist()
+        if (row["study"], row["model"]) == (study, model)
+    }
+
+
+def _recorded(store: Store, study: Study) -> dict[str, Any]:
+    """What of the study's stored row stays as it is, if there is one: columns that came after it, which are null in it.
+
+    The row's ``study_sha256`` covers what they say, so they cannot say something else. It stays too where the study
+    file names the same systems by another path.
+    """
+    later = TABLES["studies"].defaults
+    for row in store.read("studies").to_pylist():
+        if (row["study"], row["model"]) == (study.name, study.model.id):
+            kept = ("study_sha256", "settings") if study.agrees_with(row["settings"]) else ()
+            return {name: None for name in later if row[name] is None} | {name: row[name] for name in kept}
+    return {}
+
+
+def document_rows(store: Store, material: Material) -> list[dict[str, Any]]:
+    """Return the rows of a study's documents: the stored ones, new ones, and further revisions of those that changed.
+
+    Args:
+        store: the study's store.
+        material: the study with its documents.
+
+    """
+    study, model = material.study.name, material.model_id
+    stored = {row["doc"]: row for row in store.documents(study, model).to_pylist()}
+    newest = max((row["document_revision"] for row in stored.values()), default=0)
+    rows = []
+    for split in SPLITS:
+        for document in material.of_split(split):
+            row = _document_row(study, model, split, document)
+            if (there := stored.get(document.doc)) is not None:
+                corrected = changed(document, there)
+                kept = there if not corrected else {"document_revision": newest + 1}
+                row |= {name: kept[name] for name in (*CHANGEABLE, "document_revision") if name in kept}
+            rows.append(row)
+    return rows
+
+
+def _document_row(study: str, model: str, split: str, document: Document) -> dict[str, Any]:
+    return {
+        "study": study,
+        "model": model,
+        "doc": document.doc,
+        "split": split,
+        "stratum": document.stratum,
+        "cluster": document.cluster,
+        "task": document.task,
+        "source": document.source,
+        "prompt_tokens": document.prompt_tokens,
+        "prompt_sha256": document.prompt_sha256,
+        "answers": list(document.answers),
+        "scoring": document.scoring or None,
+        "document_revision": 0,
+    }

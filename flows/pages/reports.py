@@ -1,0 +1,274 @@
+"""The pages of stored studies: where they go, whether they are current, and writing them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.checked_files import WEEK
+from log.delta.durability import sync
+from log.delta.parquet_files import replace_file
+from log.store import Store
+from schema.errors import InputError, OperationError, first_line, is_disk_fault
+from schema.location import folder_name, is_local
+from schema.progress import SILENT, Progress
+from schema.study.laws import name_of_all
+
+if TYPE_CHECKING:
+    from flows.generate.side_processes import SideProcess, SideProcesses
+    from report.page import DrawFigures
+    from report.printing.section import Drawing
+
+_INPUTS = "inputs.json"
+_REVISIONS = "action_revisions"  # its key in that file, beside the tables' names
+_TABLES = (
+    "events",
+    "trajectories",
+    "branchings",
+    "exact_values",
+    "scores",
+    "results",
+    "calibration",
+    "plans",
+    "actions",
+)
+
+
+def write_report(
+    store: Store,
+    study: str,
+    model: str,
+    folder: Path,
+    *,
+    token_text: Callable[[int], str] | None = None,
+    latex: bool = False,
+    progress: Progress = SILENT,
+    sides: SideProcesses | None = None,
+    beside: Path | None = None,
+) -> Path:
+    """Write the report of a stored study.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: the model's id.
+        folder: where the page, its figures and its tables go.
+        token_text: a token id as text; without it the examples show ids.
+        latex: whether the tables are written as .tex files too.
+        progress: who is told how far the work is.
+        sides: the processes beside this one, which draw the figures.
+        beside: the page that has this study and those of other temperatures side by side, which may still be written.
+
+    Returns:
+        The path of the page.
+
+    """
+    from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
+    from report.reading.source import Provenance  # noqa: PLC0415
+    from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
+
+    progress.begin("report", 1, "pages")
+    draw = None if sides is None else _draw_beside(sides)
+    kept = (*MOMENT_VIEWS, "depth_moments")  # which several views read
+    with writing(folder), open_views(store, kept=kept, checked_within=WEEK) as views:
+        page = build_report(
+            views, study, model, folder,
+            token_text=token_text,
+            latex=latex,
+            draw=draw,
+            beside=beside,
+            provenance=Provenance(store=Path(store.location).name, tables=views.versions),
+        )  # fmt: skip
+        inputs = {table: store.data_version(table, views.versions[table]) for table in _TABLES}
+        revisions = _estimated_revisions(store.read("results", views.versions["results"]), study, model)
+        parts = [folder / "figures", folder / "tables"]
+        for path in (*folder.glob("*.html"), *(file for part in parts for file in part.iterdir()), *parts):
+            sync(path)
+        record_inputs(folder, inputs, revisions)
+    progress.advance(1)
+    return page
+
+
+def write_preliminary(
+    store: Store,
+    study: str,
+    model: str,
+    folder: Path,
+    said: str,
+    *,
+    token_text: Callable[[int], str] | None = None,
+) -> Path:
+    """Write the page of a study that still moves, with estimates of the pairs that are derived.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: the model's id.
+        folder: where the page, its figures and its tables go.
+        said: how far the study is, as a sentence.
+        token_text: a token id as text; without it the examples show ids.
+
+    Returns:
+        The path of the page.
+
+    """
+    from flows.estimate.preliminary import PreliminaryViews  # noqa: PLC0415 - as below
+    from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
+    from report.reading.source import Provenance  # noqa: PLC0415
+    from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
+
+    with writing(folder), open_views(store, kept=(*MOMENT_VIEWS, "depth_moments")) as views:
+        return build_report(
+            PreliminaryViews(views, study, model), study, model, folder,
+            token_text=token_text,
+            provenance=Provenance(store=Path(store.location).name, tables=views.versions),
+            preliminary=said,
+        )  # fmt: skip
+
+
+def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
+    """Have the preliminary page of a study that is finished lead to its report; any other page stays as it is.
+
+    Args:
+        folder: the preliminary page's.
+        study: the study's name.
+        report: the page of its report, which may still be written.
+        store: the store, as commands name it.
+
+    """
+    from report.page import RELOADING, write_ended  # noqa: PLC0415 - as below
+
+    page = folder / "index.html"
+    if page.is_file() and RELOADING in page.read_text(encoding="utf-8"):
+        with writing(folder):
+            write_ended(study, report, store, folder)
+
+
+def _draw_beside(sides: SideProcesses) -> DrawFigures:
+    """Return what draws figures in the side processes, which get ready for it now."""
+    from flows.generate.side_processes import work_beside  # noqa: PLC0415 - with what generates
+    from report.page import draw_figures  # noqa: PLC0415 - as above
+
+    for side in sides.all:
+        side.begin(_get_ready_to_draw)
+
+    def draw(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
+        def there(side: SideProcess, drawing: Drawing) -> dict[str, str]:
+            return side.call(draw_figures, [drawing], folder)
+
+        def here(drawing: Drawing) -> dict[str, str]:
+            return draw_figures([drawing], folder)
+
+        return {
+            name: figure for figures in work_beside(sides, drawings, there, here) for name, figure in figures.items()
+        }
+
+    return draw
+
+
+def _get_ready_to_draw() -> None:
+    from report.printing.canvas import drawing  # noqa: PLC0415 - in the process that draws
+
+    with drawing():  # imports what draws
+        return
+
+
+def present_inputs(store: Store) -> dict[str, int | None]:
+    """Return which data of the tables that a page is made from a store has now."""
+    return {table: store.data_version(table) for table in _TABLES}
+
+
+def record_inputs(folder: Path, inputs: Mapping[str, int | None], revisions: Mapping[str, int]) -> None:
+    """Say that the folder's page is there: after all that it speaks of.
+
+    Args:
+        folder: the page's.
+        inputs: which data of the tables the page was made from.
+        revisions: the newest revision of each action that the page has estimates of.
+
+    """
+    with writing(folder):
+        replace_file(folder / _INPUTS, json.dumps({**inputs, _REVISIONS: revisions}).encode())
+        sync(folder)
+
+
+def reported_revisions(folder: Path) -> dict[str, int]:
+    """Return the newest revision of each action that the folder's page has estimates of; {} without a page.
+
+    Pages that were written by earlier versions of kvdrift do not say it.
+    """
+    revisions: dict[str, int] = _recorded(folder).get(_REVISIONS, {})
+    return revisions
+
+
+def _estimated_revisions(results: pa.Table, study: str, model: str) -> dict[str, int]:
+    """The newest revision of each action of a study and model in rows of ``results``."""
+    own = results.filter(pc.and_(pc.equal(results["study"], study), pc.equal(results["model"], model)))
+    newest = own.group_by("action").aggregate([("action_revision", "max")])
+    return dict(zip(newest["action"].to_pylist(), newest["action_revision_max"].to_pylist(), strict=True))
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """A block that writes to a folder: what the file system refuses is one line."""
+    try:
+        yield
+    except OSError as error:
+        kind = OperationError if is_disk_fault(error) else InputError
+        named = "" if error.filename is None else f"{error.filename}: "
+        reason = error.strerror or first_line(error)
+        raise kind(f"{folder}: the report cannot be written here ({named}{reason})") from None
+
+
+def report_folder(store: Store, study: str, model: str | None = None) -> Path:
+    """Return where a study's report goes unless asked otherwise: in the store if that is a folder, else ``reports``.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: whose report it is, for a study of several models.
+
+    """
+    base = Path(store.location) / "report" if is_local(store.location) else Path("reports")
+    return base / folder_name(study) if model is None else base / folder_name(study) / folder_name(model)
+
+
+def laws_report_folder(store: Store, name: str, model: str | None = None) -> Path:
+    """Return where the page goes that has several temperatures of one model side by side; ``name`` is their file's."""
+    return report_folder(store, f"{name}-laws", model)
+
+
+def page_beside(store: Store, study: str, model: str | None = None) -> Path | None:
+    """Return the page that has a study, by its name one of several temperatures, beside the others; None without one.
+
+    Args:
+        store: the study's store.
+        study: the study's name.
+        model: whose pages they are, for a study of several models.
+
+    """
+    name = name_of_all(study)
+    page = None if name is None else laws_report_folder(store, name, model) / "index.html"
+    return page if page is not None and page.is_file() else None
+
+
+def report_is_current(store: Store, folder: Path) -> bool:
+    """Whether the folder's report was made from the store's present tables."""
+    recorded = _recorded(folder)
+    made_from = {table: recorded.get(table, "unknown") for table in _TABLES}
+    return (folder / "index.html").is_file() and made_from == present_inputs(store)
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """What ``record_inputs`` recorded; {} if nothing was or if the file cannot be read."""
+    try:
+        recorded = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return recorded if isinstance(recorded, dict) else {}

@@ -1,0 +1,98 @@
+"""The studies of several stores, as a comparison reads them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+from flows.estimate.estimation import document_moments
+from flows.pages.reports import report_folder
+from log.checked_files import WEEK
+from log.store import Store
+from report.reading.content import read_content
+from report.reading.source import Provenance, StudyRows
+from report.side_by_side.content import Entry
+from schema.errors import InputError, nearest
+from schema.progress import SILENT, Progress
+from sql.catalog import MOMENT_VIEWS, open_views
+from stats.moments import DocumentMoments
+
+_IDENTITY = ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics")
+
+
+def read_entries(
+    locations: Sequence[str],
+    studies: Collection[str] | None = None,
+    progress: Progress = SILENT,
+    *,
+    model: str | None = None,
+) -> list[tuple[Entry, DocumentMoments]]:
+    """Read every study and model of some stores, or those of some names, with their document moments."""
+    stores = [Store.open(location) for location in locations]
+    twice = [name for name, times in Counter(store.location for store in stores).items() if times > 1]
+    if twice:
+        raise InputError(f"{twice[0]} is named twice: name different stores to compare")
+    found = [(store, *pair) for store in stores for pair in _studies(store, studies) if model in {None, pair[1]}]
+    names = _names([(store.location, study, of) for store, study, of in found])
+    progress.begin("read", len(found), "studies")
+    entries = []
+    for (store, study, of), name in zip(found, names, strict=True):
+        entry, moments = _read(store, study, of, name)
+        entries.append((replace(entry, page=_own_page(store, study, of)), moments))
+        progress.advance(1)
+    return entries
+
+
+def _studies(store: Store, studies: Collection[str] | None) -> list[tuple[str, str]]:
+    rows = store.read("documents", columns=["study", "model"]).to_pylist()
+    there = sorted({(row["study"], row["model"]) for row in rows})
+    if not there:
+        raise InputError(f"{store.location}: the store holds no study yet")
+    known = {name for name, _ in there}
+    for study in studies or ():
+        if study not in known:
+            raise InputError(f"no study '{study}' in {store.location}; {nearest(study, known)}")
+    return [pair for pair in there if studies is None or pair[0] in studies]
+
+
+def _own_page(store: Store, study: str, model: str) -> Path | None:
+    """The page of a study and model, where it goes unless asked otherwise; None if it is not there."""
+    several = sum(name == study for name, _ in _studies(store, None)) > 1  # then each model has a page of its own
+    page = report_folder(store, study, model if several else None) / "index.html"
+    return page if page.is_file() else None
+
+
+def _names(found: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Call each study of (location, study, model) by the least that tells it from the others."""
+
+    def candidates() -> Iterator[list[str]]:
+        folders = [PurePath(location).name for location, _, _ in found]
+        if len({location for location, _, _ in found}) == 1:
+            yield [study for _, study, _ in found]
+            yield [f"{study} / {model}" for _, study, model in found]
+        yield folders
+        yield ["/".join(PurePath(location).parts[-2:]) for location, _, _ in found]
+        with_study = [list(dict.fromkeys((folder, one[1]))) for folder, one in zip(folders, found, strict=True)]
+        yield [" / ".join(parts) for parts in with_study]
+        yield [" / ".join((*parts, one[2])) for parts, one in zip(with_study, found, strict=True)]
+
+    unlike = (names for names in candidates() if len(set(names)) == len(names))
+    return next(unlike, [" / ".join(one) for one in found])
+
+
+def _read(store: Store, study: str, model: str, name: str) -> tuple[Entry, DocumentMoments]:
+    with open_views(store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
+        source = StudyRows(views, study, model)
+        provenance = Provenance(store=store.location, tables=views.versions)
+        content = read_content(source, baseline=None, token_text=None, provenance=provenance, latex=False)
+        moments = document_moments(views, study, model, content.split, content.windows, profiles=False)
+        revisions = {row["action"]: row["action_revision"] for row in content.facts.actions}
+        identities = {
+            row["action"]: tuple(row[column] for column in _IDENTITY)
+            for row in source.of("identities")
+            if revisions.get(row["action"]) == row["action_revision"]
+        }
+    documents = {row["doc"]: row for row in content.facts.documents if row["split"] == content.split}
+    return Entry(name, store.location, content, documents, identities), moments

@@ -1,0 +1,52 @@
+"""The page that compares several stores: read, subtracted, written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path, PurePath
+
+from flows.pages.reports import writing
+from flows.pages.side_by_side.entries import read_entries
+from flows.pages.side_by_side.pairing import pairings
+from log.delta.durability import sync
+from report.side_by_side.content import Comparison
+from report.side_by_side.page import build_comparison
+from schema.location import absolute, folder_name
+from schema.progress import SILENT, Progress
+
+
+def write_comparison(
+    locations: Sequence[str],
+    folder: Path,
+    studies: Collection[str] | None = None,
+    progress: Progress = SILENT,
+    *,
+    model: str | None = None,
+) -> Path:
+    """Write the comparison of several stores, or of several studies of one.
+
+    Args:
+        locations: folders or URLs of stores.
+        folder: where the page, its figures and its tables go.
+        studies: the studies that are compared; None for all of each store.
+        progress: who is told how far the work is.
+        model: the model whose studies are compared; None for all.
+
+    Returns:
+        The path of the page.
+
+    """
+    measured = read_entries(locations, studies, progress, model=model)
+    comparison = Comparison(tuple(entry for entry, _ in measured), tuple(pairings(measured)))
+    with writing(folder):
+        page = build_comparison(comparison, folder)
+        parts = [folder / "figures", folder / "tables"]
+        for path in (page, *(file for part in parts for file in part.iterdir()), *parts, folder):
+            sync(path)
+    return page
+
+
+def comparison_folder(locations: Sequence[str]) -> Path:
+    """Return where a comparison goes unless asked otherwise: a folder of the stores' names in ``reports``."""
+    names = [PurePath(absolute(location)).name for location in locations]
+    return Path("reports") / folder_name("-and-".join(names))

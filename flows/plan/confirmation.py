@@ -1,0 +1,231 @@
+"""From exploring to confirming: a study file of chosen actions on documents that no study in the store has evaluated.
+
+Prompts that are drawn are others under another seed. Where prompts are read from files, the clusters that were seen are
+written to a file beside the study file, which leaves them out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.material import gather_material
+from flows.plan.seen import SeenDocuments
+from generator.documents.registry import excluded_clusters
+from log.store import Store
+from schema.errors import InputError, nearest
+from schema.study import Study, load_studies
+from schema.study.laws import of_each_law
+from schema.study.reading import read_content
+from stats.quantities import PAIR_QUANTITIES
+
+_SEEDS = 20  # that are tried
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """A study file that was written.
+
+    Attributes:
+        path: The file.
+        study: The study's name.
+        seed: Its seed.
+        actions: Its actions, the baseline first.
+        documents: How many evaluation documents it has, which no study in the store has evaluated.
+
+    """
+
+    path: Path
+    study: str
+    seed: int
+    actions: tuple[str, ...]
+    documents: int
+
+
+def write_confirmation(study_file: Path, names: Sequence[str], store: Store, path: Path | None = None) -> Confirmation:
+    """Write a study file that confirms what was explored, never over an existing file.
+
+    Args:
+        study_file: The study file whose actions were explored.
+        names: The actions to confirm; the baseline is in the new file too.
+        store: The store whose evaluation documents were seen, where the new study is to be run.
+        path: The file to write; its name is the study's. By default NAME-confirm.toml beside the study file.
+
+    """
+    studies, content = load_studies(study_file), read_content(study_file)
+    _check_actions(studies, names, study_file)
+    taken = {row["study"] for row in store.read("studies", columns=["study"]).to_pylist()}
+    path = path or study_file.with_name(f"{_free_name(studies[0].name_in_file, content, taken)}.toml")
+    for name in _names(path.stem, content):
+        if name in taken:
+            raise InputError(f"{path}: {store.location} has a study '{name}' already; write to a file of another name")
+    baseline = studies[0].plan.baseline
+    actions = (baseline, *(name for name in dict.fromkeys(names) if name != baseline))
+    content["actions"] = [one for one in content["actions"] if one["name"] in actions]
+    content["study"] = content["study"] | {"name": path.stem}
+    excluded = path.with_name(f"{path.stem}-exclude.json")
+    for section, part in zip(studies[0].documents, content["documents"], strict=True):
+        if section.path is not None or section.exclude is not None:
+            part["exclude"] = excluded.name
+        if section.path is not None and path.parent.absolute() != study_file.parent.absolute():
+            part["path"] = section.path
+    _move_weights(content, study_file.parent.absolute(), path.parent.absolute())
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder) / path.name
+        seen = SeenDocuments.in_store(store)
+        clusters = seen.clusters.union(*map(excluded_clusters, studies[0].documents))
+        documents = _draw(content, draft, Path(folder) / excluded.name, path, seen, clusters)
+        files = {path: _comments(path, study_file, actions, store) + _toml(content)}
+        if any("exclude" in part for part in content["documents"]):
+            files[excluded] = (draft.parent / excluded.name).read_text(encoding="utf-8")
+    _write_new(files)
+    return Confirmation(path, path.stem, content["study"]["seed"], actions, documents)
+
+
+def _move_weights(content: dict[str, Any], before: Path, now: Path) -> None:
+    """Rewrite relative paths of models, weights and tokenizers for a study file in another folder.
+
+    A name that is not a path, such as an id of Hugging Face, stays.
+    """
+    if before == now:
+        return
+    models = content["model"] if isinstance(content["model"], list) else [content["model"]]
+    for section, key in (
+        *((model, key) for model in models for key in ("id", "tokenizer")),
+        *((action, "weights") for action in content["actions"]),
+    ):
+        own = section.get(key)
+        if isinstance(own, str) and not Path(own).expanduser().is_absolute() and (before / own).exists():
+            section[key] = os.path.relpath(before / own, now)
+
+
+def _check_actions(studies: Sequence[Study], names: Sequence[str], study_file: Path) -> None:
+    known = {action.name for action in studies[0].actions}
+    for name in names:
+        if name not in known:
+            raise InputError(f"--action {name}: no such action in {study_file}; {nearest(name, known)}")
+    contrasts = {name for name, quantity in PAIR_QUANTITIES.items() if quantity.kind == "contrast"}
+    if contrasts.intersection(studies[0].plan.primary) and set(names) == {baseline := studies[0].plan.baseline}:
+        raise InputError(
+            f"--action {baseline}: is the baseline, which the new file has too; name an action to hold against it, of "
+            f"{', '.join(sorted(known - {baseline}))}"
+        )
+    if any(study.model.tables is not None for study in studies):
+        raise InputError(f"{study_file}: its systems are read from model.tables, and there are no others to confirm on")
+
+
+def _write_new(files: dict[Path, str]) -> None:
+    """Write files that are not there yet, the first one last: where it is, all are."""
+    for file in files:
+        if file.exists():
+            raise InputError(f"{file}: is there already; remove it, or write to another file with -o")
+    for file in reversed(files):
+        try:
+            with file.open("x", encoding="utf-8") as opened:
+                opened.write(files[file])
+        except OSError as error:
+            raise InputError(f"{file}: cannot be written: {error}") from None
+
+
+def _free_name(study: str, content: dict[str, Any], taken: Collection[str]) -> str:
+    """NAME-confirm, NAME-confirm-2, …: the first that the store does not have."""
+    name, number = f"{study}-confirm", 1
+    while any(own in taken for own in _names(name, content)):
+        number += 1
+        name = f"{study}-confirm-{number}"
+    return name
+
+
+def _names(name: str, content: dict[str, Any]) -> list[str]:
+    """What the studies of a file of some content and this name are called: one of each temperature."""
+    return [own["study"]["name"] for own in of_each_law(content | {"study": content["study"] | {"name": name}})]
+
+
+def _draw(
+    content: dict[str, Any], draft: Path, excluded: Path, path: Path, seen: SeenDocuments, clusters: set[str]
+) -> int:
+    """Find a seed and clusters under which no evaluation document was seen, and write the draft with them.
+
+    Args:
+        content: The study file's content.
+        draft: The file to write it to.
+        excluded: The file to write the clusters to that are left out; the draft names it.
+        path: Where the study file will be.
+        seen: What was seen.
+        clusters: The clusters to leave out from the beginning.
+
+    Returns:
+        The number of evaluation documents, in all strata.
+
+    """
+    first = content["study"].get("seed", 0)
+    seed = first + 1
+    while seed <= first + _SEEDS:
+        content["study"]["seed"] = seed
+        excluded.write_text(json.dumps({"clusters": sorted(clusters)}, ensure_ascii=False, indent=1) + "\n", "utf-8")
+        there = [part | {"exclude": str(excluded)} if "exclude" in part else part for part in content["documents"]]
+        draft.write_text(_toml(content | {"documents": there}), "utf-8")
+        documents, drawn, read = _met(draft, path, seen)
+        if not (drawn or read):
+            return documents
+        clusters = clusters | read
+        seed += drawn
+    raise InputError(f"{draft.name}: no seed from {first + 1} to {seed - 1} gives documents that were not seen")
+
+
+def _met(draft: Path, path: Path, seen: SeenDocuments) -> tuple[int, bool, set[str]]:
+    """Make the draft's documents: how many there are, whether a drawn one was seen, and clusters of others seen."""
+    count, drawn, read = 0, False, set[str]()
+    for study in load_studies(draft, path.parent):
+        evaluation = _evaluation(study)
+        count = sum(map(len, evaluation.values()))
+        for section in study.documents:
+            met = seen.among(evaluation[section.stratum_name], study.study.seed)
+            if section.path is None:
+                drawn = drawn or bool(met)
+            else:
+                read |= {document.cluster for document in met}
+    return count, drawn, read
+
+
+def _evaluation(study: Study) -> dict[str, list[Any]]:
+    return dict(gather_material(study).documents["evaluation"])
+
+
+def _comments(path: Path, study_file: Path, actions: Sequence[str], store: Store) -> str:
+    lines = [
+        f"Written by kvdrift confirm from {study_file.name}: {', '.join(actions)},",
+        "on evaluation documents that no study in the store had evaluated:",
+        f"  {store.location}, events version {store.version('events')}",
+        "See what it would cost and reach, then run it, both in the same store:",
+        f"  kvdrift run {path} --store {store.location} --plan-only",
+        f"  kvdrift run {path} --store {store.location}",
+    ]
+    return "".join(f"# {line}\n" for line in lines) + "\n"
+
+
+def _toml(content: dict[str, Any]) -> str:
+    """Write a study file's content as TOML: tables, lists of tables, and plain values in them."""
+    parts = []
+    for name, value in content.items():
+        heading, tables = (f"[{name}]", [value]) if isinstance(value, dict) else (f"[[{name}]]", value)
+        for table in tables:
+            lines = [f"{_key(key)} = {_value(one)}" for key, one in table.items()]
+            parts.append("\n".join([heading, *lines]) + "\n")
+    return "\n".join(parts)
+
+
+def _key(key: str) -> str:
+    return key if key.isidentifier() else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    """A value as TOML writes it: JSON, whose texts, numbers, lists and truth values TOML has too; a table in a line."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_key(key)} = {_value(one)}' for key, one in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,117 @@
+"""Freezing a plan before the first evaluation event, or a later revision of it beside another run's.
+
+A later revision says whether evaluation documents had been seen by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from flows.material import Material
+from flows.plan.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, require_plan
+from flows.plan.planned_looks import plan_looks
+from flows.plan.seen import SeenDocuments, generated_documents
+from log.store import Store
+from schema.errors import InputError, PlanError
+from schema.frozen_text import MEASURED, frozen_sha256, frozen_text
+from schema.study import Study
+from schema.tables import PLANS
+from stats.ends import PERCENTILE
+from stats.reduction.saving import PLAIN_VARIANCE
+
+# What says how a plan came about; two that differ in nothing else decide the same.
+# Looks follow from the settings and from what was evaluated before. The hash of the study file's settings tells orders
+# of its sections apart; other settings than the stored ones are refused.
+_CIRCUMSTANCES = (
+    MEASURED, "seen", "revision", "evaluated_documents", "reachable", "reason", "cost_curve", "sequential", "reduction",
+    "study_sha256",
+)  # fmt: skip
+
+
+def decides_the_same(content: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two plans have equal settings and lead to the same evaluation and estimates.
+
+    Of documents, those count that are evaluated or that the plan was made from; older plans do not name them.
+    """
+    first, second = (
+        {"interval": PERCENTILE, "variance": PLAIN_VARIANCE}
+        | {name: value for name, value in one.items() if name not in _CIRCUMSTANCES}
+        | {"strata": sorted(one["strata"])}
+        for one in (content, other)
+    )
+    taken = [one.pop("documents", None) for one in (first, second)]
+    count = content["documents_per_stratum"]
+    return first == second and (None in taken or _taken(taken[0], count) == _taken(taken[1], count))
+
+
+def _taken(documents: Mapping[str, Any], count: int) -> dict[str, Any]:
+    evaluation = {stratum: rows[:count] for stratum, rows in documents["evaluation"].items()}
+    return {"development": documents["development"], "evaluation": evaluation}
+
+
+def freeze_plan(
+    store: Store,
+    material: Material,
+    content: dict[str, Any],
+    events_version: int,
+    superseded: FrozenPlan | None = None,
+) -> FrozenPlan:
+    """Write a plan to the store, or adopt the one that another run of the same study froze first.
+
+    Args:
+        store: the study's store.
+        material: the study with its documents and actions.
+        content: what ``make_plan`` returned; the plan says too whether its evaluation documents had been seen.
+        events_version: the version of ``events`` that the content was made from.
+        superseded: the plan that this is the next revision of; None for the study's first one.
+
+    Returns:
+        The study's one frozen plan.
+
+    """
+    study, revision = material.study, 0 if superseded is None else superseded.revision + 1
+    if (frozen := _adopted(store, study, revision)) is not None:
+        return frozen
+    evaluation = {document.doc for document in material.of_split("evaluation")}
+    evaluated = evaluation & generated_documents(store, study.name, material.model_id)
+    if evaluated and not revision:
+        if (frozen := _adopted(store, study, revision)) is not None:  # another run froze it just now, and went on
+            return frozen
+        raise PlanError(f"study '{study.name}' has evaluation events but no plan: no plan can be frozen now")
+    documents = material.of_split("evaluation", content["documents_per_stratum"])
+    seen = SeenDocuments.in_store(store, without=study.name).among(documents, study.study.seed)
+    content = content | {"seen": bool(seen or evaluated)}
+    if revision:
+        content |= {"revision": revision, "evaluated_documents": len(evaluated)}
+        looks = plan_looks(material, content["documents_per_stratum"], content["level"], evaluated)
+        content |= {} if looks is None else {"sequential": looks}
+    text = frozen_text(content)
+    row = {
+        "study": study.name,
+        "model": material.model_id,
+        "plan_sha256": frozen_sha256(text),
+        "frozen_at": datetime.now(UTC),
+        "events_version": events_version,
+        "plan": text,
+        "plan_revision": revision,
+    }
+    try:
+        store.append_rows("plans", pa.Table.from_pylist([row], schema=PLANS.schema))
+    except InputError:  # another run's plan came first, unless something else is wrong with the row
+        if (frozen := _adopted(store, study, revision)) is not None:
+            return frozen
+        raise
+    return require_plan(store, study)
+
+
+def _adopted(store: Store, study: Study, revision: int) -> FrozenPlan | None:
+    """The plan of this revision or a later one that is there already, if the study file agrees with it."""
+    plan = find_plan(store, study.name, study.model.id)
+    if plan is None or plan.revision < revision:
+        return None
+    check_plan_agrees(plan, study)
+    return plan

@@ -1,0 +1,104 @@
+"""How far a sequential study has come: the looks that its store has, and the documents that are wanted next.
+
+A look is taken when all of its documents are generated and derived: its rows in the table ``looks`` say so. Everything
+else follows from these rows, so that a run that was killed anywhere goes on, and stops at the same look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from flows.plan.frozen_plan import FrozenPlan, Looks
+from log.store import Store
+from log.units.revisions import newest_revisions
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LooksTaken:
+    """The looks that were taken of a sequential study and model, under its newest plan.
+
+    Attributes:
+        plan: the plan.
+        looks: those that it has.
+        reached: the last one that was taken, 0 before the first. What it says of actions that were redone since, or
+            of documents that were revised, does not count, and is to be said again.
+        rows: what ``reached`` says, of current revisions of actions and documents.
+
+    """
+
+    plan: FrozenPlan
+    looks: Looks
+    reached: int
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def in_store(cls, store: Store, plan: FrozenPlan) -> LooksTaken | None:
+        """Read it from a store; None of a study that is not sequential."""
+        looks = plan.looks
+        if looks is None:
+            return None
+        own = [row for row in store.read("looks").to_pylist() if row["plan_sha256"] == plan.sha256]
+        own = [row for row in own if (row["study"], row["model"]) == (plan.study, plan.model)]
+        reached = max((row["look"] for row in own), default=0)
+        newest = newest_revisions(store.read("actions")) if own else {}
+        documents = store.documents_revision(plan.study, plan.model)
+
+        def is_current(row: Row) -> bool:
+            named = ((row["action"], row["action_revision"]), (row["baseline"], row["baseline_revision"]))
+            current = all(revision == newest.get((plan.study, action or ""), 0) for action, revision in named)
+            return current and row["documents_revision"] == documents
+
+        return cls(plan, looks, reached, tuple(row for row in own if row["look"] == reached and is_current(row)))
+
+    @cached_property
+    def lacking(self) -> bool:
+        """Whether the look that was taken last is to be taken again, of actions or documents that were revised."""
+        return bool(self.reached) and len(self.rows) < len(self.plan.family.endpoints)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more is wanted: every primary endpoint is resolved, or the last look was taken."""
+        whole = bool(self.reached) and not self.lacking
+        return whole and (self.reached == len(self.looks) or all(row["resolved"] for row in self.rows))
+
+    @property
+    def wanted(self) -> int:
+        """The look whose documents are wanted; the last one that was taken where the study has stopped."""
+        return self.reached + (not self.stopped and not self.lacking)
+
+    @property
+    def documents(self) -> Mapping[str, int]:
+        """How many documents of each stratum are wanted by now, the first ones of the plan's order."""
+        return self.looks.documents[self.wanted - 1]
+
+
+def wanted_by_stratum(plan: FrozenPlan, taken: LooksTaken | None) -> Mapping[str, int]:
+    """Return how many documents of each stratum a plan asks for by now; all, unless it is sequential."""
+    if taken is None:
+        return dict.fromkeys(plan.content["strata"], plan.documents_per_stratum)
+    return taken.documents
+
+
+def look_line(taken: LooksTaken) -> str:
+    """Say in a line how far a study has come, and what is resolved."""
+    count = sum(taken.looks.documents[taken.reached - 1].values()) if taken.reached else 0
+    total = sum(taken.looks.documents[-1].values())
+    line = f"look {taken.reached} of {len(taken.looks)}, {count} of {total} documents"
+    if not taken.reached:
+        return line
+    open_ones = [_named(row) for row in taken.rows if not row["resolved"]]
+    resolved = len(taken.rows) - len(open_ones)
+    line += f": {resolved} of {len(taken.plan.family.endpoints)} primary endpoints resolved"
+    if taken.lacking:
+        return f"{line}, to be taken again"
+    unresolved = f"; unresolved: {', '.join(open_ones)}" if open_ones else ""
+    return f"{line}{'; stopped' if taken.stopped else ''}{unresolved}"
+
+
+def _named(row: Row) -> str:
+    return f"{row['quantity']} of {row['action']}" + ("" if row["baseline"] is None else f" against {row['baseline']}")

@@ -1,0 +1,106 @@
+"""What was seen before a plan: its evaluation documents, here or in other studies, and units that were redone.
+
+An outcome that someone could have looked at before it was planned is no confirmation of what was planned from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from flows.plan.frozen_plan import FrozenPlan
+from generator.documents.registry import SOURCES
+from log.store import Store
+from log.units.revisions import newest_revisions
+from schema.document import Document
+from schema.study import FINITE_STATE
+
+EVALUATION = "evaluation"
+
+Trait = tuple[Any, ...]
+"""What a document shares with every document that says the same: its prompt, or its cluster."""
+
+
+@dataclass(frozen=True)
+class SeenDocuments:
+    """The evaluation documents with units, superseded ones too, of some of a store's studies."""
+
+    traits: frozenset[Trait]
+
+    @classmethod
+    def in_store(cls, store: Store, without: str | None = None) -> SeenDocuments:
+        """Read them from a store.
+
+        Args:
+            store: The store.
+            without: The name of a study that does not count.
+
+        """
+        units = store.read("units", columns=["study", "model", "doc"])
+        generated = set(zip(*(units[name].to_pylist() for name in units.column_names), strict=True))
+        seeds = {(row["study"], row["model"]): row["seed"] for row in store.read("studies").to_pylist()}
+        columns = ["study", "model", "doc", "split", "cluster", "source", "prompt_tokens", "prompt_sha256"]
+        rows = [
+            row for row in store.read("documents", columns=columns).to_pylist()
+            if row["split"] == EVALUATION and row["study"] != without
+            and (row["study"], row["model"], row["doc"]) in generated
+        ]  # fmt: skip
+        return cls(frozenset(one for row in rows for one in _traits(row, seeds.get((row["study"], row["model"])))))
+
+    @property
+    def clusters(self) -> set[str]:
+        """The clusters of those that are read from files or that another generator made."""
+        return {str(trait[1]) for trait in self.traits if trait[0] == "cluster"}
+
+    def among(self, documents: Iterable[Document], seed: int) -> list[Document]:
+        """Return those of a study's documents that were seen; ``seed`` is the study's."""
+        return [one for one in documents if not self.traits.isdisjoint(_traits(_row(one), seed))]
+
+
+def generated_documents(store: Store, study: str, model: str) -> set[str]:
+    """Return the documents of a study and model that have units, superseded ones too."""
+    units = store.read("units", columns=["study", "model", "doc"]).to_pylist()
+    units += store.units(study, model).select(["study", "model", "doc"]).to_pylist()  # rows still to be written too
+    return {row["doc"] for row in units if (row["study"], row["model"]) == (study, model)}
+
+
+def seen_actions(store: Store, plan: FrozenPlan) -> tuple[str, ...]:
+    """Return the actions of a plan whose outcomes were known before: all of a plan that is ``seen``, and redone ones.
+
+    An action counts as redone if units of evaluation documents were superseded.
+    """
+    if plan.seen:
+        return tuple(plan.actions)
+    newest = newest_revisions(store.read("actions"))
+    documents = store.read("documents", columns=["study", "model", "doc", "split"]).to_pylist()
+    evaluation = {
+        row["doc"]
+        for row in documents
+        if (row["study"], row["model"], row["split"]) == (plan.study, plan.model, EVALUATION)
+    }
+    units = store.read("units", columns=["study", "model", "doc", "action", "action_revision"]).to_pylist()
+    redone = {
+        row["action"] for row in units
+        if (row["study"], row["model"]) == (plan.study, plan.model) and row["doc"] in evaluation
+        and row["action_revision"] < newest.get((plan.study, row["action"]), 0)
+    }  # fmt: skip
+    return tuple(name for name in plan.actions if name in redone)
+
+
+def _row(document: Document) -> dict[str, Any]:
+    names = ("doc", "cluster", "source", "prompt_tokens", "prompt_sha256")
+    return {name: getattr(document, name) for name in names}
+
+
+def _traits(row: dict[str, Any], seed: int | None) -> set[Trait]:
+    """The traits of a document by which another one is the same.
+
+    A drawn document's cluster is a number in its task, which is another document under another seed.
+    """
+    found: set[Trait] = {("prompt", row["prompt_sha256"])} if row["prompt_sha256"] and row["prompt_tokens"] else set()
+    drawn = row["source"] == FINITE_STATE or (
+        row["source"] in SOURCES and bool(SOURCES[row["source"]].generated) and row["cluster"] == row["doc"]
+    )
+    found.add(("drawn", row["source"], row["cluster"], seed) if drawn else ("cluster", row["cluster"]))
+    return found

@@ -1,0 +1,201 @@
+"""What must hold of a study before anything is written, and of its log before anything is concluded from it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import pyarrow.compute as pc
+
+from flows.material import Material
+from flows.run.forecast import stored
+from flows.run.study_run import StudyRun
+from generator.finite.model import finite_model
+from generator.finite.study_systems import exact_value_rows
+from generator.generation.engine_models import engine_model
+from generator.generation.events import library_versions
+from generator.transformer.fingerprints import model_identity
+from generator.transformer.local_folders import has_local_weights, local_configuration, local_folder, model_location
+from generator.transformer.model_checks import check_model, check_placement
+from log.store import Store
+from schema.errors import ControlError, InputError, OperationError
+from schema.study import CONTROL_ACTION, FINITE_STATE, FLOOR_ACTION, Study
+from schema.tables import PLAIN
+from sql.catalog import open_views
+from stats.quantities.answers import ANSWER_QUANTITIES
+
+_SIZES = ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
+_ABSENT = "; not on this machine"
+
+
+def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
+    """Check a study file, and the model that it names, before anything is written.
+
+    Args:
+        run: the study's run.
+        served: whether endpoints generate; then it does not matter which devices are here.
+
+    Returns:
+        What could not be checked, and why.
+
+    """
+    model, unchecked = run.study.model, []
+    if model.kind == FINITE_STATE:
+        for system in finite_model(run.study).systems.values():
+            exact_value_rows(run.study.name, model.id, system)  # refuses what is too large to enumerate
+    elif model.engine is not None:
+        engine_model(run.study)  # refuses settings and weights that cannot be used
+    else:
+        device, device_map = ("cpu", None) if served else (model.device, model.device_map)
+        check_placement(model.dtype, device, device_map)
+        location = model_location(model)
+        named = local_folder(location) is None and not location.startswith(("/", "~"))
+        if run.offline and named and local_configuration(location, model.revision) is None:
+            unchecked.append(f"configuration and weights of the model, taken for '{location}' of Hugging Face{_ABSENT}")
+        elif not _has_made_units(run) and not check_model(
+            location, dtype=model.dtype, revision=model.revision, device=device, device_map=device_map
+        ):
+            here = has_local_weights(location, model.revision)
+            unchecked.append("the model; it is proven when it is loaded" if here else f"weights of the model{_ABSENT}")
+    _check_plannable(run.material)
+    if run.material.nominal:  # the material refuses the rest
+        unchecked.append(f"prompts, which need the model's tokenizer{_ABSENT}")
+    return unchecked
+
+
+def _check_plannable(material: Material) -> None:
+    """Refuse development documents that no plan can be made of."""
+    for stratum, documents in material.documents["development"].items():
+        if len({document.cluster for document in documents}) == 1:
+            raise InputError(
+                f"documents '{stratum}': all {len(documents)} development documents are of cluster "
+                f"'{documents[0].cluster}', and a plan needs two clusters; ask for more documents"
+            )
+    asked = [name for name in material.study.plan.primary if name in ANSWER_QUANTITIES]
+    if asked and not material.nominal and not any(one.answers for one in material.of_split("development")):
+        raise InputError(
+            f"plan.primary: '{asked[0]}' is of documents with answers, and no development document has any"
+        )
+
+
+def _has_made_units(run: StudyRun) -> bool:
+    """Whether units of the store were made from the very files that the model has, by the installed libraries.
+
+    Then nothing of the model can be refused. A model that is not in a folder may be another one where it comes from.
+    """
+    model, found = run.study.model, stored(run)
+    location = model_location(model)
+    if found is None or not (run.offline or local_folder(location) is not None):
+        return False
+    weights = model_identity(location, model.revision).weights_sha256
+    if weights is None:
+        return False
+    units = found.units(run.study.name, model.id)
+    made = units.filter(pc.equal(units["weights_sha256"], weights))["versions"].drop_null().unique().to_pylist()
+    installed = library_versions().items()  # whatever GPU they were made on
+    return any(installed <= json.loads(versions).items() for versions in made)
+
+
+def check_controls(store: Store, material: Material) -> int:
+    """Check that every full-retention control has delta = f = 0 exactly, by what is derived from its events.
+
+    Returns:
+        The number of controls, pairs of continuations.
+
+    """
+    own = {"study": material.study.name, "model": material.model_id, "action": CONTROL_ACTION}
+    with open_views(store) as views:
+        controls = views.rows("controls", **own).to_pylist()
+        generated = pc.sum(views.rows("units", **own, estimator=PLAIN)["replicates"]).as_py() or 0
+        for row in controls:
+            if row["moved_pairs"]:
+                pair = {**own, "doc": row["first_moved_doc"], "replicate": row["first_moved_replicate"]}
+                raise ControlError(_moved_line(pair, views.rows("steps", **pair).to_pylist()))
+    derived: int = sum(row["pairs"] for row in controls)
+    if derived < generated:
+        raise InputError(
+            f"{generated - derived} controls of study '{material.study.name}' are not derived: kvdrift derive "
+            f"{store.location}"
+        )
+    return derived
+
+
+def _moved_line(pair: dict[str, Any], steps: list[dict[str, Any]]) -> str:
+    """The error line of a control that moved, with what it did first."""
+    first = next(step for step in steps if step["delta"] or step["f"] or step["mismatch"])
+    return (
+        f"study '{pair['study']}': the full-retention control moved in document '{pair['doc']}', replicate "
+        f"{pair['replicate']} (delta {first['delta']:.3g}, f {first['f']:.3g} at position {first['t']}); it must be "
+        "exactly 0, so this device and dtype do not compute reference and compressed model alike"
+    )
+
+
+def check_equal_bytes(store: Store, material: Material) -> int:
+    """Check that actions which keep equally many entries of a document hold equal bytes (definitions, "Equal bytes").
+
+    Payload, scales, index, metadata and resident bytes are compared, as measured on the tensors. Actions that hold
+    entries in another way, such as another dtype or codec, are compared among themselves; with a codec, whose bytes
+    depend on how many entries each layer keeps, those with the same budgets. A policy whose steps may read more
+    entries than the prompt has is compared with none.
+
+    Returns:
+        The number of pairs of actions that were compared.
+
+    """
+    units = store.units(material.study.name, material.model_id)
+    units = units.filter(pc.and_(pc.equal(units["estimator"], PLAIN), pc.is_valid(units["kept_entries"])))
+    columns = [
+        "doc",
+        "action",
+        "first_replicate",
+        "replicates",
+        "prompt_entries",
+        "kept_entries",
+        "kept_sha256",
+        *_SIZES,
+    ]
+    actions = {action.name: action for action in material.actions}
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for unit in units.select(columns).to_pylist():
+        unit["scale_bytes"] = unit["scale_bytes"] or 0  # null in units of older versions, which had no scales
+        action, layers = actions.get(unit["action"]), len(unit["kept_sha256"] or ())
+        if unit["kept_entries"] == unit["prompt_entries"]:
+            if action is not None and action.policy is not None:
+                continue
+            if unit["index_bytes"]:  # units of earlier versions, which were charged one though nothing was removed
+                unit["resident_bytes"] -= unit["index_bytes"]
+                unit["index_bytes"] = 0
+        held = action and action.decides_bytes(unit["kept_entries"], unit["prompt_entries"], layers)
+        groups[unit["doc"], unit["first_replicate"], unit["replicates"], unit["kept_entries"], held].append(unit)
+    compared = 0
+    for first, *others in groups.values():
+        for other in others:
+            compared += 1
+            for size in _SIZES:
+                if first[size] != other[size]:
+                    raise OperationError(
+                        f"document '{first['doc']}': '{first['action']}' and '{other['action']}' keep "
+                        f"{first['kept_entries']} entries each, but {size} differ: {first[size]} and {other[size]}"
+                    )
+    return compared
+
+
+def floor_line(store: Store, study: Study) -> str:
+    """Return what is said of the floor; empty without an engine."""
+    if not study.model.has_floor:
+        return ""
+    with open_views(store) as views:
+        rows = views.rows("trajectories", study=study.name, model=study.model.id, action=FLOOR_ACTION).to_pylist()
+    moved = [row for row in rows if row["sum_delta"] or row["sum_f"] or row["mismatches"]]
+    if moved and engine_model(study).reference.capabilities.row_invariant:
+        first = min(moved, key=lambda row: (row["doc"], row["replicate"]))
+        raise ControlError(
+            f"study '{study.name}': the floor moved in document '{first['doc']}', replicate {first['replicate']} (sum "
+            f"of delta {first['sum_delta']:.3g}); {study.model.engine} promises that no stream depends on those beside "
+            "it, so that it must be exactly 0"
+        )
+    positions = sum(row["horizon"] for row in rows)
+    mean = sum(row["sum_delta"] for row in rows) / max(positions, 1)
+    tokens = sum(row["mismatches"] for row in rows)
+    return f"floor: mean delta {mean:.2g}, {tokens} of {positions:,} tokens differ" if moved else "floor: exactly 0"

@@ -1,0 +1,215 @@
+"""What a run of a study would do: the units that it would generate, by split, and whether anything else is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from flows.estimate.answers import answers_are_current
+from flows.estimate.current import estimates_are_current
+from flows.estimate.scores import Scoring
+from flows.generate.pending import (
+    Work,
+    pending_development,
+    pending_of_plan,
+    pending_work,
+    stored_units,
+    wanted_documents,
+)
+from flows.generate.storing import stored_gpus
+from flows.material import Material
+from flows.pages.reports import report_is_current
+from flows.plan.frozen_plan import FrozenPlan, find_plan, grown_plan
+from flows.plan.looks_taken import LooksTaken
+from flows.plan.size import NOTHING, evaluated_size, size_bounds
+from flows.run.study_run import StudyRun
+from generator.generation.events import gpu_here
+from generator.identity import GpuKinds
+from generator.transformer.local_folders import tokenizer_location
+from generator.transformer.tokenizer import text_decoder
+from log.store import Store
+from schema.errors import MissingStoreError
+from schema.tables import PLAIN
+
+
+@dataclass(frozen=True)
+class SplitForecast:
+    """What a split has and lacks.
+
+    Attributes:
+        documents: how many documents of each stratum there will be, from the fewest to the most.
+        replicates: of each document, from the fewest to the most.
+        stored: how many units of these documents are there.
+        work: what is to be generated, at most.
+
+    """
+
+    split: str
+    documents: dict[str, tuple[int, int]]
+    replicates: tuple[int, int]
+    stored: int
+    work: Work
+
+    @property
+    def bounded(self) -> bool:
+        """Whether less may be asked for: by a plan that is still to be made, or where a sequential study stops."""
+        return self.replicates[0] < self.replicates[1] or any(few < most for few, most in self.documents.values())
+
+    @property
+    def pending(self) -> Counter[str]:
+        """How many units of each action are to be generated."""
+        return Counter(unit.action.name for _, units in self.work for unit in units)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a study has and lacks.
+
+    Attributes:
+        plan: the frozen plan, None before there is one.
+        asked: the plan as the study file has it, itself unless it grows; None where one is to be made, or made anew.
+        splits: development and evaluation.
+        underived: how many stored units are still to be derived.
+        unscored: how many stored pairs are still to be scored, where the model's tokenizer is here.
+        estimated: whether the estimates are those of the present events and scores.
+        reported: whether the page is that of the present tables.
+        looked: whether a sequential study has stopped, or the study is none.
+
+    """
+
+    plan: FrozenPlan | None
+    asked: FrozenPlan | None
+    splits: tuple[SplitForecast, SplitForecast]
+    underived: int = 0
+    unscored: int = 0
+    estimated: bool = False
+    reported: bool = False
+    looked: bool = True
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing of the study is left to do."""
+        return (
+            self.plan is not None
+            and self.plan is self.asked
+            and not any(split.work for split in self.splits)
+            and not self.underived
+            and not self.unscored
+            and self.estimated
+            and self.reported
+            and self.looked
+        )
+
+
+def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
+    """Compare a study with its store, which there may not be yet.
+
+    Args:
+        run: the study's run, whose study file agrees with the store.
+        redone: names of actions whose stored units are about to be superseded.
+
+    """
+    store = stored(run)
+    plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
+    asked = None if plan is None or run.replan else grown_plan(plan, run.study)
+    units = stored_units(store, run.material)
+    splits = (
+        _development(store, run.material, redone, units), _evaluation(store, run.material, asked, redone, units)
+    )  # fmt: skip
+    if store is None:
+        return Forecast(plan, asked, splits)
+    named = run.study.name, run.study.model.id
+    scoring = Scoring.stored(store, *named)
+    return Forecast(
+        plan,
+        asked,
+        splits,
+        underived=store.all_underived().size,
+        unscored=_unscored(scoring, run),
+        estimated=estimates_are_current(store, *named) and answers_are_current(store, *named, scoring),
+        reported=report_is_current(store, run.page.parent),
+        looked=asked is None or (taken := LooksTaken.in_store(store, asked)) is None or taken.stopped,
+    )
+
+
+def _unscored(scoring: Scoring, run: StudyRun) -> int:
+    """How many stored pairs can be scored and are not."""
+    model = run.study.model
+    pairs = scoring.unscored_pairs.total()
+    return pairs if pairs and text_decoder(tokenizer_location(model), revision=model.revision) is not None else 0
+
+
+def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:
+    """Return the kinds of GPU that a study's units were made on, those of actions that are about to be redone apart."""
+    store = stored(run)
+    return GpuKinds.of_units([]) if store is None else stored_gpus(store, run.study.name, run.study.model.id, redone)
+
+
+def check_gpu_here(run: StudyRun, redone: Collection[str] = ()) -> None:
+    """Check this machine's GPU, where units are to be generated, against those that there are units of."""
+    made_on, gpu = gpus_of_units(run, redone), gpu_here(run.study.model)
+    if made_on.difference("", gpu) is not None and any(split.work for split in forecast(run, redone).splits):
+        made_on.check("this machine", gpu, run.study.model)
+
+
+def stored(run: StudyRun) -> Store | None:
+    """Return the study's store, None before there is one.
+
+    Raises:
+        InputError: there is a store of a newer version, or one that is damaged.
+
+    """
+    try:
+        return run.store
+    except MissingStoreError:
+        return None
+
+
+def _development(store: Store | None, material: Material, redone: Collection[str], units: pa.Table) -> SplitForecast:
+    replicates = material.study.plan.development_replicates
+    documents = {stratum: (len(own),) * 2 for stratum, own in material.documents["development"].items()}
+    work = pending_development(store, material, redone, units)
+    names = {document.doc for document in material.of_split("development")}
+    count = _count(units, material, names, redone)
+    return SplitForecast("development", documents, (replicates, replicates), count, work)
+
+
+def _evaluation(
+    store: Store | None, material: Material, plan: FrozenPlan | None, redone: Collection[str], units: pa.Table
+) -> SplitForecast:
+    """As the plan says or, where one is to be made, the most that it may choose."""
+    planned, strata = material.study.plan, material.documents["evaluation"]
+    available = {stratum: len(documents) for stratum, documents in strata.items()}
+    if plan is not None:
+        taken = None if store is None else LooksTaken.in_store(store, plan)
+        by_now = dict.fromkeys(available, plan.documents_per_stratum) if taken is None else taken.documents
+        at_most = (
+            by_now if taken is not None and taken.stopped else dict.fromkeys(available, plan.documents_per_stratum)
+        )
+        documents = {
+            stratum: (min(by_now[stratum], most), min(at_most[stratum], most)) for stratum, most in available.items()
+        }
+        replicates = plan.replicates, plan.replicates
+    else:
+        evaluated = NOTHING if store is None else evaluated_size(store, material)
+        replicates, per_stratum = size_bounds(material.study, evaluated)
+        documents = dict.fromkeys(available, per_stratum)
+    wanted = [document for stratum, (_, most) in documents.items() for document in strata[stratum][:most]]
+    if plan is not None and store is not None:
+        wanted = wanted_documents(store, material, plan, at_most=True)
+        work = pending_of_plan(store, material, plan, redone, units, at_most=True)
+    else:
+        branched = material.measured_actions if planned.estimator != PLAIN else ()
+        work = pending_work(store, material, wanted, replicates[1], branched, redone, units)
+    count = _count(units, material, {document.doc for document in wanted}, redone)
+    return SplitForecast("evaluation", documents, replicates, count, work)
+
+
+def _count(units: pa.Table, material: Material, names: Collection[str], redone: Collection[str]) -> int:
+    """How many of the stored units are of these documents and of actions that stay as they are."""
+    actions = {action.name for action in material.actions} - set(redone)
+    pairs = zip(units["doc"].to_pylist(), units["action"].to_pylist(), strict=True)
+    return sum(doc in names and action in actions for doc, action in pairs)

@@ -1,0 +1,100 @@
+"""Who generates and derives for a run: this process, services, or the workers of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from flows.generate.local import LocalGenerator
+from flows.generate.side_processes import SideProcesses
+from flows.generate.storing import GenerateInto, Identify, storing
+from flows.run.forecast import check_gpu_here, forecast, gpus_of_units
+from flows.run.study_run import StudyRun
+from generator.identity import GpuKinds
+from schema.errors import InputError
+from schema.progress import Progress
+from schema.study import Study
+from transforms.pipeline import run_derivation
+from transforms.segments import DerivationReport
+
+if TYPE_CHECKING:
+    from flows.cluster.address import ClusterAddress
+    from generator.service.client import ServiceAddress
+
+
+@dataclass(frozen=True)
+class Generators:
+    """Who does the work of a run.
+
+    Attributes:
+        made_by: Generates events and stores them.
+        identify: Says what makes the units.
+        get_ready: Is called with all runs and the names of actions that are redone before anything is written, where
+            something is to do.
+        derived_by: Derives what a store at a location lacks.
+        sides: Returns the processes that work beside this one, where there are some.
+        served: Whether generation goes on outside of this process, so that the devices here do not matter.
+    """
+
+    made_by: GenerateInto
+    identify: Identify
+    get_ready: Callable[[Sequence[StudyRun], Collection[str]], None]
+    derived_by: Callable[[str], DerivationReport] = run_derivation
+    sides: Callable[[], SideProcesses | None] = lambda: None
+    served: bool = True
+
+
+@contextmanager
+def generators(
+    studies: Sequence[Study],
+    addresses: Sequence[ServiceAddress],
+    cluster: ClusterAddress | None,
+    progress: Progress,
+) -> Iterator[Generators]:
+    """Give who does the work of the studies of one file: services, a cluster, or without both this process."""
+    engine = next((study.model.engine for study in studies if study.model.engine is not None), None)
+    if engine is not None and (addresses or cluster is not None):
+        raise InputError(
+            f"model.engine = '{engine}': decodes in this process; run it without --endpoint, --cluster and --gpus"
+        )
+    if addresses:
+        from generator.service.dispatch import EndpointPool  # noqa: PLC0415 - where services generate
+
+        pool = EndpointPool(addresses, studies, progress.say)
+
+        def check_endpoints(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
+            models = {run.study.model.id for run in runs}
+            pool.check(
+                {
+                    model: GpuKinds.together(gpus_of_units(run, redo) for run in runs if run.study.model.id == model)
+                    for model in models
+                }
+            )
+
+        yield Generators(storing(pool.generate), pool.identify, check_endpoints)
+    elif cluster is not None:
+        from flows.cluster.connection import Cluster  # noqa: PLC0415 - Dask may not be installed
+        from flows.cluster.derivation import derive_on  # noqa: PLC0415 - as above
+        from flows.cluster.generator import ClusterGenerator  # noqa: PLC0415 - as above
+
+        with Cluster(cluster, progress.say) as connection:
+            there = ClusterGenerator(connection)
+
+            def check_workers(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
+                there.check([(run.study, gpus_of_units(run, redo)) for run in runs])
+
+            yield Generators(there, there.identify, check_workers, partial(derive_on, connection))
+    else:
+        with closing(LocalGenerator(progress.say)) as local:
+
+            def get_ready(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
+                for run in runs:
+                    check_gpu_here(run, redo)
+                first = [run for run in runs if run.study.model == runs[0].study.model]
+                splits = [split for run in first for split in forecast(run, redo).splits]
+                local.get_ready(runs[0].study, [item for split in splits for item in split.work])
+
+            yield Generators(storing(local), local.identify, get_ready, sides=lambda: local.sides, served=False)

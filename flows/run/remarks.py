@@ -1,0 +1,129 @@
+"""What a run says of its study file at once: what it leaves out, and what it asks for to no purpose."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from flows.material import Material
+from flows.plan.making import primary_endpoints
+from flows.run.study_run import StudyRun
+from generator.actions import Action
+from generator.documents.registry import left_out
+from generator.transformer.configuration import absent_eos_tokens
+from generator.transformer.local_folders import model_location
+from schema.document import Document
+from schema.study import FINITE_STATE, FIXED, Study
+
+_DRAWS_BEYOND = 50
+
+
+def remarks(runs: Sequence[StudyRun]) -> list[str]:
+    """Return a line on each thing that the studies of one file do otherwise than one may have meant.
+
+    Args:
+        runs: A run of each study, one to a model and law, which can be done.
+    """
+    lines = left_out(runs[0].study.documents)
+    for run in runs:
+        lines += _absent_eos_tokens(run.study)
+        lines += _equal_replicates(run.study)
+        lines += _unreached_bounds(run.study)
+        lines += _whole_caches(run.material)
+        lines += _equal_prompts(run.material)
+        lines += _single_clusters(run.material)
+    return list(dict.fromkeys(lines))
+
+
+def _absent_eos_tokens(study: Study) -> Iterator[str]:
+    """Name EOS tokens that a model's vocabulary lacks."""
+    if study.model.kind == FINITE_STATE or study.model.engine is not None:
+        return
+    absent, others = absent_eos_tokens(model_location(study.model), study.model.revision)
+    if absent:
+        which = f"EOS token{'s' if absent[1:] else ''} {', '.join(map(str, absent))}"
+        yield (
+            f"model.id = '{study.model.id}': {which} of its configuration {'are' if absent[1:] else 'is'} not in its "
+            f"vocabulary (vocab_size), and {'nothing ends there' if others else 'no continuation ends'}"
+        )
+
+
+def _whole_caches(material: Material) -> Iterator[str]:
+    """Name actions whose number of entries is that of the whole cache, so that they do nothing to some prompts."""
+    documents = _documents(material)
+    for action in material.actions:
+        if action.retention.rule is not None and action.codec is None:
+            whole = [one for one in documents if _is_whole(action, one.prompt_tokens, material.study.study.horizon)]
+            strata = ", ".join(dict.fromkeys(document.stratum for document in whole))
+            if whole:
+                yield (
+                    f"action '{action.name}': keep = {action.retention} is the whole cache of {len(whole)} of "
+                    f"{len(documents)} documents ({strata}), where nothing can differ"
+                )
+
+
+def _is_whole(action: Action, entries: int, horizon: int) -> bool:
+    if action.policy is not None:
+        return action.budget(entries, horizon) is None
+    return action.retention.kept(entries) == entries
+
+
+def _equal_replicates(study: Study) -> Iterator[str]:
+    """Say that replicates are equal, or nearly always are, where the study file asks for several."""
+    asked, law = study.plan.replicates, study.law
+    if law.greedy and asked != "auto" and asked > 1:
+        yield (
+            f"plan.replicates = {asked}: a plan of study '{study.name}' takes 1, since at temperature 0 all replicates "
+            "of a document are the same"
+        )
+    elif law.top_k == 1 and asked != 1:
+        yield (
+            f"study.top_k = 1: leaves the most probable token of study '{study.name}', and others where logits are "
+            "equal; temperature = 0 takes the first of these, and one replicate"
+        )
+
+
+def _unreached_bounds(study: Study) -> Iterator[str]:
+    """Name bounds of the plan that nothing reaches."""
+    planned, available = study.plan, min(section.evaluation for section in study.documents)
+    if planned.documents == "auto" and planned.documents_at_least > available:
+        yield (
+            f"plan.documents_at_least = {planned.documents_at_least}: a stratum has only {available} evaluation "
+            f"documents, so that N is {available}"
+        )
+    tail = planned.alpha / (planned.family_size or len(primary_endpoints(study))) / 2
+    if planned.stopping == FIXED and planned.draws * tail < 1:
+        yield (
+            f"plan.draws = {planned.draws}: fewer than one draw lies beyond an end of a primary interval, which may be "
+            f"too narrow; {round(_DRAWS_BEYOND / tail):,} draws have {_DRAWS_BEYOND} there"
+        )
+
+
+def _equal_prompts(material: Material) -> Iterator[str]:
+    """Name documents of equal prompts, which intervals take for independent."""
+    same = defaultdict[tuple[int, ...], list[Document]](list)
+    for document in _documents(material):
+        if document.tokens and document.stratum not in material.nominal:
+            same[document.tokens].append(document)
+    repeated = [own for own in same.values() if len({document.cluster for document in own}) > 1]
+    if repeated:
+        first, second = next((one, other) for one, *rest in repeated for other in rest if one.cluster != other.cluster)
+        yield (
+            f"{sum(map(len, repeated))} documents share {len(repeated)} {'prompt' if len(repeated) == 1 else 'prompts'}"
+            f", such as '{first.doc}' and '{second.doc}', and intervals take them for independent; give those of one "
+            "prompt one cluster, or leave out all but one"
+        )
+
+
+def _single_clusters(material: Material) -> Iterator[str]:
+    """Name strata whose evaluation documents depend on each other, or are one."""
+    planned = material.study.plan.documents
+    for stratum, documents in material.documents["evaluation"].items():
+        taken = documents if planned == "auto" else documents[:planned]
+        if len({document.cluster for document in taken}) == 1:
+            what = "one evaluation document" if len(taken) == 1 else f"{len(taken)} evaluation documents of one cluster"
+            yield f"stratum '{stratum}': a plan takes {what}, of which there is no interval"
+
+
+def _documents(material: Material) -> list[Document]:
+    return [document for split in material.documents for document in material.of_split(split)]

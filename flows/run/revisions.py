@@ -1,0 +1,131 @@
+"""Superseding an action's units: by new ones of the same study, or by none.
+
+Nothing is deleted. A new row of ``actions`` makes the units of earlier revisions superseded at once, in all views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flows.generate.stored_material import stored_identities
+from flows.pages.reports import reported_revisions
+from flows.plan.frozen_plan import find_plan
+from flows.run.forecast import forecast
+from flows.run.study_run import StudyRun
+from generator.actions import Action
+from generator.identity import changes
+from log.store import Store
+from log.units.kept_sets import COMPARED, unlike_units
+from log.units.revisions import current_actions, newest_revisions
+from schema.errors import InputError, PlanError, nearest
+from schema.tables import ACTIONS
+
+
+def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
+    """Begin a new revision of actions, unless the present one was begun with the same identity and not reported yet.
+
+    So the same call after a kill goes on with the revision that it began, which is said. An action that the store does
+    not have is left to the run.
+
+    Args:
+        runs: The runs of one study file.
+        names: The actions.
+
+    """
+    rows = begun_revisions(runs, names)
+    begun = {(row["study"], row["action"]) for row in rows}
+    stored = runs[0].store.read("actions")
+    for run in {run.study.name: run for run in runs}.values():
+        there = current_actions(stored, run.study.name)
+        for name in dict.fromkeys(names):
+            if name in there and (run.study.name, name) not in begun:
+                revision = there[name]["action_revision"]
+                run.say(f"--redo {name}: revision {revision} was begun and has no reported result yet; it goes on")
+    runs[0].store.append_rows("actions", pa.Table.from_pylist(rows, schema=ACTIONS.schema))
+
+
+def begun_revisions(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of ``actions`` that ``redo_actions`` would append."""
+    actions = {action.name: action for action in runs[0].material.actions}
+    for name in names:
+        if name not in actions:
+            raise InputError(f"--redo {name}: no such action in the study file; {nearest(name, actions)}")
+    studies = dict.fromkeys(run.study.name for run in runs)
+    return [row for study in studies for row in _begun([run for run in runs if run.study.name == study], names)]
+
+
+def _begun(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of one study, whose runs are one to a model."""
+    study, actions = runs[0].study.name, {action.name: action for action in runs[0].material.actions}
+    store = runs[0].store
+    stored = store.read("actions")
+    there, newest = current_actions(stored, study), newest_revisions(stored)
+    rows = []
+    for name in dict.fromkeys(names):
+        if name not in there:
+            continue
+        asked = actions[name].row(study, prespecified=there[name]["prespecified"], revision=newest[study, name])
+        if asked == there[name] and newest[study, name] and _can_go_on(runs, actions[name], newest[study, name]):
+            continue
+        rows.append(asked | {"action_revision": newest[study, name] + 1})
+    return rows
+
+
+def _can_go_on(runs: Sequence[StudyRun], action: Action, revision: int) -> bool:
+    """Whether a revision was begun with the present identity, and its result was not reported yet.
+
+    A revision whose units keep unlike entries cannot go on.
+    """
+    for run in runs:
+        units = run.store.units(run.study.name, run.study.model.id, COMPARED)
+        if any(unlike_units(units.filter(pc.equal(units["action"], action.name)).to_pylist())):
+            return False
+        stored = stored_identities(run.store, run.study.name, run.study.model.id).get((action.name, revision))
+        if stored is not None and changes(stored, run.identity(action)):
+            return False
+    return not all(_is_reported(run, action, revision) for run in runs)
+
+
+def _is_reported(run: StudyRun, action: Action, revision: int) -> bool:
+    """Whether a page was written with estimates of a revision; of a control, which has none, if all is reported."""
+    return reported_revisions(run.page.parent).get(action.name, -1) >= revision or forecast(run).finished
+
+
+def drop_action(store: Store, name: str, study: str | None = None) -> int:
+    """Drop an action: its units stay in the log and no view shows them.
+
+    Args:
+        store: The store.
+        name: The action.
+        study: The study whose action it is; needed where several studies have one of this name.
+
+    Returns:
+        The number of units that are superseded.
+
+    """
+    stored = store.read("actions")
+    studies = sorted({row["study"] for row in stored.to_pylist()} if study is None else {study})
+    having = {one: rows[name] for one in studies if name in (rows := current_actions(stored, one))}
+    if not having:
+        known = sorted({action for one in studies for action in current_actions(stored, one)})
+        raise InputError(f"{store.location}: no action '{name}'; {nearest(name, known)}")
+    if len(having) > 1:
+        raise InputError(f"action '{name}' is in the studies {', '.join(having)}: name one with --study")
+    ((own, row),) = having.items()
+    if row["control"]:
+        raise PlanError(f"action '{name}' is the full-retention control, which every study has")
+    units = store.units(own)
+    for model in sorted(set(units["model"].to_pylist())):
+        plan = find_plan(store, own, model)
+        if plan is not None and name in plan.actions:
+            raise PlanError(
+                f"action '{name}' is in the frozen plan of study '{own}', and what was planned is reported; "
+                f"kvdrift run STUDY.toml --redo {name} generates it anew"
+            )
+    dropped = row | {"action_revision": row["action_revision"] + 1, "dropped": True}
+    store.append_rows("actions", pa.Table.from_pylist([dropped], schema=ACTIONS.schema))
+    return len(units.filter(pc.equal(units["action"], name)))

@@ -1,0 +1,258 @@
+"""The stages of a study, in their order, as plain functions of its run: each does what is left of it, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flows.estimate.answers import replicate_answers
+from flows.estimate.estimation import replicate_moments
+from flows.estimate.parts import Runner, one_by_one
+from flows.estimate.scores import score_stored
+from flows.estimate.stored import analyze_stored
+from flows.estimate.taking_looks import take_look
+from flows.generate.laws import of_all_laws
+from flows.generate.pending import Work, pending_development, pending_evaluation
+from flows.generate.prompts import record_prompts
+from flows.generate.stored_material import record_identities, record_material
+from flows.generate.storing import generate
+from flows.generate.tokens import record_tokens
+from flows.pages.reports import report_is_current, write_report
+from flows.plan.freezing import decides_the_same, freeze_plan
+from flows.plan.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences, require_plan
+from flows.plan.looks_taken import LooksTaken, look_line
+from flows.plan.making import make_plan
+from flows.plan.size import evaluated_size
+from flows.run.checks import check_controls, check_equal_bytes, floor_line
+from flows.run.comparison import check_agrees
+from flows.run.forecast import forecast, stored
+from flows.run.study_run import StudyRun
+from generator.transformer.local_folders import tokenizer_location
+from generator.transformer.tokenizer import token_reader
+from log.checked_files import WEEK
+from log.store import Store
+from schema.frozen_text import with_measured
+from schema.study import FINITE_STATE, POOLED, Study
+from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
+from sql.materialization import materialize_moments
+from stats.ends import STUDENTIZED
+from stats.reduction.saving import saving
+
+
+def prepare(run: StudyRun, *, compared: bool = False) -> None:
+    """Make the store, and write documents, actions and parameters to it.
+
+    Args:
+        run: the study's run.
+        compared: whether the study file was held against the store just now.
+
+    """
+    store = Store.create(run.location)
+    if not compared:
+        check_agrees(run)
+    plan = find_plan(store, run.study.name, run.study.model.id)
+    record_material(store, run.material, None if plan is None or run.replan else plan.actions)
+    record_identities(store, run.material, run.whole_identity)
+    if run.study.study.store_prompts and run.study.model.kind != FINITE_STATE:
+        record_prompts(store, run.material)
+
+
+def develop(*runs: StudyRun) -> int:
+    """Generate what the development documents lack, as far as the runs' limit allows; return the number of new units.
+
+    Args:
+        runs: the run of a study, or those of several laws of one model.
+
+    """
+    return _generate(runs, [pending_development(run.store, run.material) for run in runs], "development documents")
+
+
+def derive(run: StudyRun) -> int:
+    """Derive what is not derived yet; return the number of new units."""
+    done = run.derived_by(run.location).units
+    if done:
+        run.progress.say(f"derived {done} new units")
+        materialize_moments(run.store)
+    return done
+
+
+def score(run: StudyRun) -> int:
+    """Score the pairs of documents with answers that are not scored yet; return how many.
+
+    The texts of the model's tokens are recorded too. Where its tokenizer cannot be loaded, one line says so of each.
+    """
+    model = run.study.model
+    if model.kind == FINITE_STATE:
+        return 0
+    store, study, place = run.store, run.study.name, tokenizer_location(model)
+    record_tokens(store, study, model.id, revision=model.revision, location=place, progress=run.own_progress)
+    done = score_stored(store, study, model.id, revision=model.revision, location=place, progress=run.own_progress)
+    if done:
+        run.say(f"scored {done} pairs against their documents' answers")
+    return done
+
+
+def plan(run: StudyRun) -> str:
+    """Freeze the plan, made from the development documents, unless it is frozen as the study file has it.
+
+    Where the study file asks for a larger K or N, or the run plans anew, a later revision is frozen.
+
+    Returns:
+        The hash of the plan.
+
+    Raises:
+        PlanError: evaluation events exist though no plan does, or the plan that is there disagrees with the study file.
+
+    """
+    study, model = run.study.name, run.study.model.id
+    before = find_plan(run.store, study, model)
+    grown = None if before is None or run.replan else grown_plan(before, run.study)
+    if before is not None and grown is before:
+        return before.sha256
+    with open_views(run.store, checked_within=WEEK) as views:
+        version = run.store.data_version("events", views.versions["events"])
+        units = views.rows("units", study=study, model=model)
+        development = replicate_moments(views, study, model, "development")
+        answers = replicate_answers(views, study, model, "development", development.windows)
+        efficiency = branching_efficiency(views, study, model, "development")
+    names = [document.doc for document in run.material.of_split("development")]
+    units = units.filter(pc.is_in(units["doc"], value_set=pa.array(names)))
+    evaluated = evaluated_size(run.store, run.material)
+    interval = STUDENTIZED if before is None else before.interval
+    content = make_plan(
+        run.material, development, units, efficiency, answers, grown=grown, evaluated=evaluated, interval=interval
+    )
+    if before is not None and decides_the_same(before.content, content):
+        run.say(f"plan {before.sha256[:12]} stands: planning anew decides the same")
+        return before.sha256
+    frozen = freeze_plan(run.store, run.material, content, version, before)
+    run.say(_frozen_line(frozen, before, run.study))
+    return frozen.sha256
+
+
+def evaluate(*runs: StudyRun) -> int:
+    """Generate what the plan asks of the evaluation documents, as far as the limit allows; return the number of units.
+
+    Args:
+        runs: the run of a study, or those of several laws of one model, each with its plan.
+
+    """
+    return _generate(runs, [pending_evaluation(run.store, run.material) for run in runs], "evaluation documents")
+
+
+def check(run: StudyRun) -> None:
+    """Check what must hold before anything is concluded: controls exactly 0, equal bytes at equal retention.
+
+    Raises:
+        ControlError: a full-retention control has delta or f other than 0.
+        OperationError: two actions keep equally many entries in unequal bytes.
+
+    """
+    controls = check_controls(run.store, run.material)
+    pairs = check_equal_bytes(run.store, run.material)
+    exact = floor_line(run.store, run.study) or f"{controls} full-retention controls exactly 0"
+    run.say(f"{exact}; {pairs} pairs of equal retention hold equal bytes")
+
+
+def look(run: StudyRun) -> bool:
+    """Take the look of a sequential study whose documents are all there; whether another one is to follow."""
+    plan = require_plan(run.store, run.study)
+    taken = LooksTaken.in_store(run.store, plan)
+    if taken is None or taken.stopped:
+        return False
+    with open_views(run.store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
+        taken = take_look(run.store, views, plan)
+    run.say(look_line(taken))
+    return not taken.stopped
+
+
+def analyze(run: StudyRun, estimate: Runner = one_by_one) -> int:
+    """Estimate the evaluation documents unless that is done for the present events; return the number of estimates.
+
+    Args:
+        run: the study's run.
+        estimate: estimates the parts of an analysis.
+
+    """
+    return analyze_stored(run.store, run.study.name, run.study.model.id, estimate, run.own_progress)
+
+
+def report(run: StudyRun, beside: Path | None = None) -> Path:
+    """Write the report unless it is there for the present tables; return the path of its page.
+
+    Args:
+        run: the study's run.
+        beside: the page that will have this study and those of other temperatures side by side.
+
+    """
+    page = run.page
+    if not report_is_current(run.store, page.parent):
+        model = run.study.model
+        text = None if model.kind == FINITE_STATE else token_reader(tokenizer_location(model), revision=model.revision)
+        write_report(
+            run.store, run.study.name, model.id, page.parent,
+            token_text=text, progress=run.own_progress, sides=run.sides(), beside=beside,
+        )  # fmt: skip
+    return page
+
+
+def keep_up(run: StudyRun) -> None:
+    """Put many small files together, and write the catalogue; it is done once, at the end of a run.
+
+    Raises:
+        InputError: the store cannot be written.
+
+    """
+    if run.compacts:
+        run.store.gather()
+    refresh_catalog(run.store)
+
+
+def is_planned(run: StudyRun) -> bool:
+    """Whether the study's plan is frozen, as the study file has it, and is not to be made anew."""
+    store = stored(run)
+    plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
+    return plan is not None and not run.replan and grown_plan(plan, run.study) is plan
+
+
+def is_finished(run: StudyRun) -> bool:
+    """Whether nothing of the study is left to do: units, derivation, estimates and report are all there."""
+    return forecast(run).finished
+
+
+def branching_efficiency(views: Views, study: str, model: str, split: str) -> dict[str, float | None]:
+    """Return the efficiency in seconds of residual branching by action, pooled; None where it is undefined."""
+    rows = views.rows("swrb_efficiency", study=study, model=model, split=split, stratum=POOLED)
+    return dict(zip(rows["action"].to_pylist(), rows["efficiency_in_seconds"].to_pylist(), strict=True))
+
+
+def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> str:
+    """What is said of a plan that was frozen, and of the one that it is a later revision of."""
+    frozen, reason = f"plan {plan.sha256[:12]} frozen", plan.content["reason"]
+    k, n = f"K = {plan.replicates} replicates", f"N = {plan.documents_per_stratum} documents per stratum"
+    saved = saving(with_measured(plan.content))
+    reason += f"; {saved}" if saved else ""
+    if before is None:
+        return f"{frozen}: {k}, {n}; {reason}"
+    changed = "".join(f", {one.what} = {one.asked} (was {one.before})" for one in plan_differences(before, study))
+    sizes = f"{k} (was {before.replicates}), {n} (was {before.documents_per_stratum})"
+    seen = f", planned after {plan.evaluated} evaluation documents were seen" if plan.evaluated else ""
+    return f"{frozen}, revision {plan.revision}{changed}: {sizes}{seen}; {reason}"
+
+
+def _generate(runs: Sequence[StudyRun], lacking: Sequence[Work], stage: str) -> int:
+    """Generate what several laws of a model lack: of a document from one prefill, but systems have none."""
+    having = [(run, work) for run, work in zip(runs, lacking, strict=True) if work]
+    if len(having) > 1 and not runs[0].study.model.finite:
+        (first, _), *others = having
+        progress = first.progress_with([run for run, _ in others], all_laws=len(having) == len(runs))
+        parts = [(first, of_all_laws([(run.study, work) for run, work in having]), progress)]
+    else:
+        parts = [(run, work, run.own_progress) for run, work in having]
+    return sum(
+        generate(run.store, run.study, run.limit.take(run.study.model.id, work), run.made_by, stage, progress)
+        for run, work, progress in parts
+    )

@@ -1,0 +1,73 @@
+"""The run of a study file: its studies, one to a model and law, from their documents to their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.cluster.address import ClusterAddress
+from flows.material import SharedMaterial
+from flows.orchestration.page import FlowRunPage
+from flows.run.checks import check_study
+from flows.run.generators import generators
+from flows.run.options import default_location
+from flows.run.remarks import remarks
+from flows.run.study_flow import Outcome, run_studies
+from flows.run.study_run import DocumentLimit, StudyRun
+from generator.service.client import ServiceAddress
+from schema.location import absolute
+from schema.progress import Progress
+from schema.study import Study
+
+
+def run_file(
+    studies: Sequence[Study],
+    store: str | Path | None,
+    addresses: Sequence[ServiceAddress],
+    progress: Progress,
+    limit: int | None = None,
+    redo: Sequence[str] = (),
+    *,
+    plan_only: bool = False,
+    replan: bool = False,
+    cluster: ClusterAddress | None = None,
+    compacts: bool = True,
+) -> Outcome:
+    """Run the studies of one file, one to a model and law.
+
+    Without ``addresses`` of services or a ``cluster`` this process generates. The run stops where it has generated
+    ``limit`` documents, and with ``plan_only`` where the plans are frozen. The units of the actions ``redo`` are
+    superseded first, and with ``replan`` the plans are made anew. At its end the run puts small files together, unless
+    ``compacts`` is False. Where ``progress`` is the open page of a flow run,
+    the stages are tasks of that run.
+
+    Raises:
+        InputError: the study file, the store, a service or a worker is not as it must be.
+        OperationError: the work failed.
+
+    """
+    location = absolute(store if store is not None else default_location(studies))
+    shared, gathered = DocumentLimit(limit), SharedMaterial()
+    page = progress if isinstance(progress, FlowRunPage) else FlowRunPage(progress)
+    with generators(studies, addresses, cluster, page) as by:
+        runs = [
+            StudyRun(
+                study,
+                location,
+                by.made_by,
+                page,
+                shared,
+                by.identify,
+                by.derived_by,
+                by.sides,
+                replan=replan,
+                gathered=gathered,
+                compacts=compacts,
+            )
+            for study in studies
+        ]
+        for one in runs:
+            check_study(one, served=by.served)
+        for line in remarks(runs):
+            page.say(line)
+        return run_studies(runs, lambda: by.get_ready(runs, redo), redo, plan_only=plan_only, page=page)

@@ -1,0 +1,283 @@
+"""Running the studies of a file: the Prefect flow development -> plan -> evaluation -> estimates -> report.
+
+Tasks are coarse and wrap plain functions; each asks the store what is left to do, so a flow that was killed anywhere
+goes on where it stopped. The parts of an analysis are tasks of their own, ``ABREAST`` at once and in threads: numpy
+releases the interpreter's lock where it multiplies and sorts, and processes would each need the moments again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from flows.estimate.parts import AnalysisPart, estimate_part
+from flows.orchestration.page import FlowRunPage
+from flows.orchestration.retries import retried
+from flows.orchestration.server import orchestration
+from flows.pages.reports import report_is_current
+from flows.run import stages
+from flows.run.comparison import check_agrees
+from flows.run.laws_page import compare_laws, laws_are_compared, laws_folder
+from flows.run.revisions import begun_revisions, redo_actions
+from flows.run.study_run import StudyRun
+from schema.location import is_local
+from schema.locking import run_alone
+from schema.study import FIXED, Study
+from stats.intervals import Estimates
+
+FLOW = "kvdrift study"
+ABREAST = max(2, min(os.cpu_count() or 2, 4))  # not more, for memory: a part's draws take up to 400 MB
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        location: the store.
+        pages: the report of each model; none where the limit stopped the run before.
+        documents_left: how many documents the limit leaves to generate.
+        did_something: False where everything was there.
+
+    """
+
+    location: str
+    pages: list[Path]
+    documents_left: int
+    did_something: bool
+
+
+def run_studies(
+    runs: Sequence[StudyRun],
+    before: Callable[[], None] | None = None,
+    redo: Sequence[str] = (),
+    *,
+    plan_only: bool = False,
+    page: FlowRunPage | None = None,
+) -> Outcome:
+    """Run the studies of one file, one to a model and law, to their reports, or find them finished.
+
+    Args:
+        runs: a run of each study, all of one store.
+        before: is called before anything is written, unless nothing is left to do.
+        redo: names of actions whose units are superseded and generated anew.
+        plan_only: stop when the plans are frozen; the outcome has no pages then.
+        page: shows the run where a Prefect server of the user's does. One that is open already is that of the flow run
+            that this is called in: the stages are its tasks, and are tried again where that may help.
+
+    """
+    location = runs[0].location
+    growth = _growth(runs, redo)
+    planned = plan_only and all(map(stages.is_planned, runs))
+    if planned and not redo:
+        return Outcome(location, [], 0, did_something=False)
+    if not (growth or redo) and _is_finished(runs):
+        return Outcome(location, _pages(runs), 0, did_something=False)
+    if redo:
+        begun_revisions(runs, redo)  # refuses what cannot be redone
+    if before is not None:
+        before()
+    if redo:
+        redo_actions(runs, redo)
+    if planned:
+        return Outcome(location, [], 0, did_something=False)
+    for run in runs:
+        stages.prepare(run, compared=True)  # before the orchestration starts: what cannot be done is said at once
+    page = page or FlowRunPage()
+    with run_alone(location, runs[0].progress.say):
+        if page.is_open:
+            return _through_stages(runs, page, plan_only=plan_only, scheduled=True)
+        with orchestration((Path(location) if is_local(location) else Path.home()) / ".prefect") as shown:
+            return _run_flow(runs, page if shown else None, plan_only=plan_only)
+
+
+def _is_finished(runs: Sequence[StudyRun]) -> bool:
+    """Whether nothing of the studies of a file is left to do."""
+    return all(map(stages.is_finished, runs)) and all(map(laws_are_compared, _several_laws(runs)))
+
+
+def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
+    """Say what study files ask for more than the store has; whether that is anything."""
+    growth = False
+    for run in runs:
+        for difference in check_agrees(run, redo):
+            growth = True
+            if not difference.planned:  # what grows in the plan is said when it is frozen
+                run.say(str(difference))
+    return growth
+
+
+def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
+    """Estimate the parts of an analysis as tasks of the running flow, which all begin; yield them in their order."""
+    futures = _task(estimate_part).map(parts)
+    return (future.result() for future in futures)
+
+
+def _task(function: Callable[..., Any], **options: Any) -> Any:
+    """A stage as a task. What it did is in the store: Prefect's cache would skip the second derivation of a flow."""
+    from prefect import task  # noqa: PLC0415 - once the orchestration has set Prefect's environment
+    from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
+
+    name = function.__name__.removeprefix("_")
+    return task(name=name, cache_policy=NO_CACHE, persist_result=False, **options)(function)
+
+
+def _stage(function: Callable[..., object], idle: str, **options: Any) -> Any:
+    """A stage as a task; one that had nothing to do, and returns 0, ends in a state "Skipped" that says why.
+
+    The state is Prefect's own Completed under another name: to whatever waits for the task, it has succeeded.
+    """
+    from prefect.states import Completed  # noqa: PLC0415
+
+    @wraps(function)
+    def stage(*given: Any) -> object:
+        done = function(*given)
+        return done or Completed(name="Skipped", message=idle)
+
+    return _task(stage, **options)
+
+
+def _plan(run: StudyRun) -> bool:
+    """Freeze the plan; whether that was to be done."""
+    frozen = stages.is_planned(run)
+    stages.plan(run)
+    return not frozen
+
+
+def _analyze(run: StudyRun) -> int:
+    return stages.analyze(run, estimate_in_tasks)
+
+
+def _report(run: StudyRun, beside: Path | None) -> bool:
+    """Write the report; whether that was to be done."""
+    current = report_is_current(run.store, run.page.parent)
+    stages.report(run, beside)
+    return not current
+
+
+def _compare(*runs: StudyRun) -> bool:
+    """Write the page that has several laws side by side; whether that was to be done."""
+    return compare_laws(runs)
+
+
+def _take_looks(
+    laws: Sequence[StudyRun], evaluate: Any, derive: Any, after: Sequence[Callable[[StudyRun], object]], look: Any
+) -> None:
+    """Evaluate until sequential studies stop, or what there is of others in one go."""
+    while True:
+        evaluate(*laws)
+        derive(laws[0])
+        for run in laws:
+            for stage in after:
+                stage(run)
+        if laws[0].limit.left_over or laws[0].study.plan.stopping == FIXED:
+            return
+        more = [look(run) for run in laws]
+        if not any(more):
+            return
+
+
+def _run_flow(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool) -> Outcome:
+    """Run the stages in a flow of their own; ``page`` shows it on the user's server."""
+    from prefect import flow, tags  # noqa: PLC0415
+    from prefect.task_runners import ThreadPoolTaskRunner  # noqa: PLC0415
+
+    name, models = runs[0].study.name_in_file, list(dict.fromkeys(run.study.model.id for run in runs))
+    threads: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # its type is not the one that flows declare
+
+    def flow_run_name() -> str:  # a text would be a template, and names may have braces
+        return run_name([run.study for run in runs])
+
+    @flow(name=FLOW, flow_run_name=flow_run_name, task_runner=threads, persist_result=False)
+    def study_flow(study: str, models: list[str], store: str) -> Outcome:  # noqa: ARG001 - Prefect shows them
+        if page is not None:
+            page.open(study)
+        return _through_stages(runs, page, plan_only=plan_only, scheduled=False)
+
+    with tags("kvdrift", name, *models):
+        outcome: Outcome = study_flow(name, models, runs[0].location)
+    return outcome
+
+
+def run_name(studies: Sequence[Study]) -> str:
+    """Return what a flow run of the studies of one file is called."""
+    return f"{studies[0].name_in_file}, {', '.join(dict.fromkeys(study.model.id for study in studies))}"
+
+
+def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool, scheduled: bool) -> Outcome:
+    """Take the studies through their stages, as tasks of the running flow."""
+    again = retried() if scheduled else {}
+    develop = _stage(stages.develop, "the development documents have all of their units", **again)
+    derive = _stage(stages.derive, "all units are derived", **again)
+    score = _stage(
+        stages.score, "all pairs of documents with answers are scored, or their tokenizer is not here", **again
+    )
+    plan = _stage(_plan, "the plan is frozen", **again)
+    evaluate = _stage(stages.evaluate, "the evaluation documents have all units that the plan asks for", **again)
+    check, look, keep_up = _task(stages.check), _task(stages.look, **again), _task(stages.keep_up, **again)
+    analyze = _stage(_analyze, "the estimates are those of the present moments", **again)
+    report = _stage(_report, "the page is that of the present tables", **again)
+    compare = _stage(_compare, "the page is that of the present tables", **again)
+    for laws in _by_model(runs):
+        _develop(laws, develop, derive, score, plan_only=plan_only)
+        if not laws[0].limit.left_over:
+            for run in laws:  # before the evaluation of any, which the plans of the others would have seen
+                plan(run)
+        if not (laws[0].limit.left_over or plan_only):
+            _take_looks(laws, evaluate, derive, (score, check), look)
+    store, left = runs[0].location, runs[0].limit.left_over
+    if not (left or plan_only):
+        # Estimates and reports record the version of all events: every model's events come first.
+        for run in runs:
+            analyze(run)
+    keep_up(runs[0])
+    if left or plan_only:
+        return Outcome(store, [], left, did_something=True)
+    for run in runs:
+        report(run, _page_beside(run, runs))
+    for laws in _several_laws(runs):
+        compare(*laws)
+    return Outcome(store, _shown_pages(runs, page), 0, did_something=True)
+
+
+def _develop(laws: Sequence[StudyRun], develop: Any, derive: Any, score: Any, *, plan_only: bool) -> None:
+    """Generate development documents, and derive them where that is not done once with the evaluation documents."""
+    develop(*laws)
+    if laws[0].limit.left_over or plan_only or not all(map(stages.is_planned, laws)):
+        derive(laws[0])
+        for run in laws:
+            score(run)
+
+
+def _by_model(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
+    """The runs of each model, which has one for each law that its tokens are drawn by."""
+    models = dict.fromkeys(run.study.model.id for run in runs)
+    return [[run for run in runs if run.study.model.id == model] for model in models]
+
+
+def _several_laws(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
+    """The runs of each model that has several laws."""
+    return [laws for laws in _by_model(runs) if len(laws) > 1]
+
+
+def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
+    """The page that will have a run's law beside the others of its model; None where it is the only one."""
+    laws = [other for other in runs if other.study.model.id == run.study.model.id]
+    return laws_folder(laws) / "index.html" if len(laws) > 1 else None
+
+
+def _shown_pages(runs: Sequence[StudyRun], page: FlowRunPage | None) -> list[Path]:
+    """The report of each study, after the flow run's page shows what they found."""
+    if page is not None:
+        for run in runs:
+            page.publish(run.store, run.study.name, run.study.model.id, run.page)
+    return _pages(runs)
+
+
+def _pages(runs: Sequence[StudyRun]) -> list[Path]:
+    """The report of each study, and of the laws of each model side by side where there are several."""
+    return [*(run.page for run in runs), *(laws_folder(laws) / "index.html" for laws in _several_laws(runs))]

@@ -1,0 +1,168 @@
+"""A run of one study: what all of its stages share, made once and handed down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from flows.generate.local import LocalGenerator
+from flows.generate.pending import Work
+from flows.generate.side_processes import SideProcesses
+from flows.generate.storing import GenerateInto, Identify
+from flows.material import Material, gather_material
+from flows.pages.reports import report_folder
+from flows.plan.stored_documents import held_documents
+from generator.actions import Action
+from generator.documents.held import NOTHING_HELD
+from generator.identity import ActionIdentity
+from log.store import Store
+from schema.errors import MissingStoreError
+from schema.progress import SILENT, NamedProgress, Progress
+from schema.study import Study
+from transforms.pipeline import run_derivation
+from transforms.segments import DerivationReport
+
+
+class DocumentLimit:
+    """How many documents may still be generated, shared by the studies of a file; None is no limit.
+
+    A document that was granted is granted again: a stage that failed and is tried again counts none twice.
+    """
+
+    def __init__(self, documents: int | None = None) -> None:
+        self._documents = documents
+        self._granted: set[tuple[str, str]] = set()
+        self._kept_back: set[tuple[str, str]] = set()
+
+    @property
+    def left_over(self) -> int:
+        """How many documents the limit has kept from being generated."""
+        return len(self._kept_back)
+
+    def take(self, model: str, work: Work) -> Work:
+        """Return as much of a model's work as the limit allows, and count it."""
+        taken = []
+        for document, pending in work:
+            key = (model, document.doc)
+            if key in self._granted or self._documents is None or len(self._granted) < self._documents:
+                self._granted.add(key)
+                self._kept_back.discard(key)
+                taken.append((document, pending))
+            else:
+                self._kept_back.add(key)
+        return taken
+
+
+@dataclass(frozen=True, eq=False)
+class StudyRun:
+    """One study and model on the way from its documents to its report.
+
+    Attributes:
+        study: the study file, for one model.
+        location: where the store is or will be: an absolute path or a URL.
+        made_by: what generates the events and stores them.
+        progress: who is told how far the work on the whole study file is.
+        limit: how many documents may be generated before the run stops.
+        identify: says what makes the units; by default, what makes those that this process generates.
+        derived_by: derives what the store at a location lacks; by default, this process.
+        sides: returns the processes that work beside this one, where there are some.
+        offline: whether what of the model is not on this machine is done without: nothing can be generated then.
+        replan: whether the plan is made anew, as a later revision of the one that is there.
+        gathered: makes the study's documents and actions.
+        compacts: whether many small files are put together at the end.
+
+    """
+
+    study: Study
+    location: str
+    made_by: GenerateInto
+    progress: Progress = SILENT
+    limit: DocumentLimit = field(default_factory=DocumentLimit)
+    identify: Identify = field(default_factory=lambda: LocalGenerator().identify)
+    derived_by: Callable[[str], DerivationReport] = run_derivation
+    sides: Callable[[], SideProcesses | None] = lambda: None
+    offline: bool = False
+    replan: bool = False
+    gathered: Callable[..., Material] = gather_material
+    compacts: bool = True
+
+    def say(self, line: str) -> None:
+        """Say something of this study; where its file has several temperatures or models, with its name."""
+        self.own_progress.say(line)
+
+    @property
+    def own_progress(self) -> Progress:
+        """Who is told how far this study is; where its file has several temperatures or models, with its name."""
+        several = self.study.name != self.study.name_in_file
+        return self._named(self.study.name if several else "")
+
+    def progress_with(self, others: Sequence[StudyRun], *, all_laws: bool) -> Progress:
+        """Return who is told how far this study and others of its model and file are, which are made together."""
+        names = [self.study.name, *(other.study.name for other in others)]
+        return self._named("all temperatures" if all_laws else ", ".join(names))
+
+    def _named(self, name: str) -> Progress:
+        model = self.study.model.id if self.study.several_models else ""
+        told = " on ".join(filter(None, (name, model)))
+        return NamedProgress(self.progress, told) if told else self.progress
+
+    def identity(self, action: Action) -> ActionIdentity:
+        """Return what makes the units of an action; its weights are None where they are not known yet.
+
+        No model is loaded for it.
+
+        Raises:
+            InputError: a file cannot be read, or an endpoint serves what the study does not ask for.
+
+        """
+        return self._identity(action)
+
+    def whole_identity(self, action: Action) -> ActionIdentity:
+        """Return what makes the units of an action, after a model that is not here yet was downloaded and loaded."""
+        known = self.identity(action)
+        return self._whole_identity(action) if known.weights_sha256 is None else known
+
+    @cached_property
+    def _identity(self) -> Callable[[Action], ActionIdentity]:
+        return self.identify(self.study, required=False)
+
+    @cached_property
+    def _whole_identity(self) -> Callable[[Action], ActionIdentity]:
+        return self.identify(self.study, required=True)
+
+    @cached_property
+    def material(self) -> Material:
+        """The study's documents, those that its store has first, and its actions.
+
+        Raises:
+            InputError: something in the study file cannot be done, or the store is damaged.
+
+        """
+        try:
+            held = held_documents(self.store, self.study)
+        except MissingStoreError:
+            held = NOTHING_HELD
+        return self.gathered(self.study, offline=self.offline, held=held)
+
+    @cached_property
+    def store(self) -> Store:
+        """The study's store.
+
+        Raises:
+            InputError: there is no store yet.
+
+        """
+        return Store.open(self.location)
+
+    @property
+    def page(self) -> Path:
+        """The path of the study's page, which may not be there yet.
+
+        Raises:
+            InputError: there is no store yet.
+
+        """
+        model = self.study.model.id if self.study.several_models else None
+        return report_folder(self.store, self.study.name, model) / "index.html"

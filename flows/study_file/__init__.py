@@ -1,1 +1,0 @@
-"""A study file run as a whole: who generates for it, and its run."""

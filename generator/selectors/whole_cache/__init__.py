@@ -1,1 +1,0 @@
-"""Whole prompt caches that are computed or held in another way than the reference's."""

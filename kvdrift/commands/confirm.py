@@ -1,0 +1,46 @@
+"""``kvdrift confirm``: a study file of documents that nobody has seen, to confirm what was explored."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvdrift import completion
+from kvdrift.options import StudyStoreOption
+
+
+def confirm(
+    study: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STUDY.toml", help="The study file that was explored.", autocompletion=completion.studies
+        ),
+    ],
+    action: Annotated[
+        list[str], typer.Option("--action", metavar="NAME", help="An action to confirm; repeat it for several.")
+    ],
+    store: StudyStoreOption = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write; NAME-confirm.toml by default.")
+    ] = None,
+) -> None:
+    """Write a study file of some actions and the baseline, on documents that no study in the store has evaluated.
+
+    Run in the same store, what it plans is prespecified.
+    """
+    from flows.plan.confirmation import write_confirmation
+    from flows.run.options import default_location
+    from log.store import Store
+    from schema.study import load_studies
+
+    opened = Store.open(store if store is not None else default_location(load_studies(study)))
+    made = write_confirmation(study, action, opened, output)
+    typer.echo(
+        f"{made.path}: study '{made.study}' of {', '.join(made.actions)} with seed {made.seed}; none of its "
+        f"{made.documents} evaluation documents was evaluated in {opened.location}"
+    )
+    command = f"kvdrift run {shlex.quote(str(made.path))} --store {shlex.quote(opened.location)}"
+    typer.echo(f"its plan: {command} --plan-only")

@@ -1,0 +1,202 @@
+"""``kvdrift gate``: whether an action is at most a margin worse than a baseline, as an exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvdrift import completion
+from kvdrift.options import StoreArgument
+from schema.errors import printable
+
+if TYPE_CHECKING:
+    from flows.estimate.gate import Verdict
+    from log.store import Store
+
+
+def gate(
+    store: StoreArgument,
+    quantity: Annotated[
+        str, typer.Option("--quantity", metavar="NAME", help="Such as mismatch; kvdrift list quantities.")
+    ],
+    action: Annotated[
+        str,
+        typer.Option(
+            "--action",
+            metavar="NAME",
+            help="The action that is to pass.",
+            autocompletion=completion.of_store("actions", "action"),
+        ),
+    ],
+    margin: Annotated[
+        float,
+        typer.Option(
+            "--margin", metavar="M", help="How much worse is still no worse: 0.02 is 2 percentage points; or tokens."
+        ),
+    ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="NAME",
+            help="The action it is held against.",
+            autocompletion=completion.of_store("actions", "action"),
+        ),
+    ] = None,
+    over_floor: Annotated[
+        bool, typer.Option("--over-floor", help="Hold it against the floor of the study's engine.")
+    ] = False,
+    level: Annotated[float, typer.Option("--level", metavar="L", help="How sure an answer must be.")] = 0.95,
+    study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Of several in the store.")] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="ID", help="Of several of the study.")] = None,
+    stratum: Annotated[
+        str | None, typer.Option("--stratum", metavar="NAME", help="Documents of this one alone.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a line.")] = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the answer as a JUnit file, for CI.")
+    ] = None,
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="Write the answer to the study's report, if it is there.")
+    ] = True,
+) -> None:
+    """Decide whether an action is at most a margin worse than a baseline, on a finished study.
+
+    Exit codes: 0 equivalent or better, 1 worse, 3 unresolved. Without an answer nothing is on standard output, and the
+    code is 2 for a mistake or a study that is not finished, 4 for a failure. A JUnit file has a failure for worse, a
+    skipped test for unresolved, and an error without an answer.
+    """
+    from flows.estimate.gate import GateQuestion, gate_stored
+    from flows.estimate.junit import write_junit
+    from log.store import Store
+    from schema.errors import InputError, KvdriftError
+    from schema.study import FLOOR_ACTION, POOLED
+    from stats.endpoints import Decision
+
+    if (baseline is None) != over_floor:
+        wrong = "--baseline and --over-floor" if over_floor else "neither --baseline nor --over-floor"
+        raise InputError(f"kvdrift gate: {wrong}: give one of the two, which an action is held against")
+    baseline = FLOOR_ACTION if baseline is None else baseline
+    asked = f"{quantity}: {action} at most {margin:g} worse than {baseline}"
+    try:
+        opened = Store.open(store)
+        question = GateQuestion(
+            quantity, action, baseline, margin, level, study, model, POOLED if stratum is None else stratum
+        )
+        verdict = gate_stored(opened, question)
+    except KvdriftError as error:
+        if junit is not None:
+            write_junit(junit, asked, str(error), "error", {"store": store})
+        raise
+    code = {Decision.EQUIVALENT: 0, Decision.WORSE: 1, Decision.UNRESOLVED: 3}[verdict.decision]
+    fields, line = {**_fields(verdict, opened), "exit_code": code}, _line(verdict, named=study is not None)
+    if junit is not None:
+        write_junit(junit, asked, line, {0: None, 1: "failure", 3: "skipped"}[code], fields)
+    if page:
+        _to_page(opened, verdict, fields)
+    typer.echo(json.dumps(fields, ensure_ascii=False) if as_json else printable(line))
+    raise typer.Exit(code)
+
+
+def _to_page(store: Store, verdict: Verdict, fields: dict[str, Any]) -> None:
+    """Write the answer to the study's report; a page that may not be written stays, and one line says so."""
+    from flows.pages.reports import report_folder
+    from report.gates import record_gate
+
+    study, model = verdict.question.study or "", verdict.question.model
+    for folder in dict.fromkeys([report_folder(store, study, model), report_folder(store, study)]):
+        try:
+            if record_gate(folder, fields, _line(verdict, named=False)) is not None:
+                return
+        except OSError as error:
+            typer.echo(f"kvdrift: {folder}: the answer is not on the page ({error.strerror or error})", err=True)
+            return
+
+
+def _line(verdict: Verdict, *, named: bool) -> str:
+    """The answer for people, in one line; with the study where that was named, as it must be of several."""
+    from report.printing.numbers import count, fixed, scaled
+    from report.printing.numbers import level as percent
+    from report.reading.estimates import FEW_CLUSTERS
+    from schema.study import POOLED
+    from stats.registry import Higher, Scale
+
+    asked, contrast = verdict.question, verdict.contrast
+    shown = [verdict.estimate, verdict.low, verdict.high]
+    decimals = 2 if any(value is not None and abs(value) * contrast.scale.factor < 1 for value in shown) else 1
+    estimate = scaled(verdict.estimate, contrast.scale, decimals)
+    between = _between(verdict, decimals)
+    where = "" if asked.stratum == POOLED else f" in {asked.stratum}"
+    few = " (few)" if verdict.clusters < FEW_CLUSTERS else ""
+    difference = f"{asked.quantity}{where}, {asked.action} less {asked.baseline}"
+    margin = fixed(asked.margin * contrast.scale.factor, decimals)
+    parts = [f"{verdict.decision.value}: {difference}: {estimate} {contrast.scale.sign} {between}, margin {margin}"]
+    if contrast.higher is Higher.BETTER:
+        parts.append("higher is better")
+    parts.append(f"{percent(verdict.interval_level)} interval, {verdict.interval}")
+    parts.append(f"{count(verdict.documents)} documents in {count(verdict.clusters)} clusters{few}")
+    if verdict.alike:
+        more = "no number of documents like these" if verdict.more is None else f"{count(verdict.more)} more like these"
+        parts.append(f"these documents are alike and may lack rare ones: {more} would settle it")
+    if verdict.from_floor is not None:
+        ends = [scaled(one, Scale.POINTS, 2) for one in verdict.from_floor]
+        told = "told" if verdict.told_from_floor else "not told"
+        parts.append(f"{told} from the floor in R: {' to '.join(ends)} pp, 95% over all pairs")
+    return "; ".join([*parts, verdict.status, *([f"study {asked.study}"] if named else [])])
+
+
+def _between(verdict: Verdict, decimals: int) -> str:
+    """The interval as printed: so that an end does not look like the margin if it is not."""
+    from report.printing.numbers import scaled, sure_decimals
+    from stats.registry import Higher
+
+    low, high, scale = verdict.low, verdict.high, verdict.contrast.scale
+    if low is None or high is None:
+        return "no interval"
+    factor, worse = scale.factor, -1 if verdict.contrast.higher is Higher.BETTER else 1
+    ends = (factor * low, factor * high)
+    margin = worse * factor * verdict.question.margin
+    decimals = sure_decimals(*ends, verdict.interval_level, verdict.draws, decimals + 1, margin)
+    return f"[{scaled(low, scale, decimals)}, {scaled(high, scale, decimals)}]"
+
+
+def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
+    """The answer for programs."""
+    import kvdrift
+    from report.reading.estimates import FEW_CLUSTERS
+
+    asked = verdict.question
+    return {
+        "decision": verdict.decision.value,
+        "quantity": asked.quantity,
+        "contrast": verdict.contrast.name,
+        "higher": verdict.contrast.higher.value,
+        "action": asked.action,
+        "baseline": asked.baseline,
+        "stratum": asked.stratum,
+        "estimate": verdict.estimate,
+        "low": verdict.low,
+        "high": verdict.high,
+        "margin": asked.margin,
+        "level": asked.level,
+        "interval_level": verdict.interval_level,
+        "method": verdict.interval,
+        "draws": verdict.draws,
+        "documents": verdict.documents,
+        "clusters": verdict.clusters,
+        "alike": verdict.alike,
+        "more_documents": verdict.more,
+        "told_from_floor": verdict.told_from_floor,
+        "from_floor": verdict.from_floor,
+        "few_clusters": verdict.clusters < FEW_CLUSTERS,
+        "status": verdict.status,
+        "study": asked.study,
+        "model": asked.model,
+        "store": store.location,
+        "versions": {
+            "kvdrift": kvdrift.__version__, "events": verdict.events_version, "plan": verdict.plan_sha256,
+        },
+    }  # fmt: skip

@@ -1,0 +1,119 @@
+"""``kvdrift report``: the pages of a store's studies, or one page of several stores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schema.errors import InputError, nearest
+
+REPORT_FORMATS = ("html", "latex")
+
+
+def report(
+    stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Folders or URLs of one store or several.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="DIR",
+            help="Folder; by default STORE/report/NAME, or in reports/.",
+        ),
+    ] = None,
+    study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Only this study.")] = None,
+    output_format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="html, or latex: every table as a .tex file too.")
+    ] = "html",
+    live: Annotated[
+        bool, typer.Option("--live", help="While a study runs: derive what comes, and write a preliminary page anew.")
+    ] = False,
+    side_by_side: Annotated[
+        bool, typer.Option("--side-by-side", help="One page that compares the studies of one store, too.")
+    ] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between looks with --live.")] = 30.0,
+) -> None:
+    """Write the report of a store's studies, one page each, or one page that compares several stores.
+
+    Several stores, or with --side-by-side the studies of one, stand side by side on a leaderboard: models, say, or
+    versions of a selector. Where two of them have the same documents, their actions are subtracted over these. Studies
+    that differ in temperature alone have a figure of divergence against it.
+
+    With --live a study that runs has a page of what is there, in the folder live of its report: it says that it is
+    preliminary, recommends nothing and reloads itself. It ends with the study.
+    """
+    # A report shows tokens as text where the tokenizer is on this machine; it does not go and look for one.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if output_format not in REPORT_FORMATS:
+        raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
+    if live:
+        if len(stores) > 1 or side_by_side or output_format != "html":
+            raise InputError("--live: one store, in HTML; leave the others, --side-by-side and --format out")
+        from kvdrift.live.pages import write_live_pages
+
+        write_live_pages(stores[0], output, study, interval)
+        return
+    from kvdrift.console import ConsoleProgress
+
+    latex = output_format == "latex"
+    if len(stores) > 1 or side_by_side:
+        typer.echo(f"report: {_compare(stores, output, study, latex=latex)}")
+        return
+    with ConsoleProgress() as console:
+        console.doing("reading the store, and drawing figures")
+        pages = report_pages(stores[0], output, study, latex=latex)
+    for page in pages:
+        typer.echo(f"report: {page}")
+
+
+def _compare(stores: list[str], output: Path | None, study: str | None, *, latex: bool) -> Path:
+    from flows.pages.side_by_side.pages import comparison_folder, write_comparison
+    from kvdrift.console import ConsoleProgress
+
+    if latex:
+        raise InputError("--format latex: a comparison of several stores has CSV tables alone; leave it out")
+    with ConsoleProgress() as console:
+        studies = None if study is None else [study]
+        return write_comparison(stores, output or comparison_folder(stores), studies, console)
+
+
+def report_pages(location: str, output: Path | None, study: str | None, *, latex: bool) -> list[Path]:
+    """Write the report of each study of a store, or of one; return the paths of the pages.
+
+    ``output`` is the folder of the page, or of the pages' folders where there are several; in the store by default.
+
+    Raises:
+        InputError: there is no such store or study.
+
+    """
+    from flows.pages.reports import page_beside, report_folder, write_report
+    from generator.transformer.tokenizer import token_reader
+    from log.store import Store
+    from log.studies import model_revisions
+    from schema.location import folder_name
+
+    store = Store.open(location)
+    studies = {(row["study"], row["model"]) for row in store.read("documents", columns=["study", "model"]).to_pylist()}
+    chosen = sorted(pair for pair in studies if study in {None, pair[0]})
+    if not chosen:
+        known = {name for name, _ in studies}
+        hint = "the store holds no study yet" if not known else nearest(str(study), known)
+        raise InputError(f"no study '{study}' in {store.location}; {hint}" if study else f"{store.location}: {hint}")
+    revisions = model_revisions(store)
+    pages = []
+    for name, model in chosen:
+        several = sum(other == name for other, _ in chosen) > 1  # then each model has a page of its own
+        beside = page_beside(store, name, model if several else None)
+        if output is None:
+            folder = report_folder(store, name, model if several else None)
+        elif len(chosen) == 1:
+            folder = output
+        else:
+            own = output / folder_name(name)
+            folder = own / folder_name(model) if several else own
+        text = token_reader(model, revision=revisions.get((name, model)))
+        pages.append(write_report(store, name, model, folder, token_text=text, latex=latex, beside=beside))
+    return pages

@@ -1,0 +1,102 @@
+"""``kvdrift schedule``: a study as a deployment on the user's Prefect server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvdrift.options import (
+    ClusterOption,
+    EndpointOption,
+    RootCertsOption,
+    StudyArgument,
+    StudyStoreOption,
+    TokenOption,
+)
+from schema.errors import InputError
+
+_POOL = "kvdrift"
+
+
+def schedule(
+    study: StudyArgument,
+    cron: Annotated[
+        str | None,
+        typer.Option("--cron", metavar='"M H D M W"', help="When it runs; without it, runs are started by hand."),
+    ] = None,
+    timezone: Annotated[
+        str, typer.Option("--timezone", metavar="ZONE", help="Of the times in --cron, such as Europe/Berlin.")
+    ] = "UTC",
+    store: StudyStoreOption = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Generate N documents a run at most.")
+    ] = None,
+    endpoint: EndpointOption = None,
+    token_file: TokenOption = None,
+    tls_root_certs: RootCertsOption = None,
+    cluster: ClusterOption = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", metavar="all|N", help="Generate on all GPUs of the worker's machine, or N."),
+    ] = None,
+    work_pool: Annotated[
+        str | None,
+        typer.Option(
+            "--work-pool",
+            metavar="NAME",
+            help="Work pool of type process whose workers run it; by default: kvdrift.",
+        ),
+    ] = None,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            "--notify", metavar="BLOCK", help="Tell a notification block of the server how runs end: TYPE/NAME."
+        ),
+    ] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Stay, and run it from this process instead.")] = False,
+) -> None:
+    """Have a Prefect server start a study: each run goes on where the one before stopped.
+
+    The server is the one that PREFECT_API_URL or the active Prefect profile names. One run of a deployment goes on at
+    a time; others wait.
+    """
+    from flows.cluster.address import check_gpus
+    from flows.run.options import default_location, named_services, named_workers
+    from flows.scheduling.deployments import StudySchedule, check_cron, deploy, users_server
+    from flows.scheduling.deployments import serve as serve_deployment
+    from schema.location import absolute
+    from schema.study import load_studies
+
+    if serve and work_pool is not None:
+        raise InputError(f"--work-pool {work_pool}: says who runs it, and so does --serve; give one of them")
+    studies = load_studies(study)
+    services = named_services(endpoint or [], token_file, tls_root_certs, timeout=60.0)
+    if gpus is None or cluster is not None or services:
+        named_workers(studies, cluster, gpus, served=bool(services))
+    else:
+        check_gpus(gpus, studies)  # how many there are is known where it runs
+    if cron is not None:
+        check_cron(cron, timezone)
+    planned = StudySchedule(
+        study.absolute(), studies, absolute(store if store is not None else default_location(studies)), cron, timezone,
+        limit, endpoint or [], token_file, tls_root_certs, cluster, gpus, notify,
+    )  # fmt: skip
+    when = "when it is started by hand" if cron is None else f"{cron} ({timezone})"
+    with users_server() as server:
+        typer.echo(f"server:     {server}")
+        if serve:
+            typer.echo(f"deployment: kvdrift study/{planned.name}, served by this process until Ctrl-C")
+            typer.echo(f"runs:       {when}")
+            serve_deployment(planned)
+            return
+        pool = work_pool or _POOL
+        deployed = deploy(planned, pool)
+    typer.echo(f"deployment: {deployed.name}")
+    if notify is not None:
+        typer.echo(f"notified:   {notify}, when a run completes, fails or crashes")
+    if deployed.page is not None:
+        typer.echo(f"page:       {deployed.page}")
+    typer.echo(f"runs:       {when}")
+    typer.echo(f"worker:     prefect worker start --pool {pool} --type process")
+    typer.echo(f"now:        prefect deployment run '{deployed.name}'")

@@ -1,1 +1,0 @@
-"""Commands that have a scheduler run studies."""

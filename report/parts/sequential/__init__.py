@@ -1,1 +1,0 @@
-"""What the page says of sequential studies."""
