@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flows.generate.local import load_transformer
-
 from flows.material import Material, replicates_of
 from generator.actions import Action
 from generator.engines.model import EngineModel

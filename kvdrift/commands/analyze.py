@@ -14,10 +14,9 @@ def analyze(store: StoreArgument) -> None:
     Continuations of documents with answers are scored first, and tokens get their texts, if the model's tokenizer can
     be loaded.
     """
-    from flows.generate.tokens import record_tokens
-
     from flows.estimate.scores import score_stored
     from flows.estimate.stored import analyze_stored
+    from flows.generate.tokens import record_tokens
     from kvdrift.console import ConsoleProgress
     from log.store import Store
     from log.studies import model_revisions

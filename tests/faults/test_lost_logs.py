@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from fixtures.command import call
 from fixtures.refusals import refused
-from flows.generate.tokens import record_tokens
 
 from flows.estimate.current import estimates_are_current
 from flows.estimate.scores import score_stored
+from flows.generate.tokens import record_tokens
 from log.delta.table_log import RELIED_ON, TableLog
 from log.store import Store
 from schema.errors import DamagedStoreError

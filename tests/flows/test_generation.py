@@ -15,10 +15,10 @@ from fixtures.finite_study import write_finite_study
 from fixtures.refusals import refused
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
+
 from flows.generate.local import LocalGenerator
 from flows.generate.pending import Work
 from flows.generate.storing import Generate, storing
-
 from flows.run import stages
 from flows.run.study_run import DocumentLimit, StudyRun
 from generator.finite.model import FiniteModel

@@ -18,13 +18,13 @@ from fixtures.small_study import run_of
 from fixtures.stored_units import units_of
 from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
-from flows.generate.pending import pending_development
-from flows.generate.storing import generate
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from flows.generate.pending import pending_development
+from flows.generate.storing import generate
 from flows.run import stages
 from flows.run.checks import check_study
 from flows.run.comparison import check_agrees, differences

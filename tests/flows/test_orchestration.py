@@ -15,9 +15,9 @@ import pytest
 from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
+
 from flows.generate.local import LocalGenerator
 from flows.generate.storing import storing
-
 from flows.orchestration.retries import may_pass
 from flows.orchestration.server import _failing_in_one_line, _own_home, orchestration
 from flows.run.study_flow import _stage, _task

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 from fixtures.small_study import TEXT
+
 from flows.generate.local import LocalGenerator
 from flows.generate.storing import storing
-
 from flows.run import stages
 from flows.run.study_run import StudyRun
 from generator.embedded import vocabulary

@@ -23,12 +23,12 @@ from fixtures.report_views import check
 from fixtures.small_study import write_study
 from fixtures.stored_rows import OF_THE_RUN
 from fixtures.study_files import load_study
+
 from flows.generate.laws import of_all_laws
 from flows.generate.local import LocalGenerator
 from flows.generate.named_work import named, with_actions
 from flows.generate.pending import pending_development
 from flows.generate.storing import storing
-
 from flows.plan.frozen_plan import require_plan
 from flows.run import stages
 from flows.run.options import default_location

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
+from matplotlib.figure import Figure
+
+from flows.generate import local as local_generation
 from flows.generate.local import LocalGenerator
 from flows.generate.named_work import Part
 from flows.generate.pending import Work, pending_work
 from flows.generate.side_processes import SideProcess, work_beside
-from matplotlib.figure import Figure
-
-from flows.generate import local as local_generation
 from flows.material import gather_material
 from flows.pages.reports import _draw_beside
 from log.store import Unit

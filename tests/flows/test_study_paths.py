@@ -12,8 +12,8 @@ from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 from fixtures.table_systems import table_system, write_systems
-from flows.generate.local import LocalGenerator, load_transformer
 
+from flows.generate.local import LocalGenerator, load_transformer
 from flows.run import stages
 from flows.run.comparison import check_agrees
 from generator.transformer.local_folders import EMBEDDED_ID, model_location

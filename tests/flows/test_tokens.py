@@ -21,8 +21,8 @@ from fixtures.finite_study import write_finite_study
 from fixtures.heard import Heard
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
-from flows.generate.tokens import record_tokens
 
+from flows.generate.tokens import record_tokens
 from flows.run import stages
 from generator.transformer import tokenizer
 from generator.transformer.local_folders import EMBEDDED_FOLDER

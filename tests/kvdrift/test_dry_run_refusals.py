@@ -11,10 +11,10 @@ from fixtures.command import call, mistake
 from fixtures.random_models import save_random_model
 from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
-from flows.generate.local import LocalGenerator
-from flows.generate.storing import storing
 from safetensors.numpy import load_file, save_file
 
+from flows.generate.local import LocalGenerator
+from flows.generate.storing import storing
 from flows.run import stages
 from flows.run.study_run import DocumentLimit, StudyRun
 from log.store import Store

@@ -56,11 +56,13 @@ def test_what_never_gets_whole_is_a_dead_letter_with_its_rows(tmp_path: Path, gr
     t = whole["t"].to_numpy()
     lacking, contradicting = (number == 2) & (t == 5), (number == 3) & (t == 4)
     other = whole.filter(pa.array(contradicting))
-    other = other.set_column(other.column_names.index("x_token"), "x_token", pc.add(other["x_token"], 1))
+    other = other.set_column(
+        other.column_names.index("x_token"), "x_token", pc.add(other["x_token"], pa.scalar(1, pa.int32()))
+    )
     beyond = whole.slice(0, 1).set_column(5, "t", pa.array([HORIZON + 1], pa.int32()))
     unread = whole.slice(0, 3).drop_columns(["delta"])
     derived = derived_of(
-        [whole.filter(pa.array(~lacking)), other, beyond, unread, {"study": "s", "t": "first"}],
+        [pa.concat_tables([whole.filter(pa.array(~lacking)), other]), beyond, unread, {"study": "s", "t": "first"}],
         tmp_path / "out",
         grouped=grouped,
     )

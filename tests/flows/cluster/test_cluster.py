@@ -16,10 +16,10 @@ from fixtures.processes import forked
 from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
-from flows.generate.local import LocalGenerator
 
 from flows.cluster.address import ClusterAddress
 from flows.cluster.generator import ClusterGenerator
+from flows.generate.local import LocalGenerator
 from flows.run import stages
 from flows.run.study_run import StudyRun
 from generator.actions import build_actions

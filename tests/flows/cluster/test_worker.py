@@ -15,13 +15,13 @@ from fixtures.finite_study import write_finite_study
 from fixtures.own_selectors import write_module
 from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
-from flows.generate.laws import of_all_laws
-from flows.generate.named_work import named
-from flows.generate.pending import pending_development
 
 from flows.cluster import worker
 from flows.cluster.facts import facts, other_versions
 from flows.cluster.generator import check_stored
+from flows.generate.laws import of_all_laws
+from flows.generate.named_work import named
+from flows.generate.pending import pending_development
 from flows.generate.stored_material import stored_identities
 from flows.run import stages
 from flows.run.study_run import StudyRun

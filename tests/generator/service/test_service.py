@@ -26,11 +26,11 @@ from fixtures.processes import Command
 from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
+from pyarrow import flight
+
 from flows.generate.local import LocalGenerator
 from flows.generate.pending import pending_development
 from flows.generate.storing import storing
-from pyarrow import flight
-
 from flows.material import gather_material
 from flows.run import stages
 from flows.run.study_run import StudyRun

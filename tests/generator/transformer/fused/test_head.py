@@ -19,9 +19,9 @@ from fixtures.pretend_device import SECOND, TwoDevices, to_second_device
 from fixtures.random_models import random_document, random_model
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
-from flows.generate.local import load_transformer
 from torch import nn
 
+from flows.generate.local import load_transformer
 from generator.coupling.laws import total_variation
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.decoder import whole_sums
