@@ -27,7 +27,7 @@ from flows.run.study_run import StudyRun
 from schema.location import is_local
 from schema.locking import run_alone
 from schema.study import FIXED, Study
-from stats.intervals import Estimates
+from stats.resampling.intervals import Estimates
 
 FLOW = "kvdrift study"
 ABREAST = max(2, min(os.cpu_count() or 2, 4))  # not more, for memory: a part's draws take up to 400 MB
