@@ -38,7 +38,7 @@ def calibrate_study(
         views: its views.
         plan: the frozen plan, whose baseline, margin, level, draws, seed and method of intervals are used.
         events_version: the version of ``events`` that the views show.
-        moments: by split, where it has documents.
+        moments: by split, if it has documents.
         seen: planned actions whose outcomes were known before.
 
     Returns:

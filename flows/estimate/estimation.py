@@ -80,7 +80,7 @@ def estimate_study(
         run: estimates the parts of an analysis.
         coefficients: those of control variates by action, fitted on other documents; actions without have no reduced
             estimates.
-        answers: moments of those with answers; None where nothing is estimated of answers.
+        answers: moments of those with answers; None if nothing is estimated of answers.
         wanted: whether estimates of a subject are wanted; those of others are there.
 
     """

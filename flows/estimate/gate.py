@@ -204,7 +204,7 @@ def _check_finished(
 ) -> None:
     """Check that both actions have all evaluation documents and replicates of the plan.
 
-    A study whose events another generator made has no plan, and is as long as it is.
+    A study whose events another generator made has no plan, and is taken as finished.
     """
     if plan is None:
         if any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist()):

@@ -26,8 +26,8 @@ _QUANTITIES = [name for name in PAIR_QUANTITIES if name not in ANSWER_QUANTITIES
 class PreliminaryViews:
     """The views of a store, with estimates of the pairs that it has now in place of the stored ones.
 
-    They are exploratory, whatever a plan has named: their documents are not those of the plan yet, and whoever looks at
-    them again and again is misled more often than their level says.
+    They are exploratory even if a plan names them: their documents are not yet the plan's, and repeated looks mislead
+    more often than their level says.
     """
 
     views: Views

@@ -227,7 +227,7 @@ def is_finished(run: StudyRun) -> bool:
 
 
 def branching_efficiency(views: Views, study: str, model: str, split: str) -> dict[str, float | None]:
-    """Return the efficiency in seconds of residual branching by action, pooled; None where it is undefined."""
+    """Return the efficiency in seconds of residual branching by action, pooled; None if it is undefined."""
     rows = views.rows("swrb_efficiency", study=study, model=model, split=split, stratum=POOLED)
     return dict(zip(rows["action"].to_pylist(), rows["efficiency_in_seconds"].to_pylist(), strict=True))
 

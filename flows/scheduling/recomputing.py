@@ -1,4 +1,4 @@
-"""What follows from a store's events, computed where it is not up to date: derivation, estimates and reports."""
+"""What follows from a store's events, computed if it is not up to date: derivation, estimates and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvdrift analyze``: estimates of every study of a store, where they are not up to date."""
+"""``kvdrift analyze``: estimates of every study of a store, if they are not up to date."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def drop(
         ),
     ],
     study: Annotated[
-        str | None, typer.Option("--study", metavar="NAME", help="The action's study, where several have one.")
+        str | None, typer.Option("--study", metavar="NAME", help="The action's study, if several have one.")
     ] = None,
 ) -> None:
     """Drop an action that no plan names: no view shows it any more. Its events stay in the log."""

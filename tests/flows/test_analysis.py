@@ -126,7 +126,7 @@ def test_many_tasks_of_a_flow_lock_no_database(
         # Prefect reads its environment when it is imported.
         from prefect import flow  # noqa: PLC0415
 
-        from flows.run.study_flow import estimate_in_tasks  # noqa: PLC0415
+        from flows.run.tasks import estimate_in_tasks  # noqa: PLC0415
 
         @flow(validate_parameters=False)
         def mapping(parts: list[AnalysisPart]) -> list[Estimates]:
