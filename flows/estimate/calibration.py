@@ -15,8 +15,8 @@ from log.store import Store
 from schema.tables import CALIBRATION
 from sql.catalog import Views
 from stats.calibration import Calibration, calibrate
-from stats.intervals import EXPLORATORY, planned_status
 from stats.moments import DocumentMoments
+from stats.resampling.intervals import EXPLORATORY, planned_status
 
 
 def calibrate_study(

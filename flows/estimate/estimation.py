@@ -26,12 +26,12 @@ from schema.tables import RESULTS
 from schema.windows import Windows
 from sql.catalog import Views
 from stats.efficiency import BranchingMoments, estimate_branching
-from stats.intervals import Estimates
 from stats.moments import DocumentMoments, Float, ReplicateMoments
 from stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
 from stats.reduction.control_variates import NO_COEFFICIENTS
+from stats.resampling.intervals import Estimates
 from stats.simultaneous import simultaneous_gaps, simultaneous_members
 
 _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # of rows, which are one of each

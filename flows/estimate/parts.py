@@ -16,14 +16,14 @@ from flows.plan.frozen_plan import FrozenPlan
 from schema.progress import Progress
 from schema.study.sweeps import families
 from sql.catalog import Views
-from stats.bootstrap import estimate, groups
 from stats.efficiency import BranchingMoments
 from stats.ends import STUDENTIZED
-from stats.intervals import Estimates, Request
 from stats.moments import DocumentMoments, Float
 from stats.quantities import PAIR_QUANTITIES
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.reduction.control_variates import NO_COEFFICIENTS, is_reduced, reduced_documents
+from stats.resampling.bootstrap import estimate, groups
+from stats.resampling.intervals import Estimates, Request
 
 EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
 EXPLORATORY_LEVEL = 0.95

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 from flows.estimate.parts import AnalysisPart, estimate_part
-from stats.intervals import Estimates
+from stats.resampling.intervals import Estimates
 
 
 def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
