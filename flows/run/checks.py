@@ -9,16 +9,23 @@ from typing import Any
 import pyarrow.compute as pc
 
 from flows.material import Material
-from flows.run.forecast import stored
 from flows.run.study_run import StudyRun
+from generator.attention.layer_traits import LayerTraits
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
 from generator.generation.engine_models import engine_model
 from generator.generation.events import library_versions
-from generator.transformer.fingerprints import model_identity
-from generator.transformer.local_folders import has_local_weights, local_configuration, local_folder, model_location
-from generator.transformer.model_checks import check_model, check_placement
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import (
+    has_local_weights,
+    local_configuration,
+    local_folder,
+    model_location,
+)
+from generator.transformer.model_checks import check_model, check_placement, known_traits
+from generator.transformer.needs import check_layers
 from log.store import Store
+from schema.document import SPLITS
 from schema.errors import ControlError, InputError, OperationError
 from schema.study import CONTROL_ACTION, FINITE_STATE, FLOOR_ACTION, Study
 from schema.tables import PLAIN
@@ -34,7 +41,7 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
 
     Args:
         run: the study's run.
-        served: whether endpoints generate; then it does not matter which devices are here.
+        served: whether another process generates; then it does not matter which devices are here.
 
     Returns:
         What could not be checked, and why.
@@ -58,10 +65,20 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
         ):
             here = has_local_weights(location, model.revision)
             unchecked.append("the model; it is proven when it is loaded" if here else f"weights of the model{_ABSENT}")
+        traits = known_traits(location, dtype=model.dtype, revision=model.revision, device=device)
+        _check_selectors(run.material, traits)
     _check_plannable(run.material)
     if run.material.nominal:  # the material refuses the rest
         unchecked.append(f"prompts, which need the model's tokenizer{_ABSENT}")
     return unchecked
+
+
+def _check_selectors(material: Material, traits: LayerTraits) -> None:
+    """Refuse selectors that need of the model's layers what they are known not to have."""
+    longest = max(one.prompt_tokens for split in SPLITS for one in material.of_split(split))
+    for action in material.actions:
+        if action.removes(longest, material.study.study.horizon):
+            check_layers(action, traits)
 
 
 def _check_plannable(material: Material) -> None:
@@ -84,7 +101,7 @@ def _has_made_units(run: StudyRun) -> bool:
 
     Then nothing of the model can be refused. A model that is not in a folder may be another one where it comes from.
     """
-    model, found = run.study.model, stored(run)
+    model, found = run.study.model, run.stored
     location = model_location(model)
     if found is None or not (run.offline or local_folder(location) is not None):
         return False

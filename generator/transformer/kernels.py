@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from generator.attention.cache_rules import CacheRule
+from generator.attention.interface import counted
 from generator.attention.shared_prefix import PrefixLayer, SharedPrefix
+from generator.attention.streams.states import LayerStates, StreamStates
 from generator.coupling.step_indices import StepIndices
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
@@ -27,6 +29,7 @@ class PromptCaches:
         caches: Layers of the whole prompt and of each action's cache.
         tiles: Of each of them, how many rows read it at once, at most; 0 for the usual number.
         rules: Of each of them, what it does with its entries while streams are decoded, if anything.
+        states: Of each of them, states of layers without attention after the prompt; None if there are no such layers.
     """
 
     entries: int
@@ -34,6 +37,7 @@ class PromptCaches:
     caches: Sequence[Sequence[PrefixLayer]]
     tiles: Sequence[int]
     rules: Sequence[CacheRule | None]
+    states: Sequence[LayerStates | None]
 
 
 class TransformerKernels:
@@ -62,9 +66,14 @@ class TransformerKernels:
             tiles=[tile for prompt in prompts for tile in prompt.tiles],
             rules=[rule for prompt in prompts for rule in prompt.rules],
         )  # fmt: skip
+        rows = self._attention.rows_of(streams)
+        starts = [states for prompt in prompts for states in prompt.states if states is not None]
+        self._states = StreamStates(starts, streams, rows, parked) if starts else None
+        self._attend = counted(self._attention, model.network)
         self._head = Head(model.network, model.device, model.logits_dtype, model.law)
-        self._laws = self._head.room(self._attention.rows_of(streams))
-        self._indices = StepIndices({*self._attention.devices, self._first_laws.device})
+        self._laws = self._head.room(rows)
+        devices = self._attention.devices | (self._states.devices if self._states is not None else set())
+        self._indices = StepIndices({*devices, self._first_laws.device})
         self._to_send = self.sent = torch.empty(0, dtype=torch.int64)
 
     @property
@@ -89,6 +98,8 @@ class TransformerKernels:
         """
         self._position = 0
         self._attention.open(caches)
+        if self._states is not None:
+            self._states.open(caches)
         device = self._first_laws.device
         own = self._indices.send({"prompts": self._prompt_of[list(caches)], "sent": self._to_send})[device]
         self.sent = own["sent"]
@@ -111,7 +122,7 @@ class TransformerKernels:
     @property
     def cuts_back(self) -> bool:
         """Whether parked streams can be continued from earlier positions than that at which they were parked."""
-        return self._attention.cuts_back
+        return self._states is None and self._attention.cuts_back  # of earlier positions no state is left
 
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the histories of open streams ``rows`` for a later ``select``, as the parked streams ``places``.
@@ -153,6 +164,8 @@ class TransformerKernels:
             **attention.indices(),
         })  # fmt: skip
         attention.take(indices)
+        if self._states is not None:
+            self._states.take(indices, attention.rows)
         own = indices[self._first_laws.device]
         self.sent = own["sent"]
         self._model.before_pass()
@@ -165,8 +178,9 @@ class TransformerKernels:
         if self._layers is not None:
             return self._layers.hidden_states(tokens, positions, self._attention)
         output: Tensor = self._model.network.model(
-            input_ids=tokens[:, None], position_ids=positions, use_cache=False, kvdrift_attention=self._attention
-        )[0]  # [rows, 1, width]
+            input_ids=tokens[:, None], position_ids=positions, use_cache=False, past_key_values=self._states,
+            kvdrift_attention=self._attend,
+        )[0]  # [rows, 1, width]  # fmt: skip
         return output[:, 0].to(self.device)  # with a device map, the last layers may lie elsewhere
 
     def _positions(self) -> Tensor:

@@ -108,11 +108,11 @@ def _versions(versions: Mapping[str, object]) -> str:
 
 
 def _batches(multiple: str) -> str:
-    """What decoding fills its batches up to, in words; several numbers where units were made on unlike machines."""
+    """To how many rows decoding pads its batches, in words; several numbers if unlike machines made units."""
     numbers = [number for number in multiple.split(", ") if number not in {"", "1"}]
     if not numbers:
         return ""
     return (
-        f"filled up to a multiple of {' or of '.join(numbers)} rows, the least one that a test of model and machine "
-        "found, lest rounding depend on how many continuations are decoded at once"
+        f"padded to a multiple of {' or of '.join(numbers)} rows, which a test of this model and machine found, so "
+        "that batch size cannot change results"
     )

@@ -16,7 +16,7 @@ from fixtures.table_systems import table_system, write_systems
 from flows.generate.local import LocalGenerator, load_transformer
 from flows.run import stages
 from flows.run.comparison import check_agrees
-from generator.transformer.local_folders import EMBEDDED_ID, model_location
+from generator.transformer.files.local_folders import EMBEDDED_ID, model_location
 from schema.errors import PlanError
 from schema.study import Study
 

@@ -176,7 +176,9 @@ def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> No
         f"cache{ALL_PAIRS}."
     )
     (told,) = [
-        reason for reason in words.reasons if reason.startswith("Ruled out, each by one that holds no more bytes ")
+        reason
+        for reason in words.reasons
+        if reason.startswith("Ruled out, each by an action that holds no more bytes ")
     ]
     assert told.endswith(" by snapkv-90.")
     assert all(action in told for action in TWELVE)
@@ -340,12 +342,14 @@ def test_the_frontier_is_what_no_other_action_beats_in_both() -> None:
     content = content_of(make_views(THREE))
     assert undominated(content, choose(content)) == ["snapkv-half", "snapkv-10"]
     words = frontier_sentence(content, choose(content))
-    assert words.startswith("The line joins snapkv-half and snapkv-10: ")
+    assert words.startswith(
+        "The line is the Pareto front by the point estimates: snapkv-half and snapkv-10. Each of the others is matched"
+    )
     assert words.endswith(" Shares are of the full cache, which holds 1.2 MiB a document in float32.")
     dear = content_of(bytes_of(make_views(THREE), "snapkv-10", 20))
     assert undominated(dear, choose(dear)) == ["snapkv-half"]
     words = frontier_sentence(dear, choose(dear))
-    assert words.startswith("By the point estimates no other action has fewer bytes or less R than snapkv-half. ")
+    assert words.startswith("By the point estimates, no other action beats snapkv-half in bytes or in R. ")
     (axes,) = bytes_figure(dear, choose(dear)).axes
     assert all(text.get_text() for text in axes.texts), "there is no line"
 

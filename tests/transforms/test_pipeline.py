@@ -29,14 +29,13 @@ from fixtures.random_units import branched_unit, unit
 from log.store import Store
 from schema.errors import InputError, OperationError
 from schema.location import filesystem_of
-from schema.own_process import own_environment
 from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, Table
 from transforms import pipeline, segments
-from transforms.branching import derive_branchings
 from transforms.derivation import derive_trajectories
 from transforms.gathering import Gathering
 from transforms.pipeline import run_derivation
 from transforms.records import read_records, record_folder, write_record
+from transforms.residual_branches import derive_branchings
 from transforms.watch import watch
 
 if TYPE_CHECKING:
@@ -414,10 +413,6 @@ def test_watch_leaves_few_files_however_many_come(store: Store, monkeypatch: pyt
 
 
 def test_what_a_watch_cannot_put_together_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one line; and where nobody asks any more, since the watch was killed, the process that does it ends."""
-    command = [sys.executable, "-m", "transforms.gathering", store.location]
-    done = subprocess.run(command, input="\n\n", env=own_environment(), capture_output=True, text=True, check=True)
-    assert done.stdout == "done\ndone\n"
     monkeypatch.setattr("transforms.gathering.BATCHES", 1)
     with pytest.raises(OperationError) as error, Gathering(f"{store.location}/nowhere") as gathering:
         gathering.batch_done()

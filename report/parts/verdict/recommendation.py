@@ -214,7 +214,7 @@ def _costs(content: PageContent, choice: Choice) -> list[str]:
 
 
 def _floors(content: PageContent) -> list[str]:
-    """What numerics alone do, where a study has measured it, and which actions are not told from that."""
+    """What numerics alone do, where a study has measured it, and which actions are not told apart from that."""
     if content.facts.engine:
         return [text for name in content.facts.noise_floors for text in _engine_floor(content, name)]
     risks = [(name, content.estimates.get("mismatch", name)) for name in content.facts.noise_floors]
@@ -229,16 +229,19 @@ def _engine_floor(content: PageContent, floor: str) -> Iterator[str]:
     """The distance of the laws of an engine's reference and its twin, and the actions that are not told from it."""
     distance = content.estimates.get("rollout_tv", floor)
     if distance.estimate is not None:
-        yield (
-            f"{capital(floor)}, the reference once more with streams of its own, has a mean δ of "
-            f"{distance.estimate:.1e}: what batches and the placement of entries do."
-        )
+        made = "has δ = 0 exactly: other batches and another placement of entries change nothing."
+        if distance.estimate:
+            made = (
+                f"has a mean δ of {distance.estimate:.1e}: other batches and another placement of entries make this "
+                "difference."
+            )
+        yield f"{capital(floor)}, the reference once more with streams of its own, {made}"
     others = [action for action in content.actions if action not in content.facts.noise_floors]
     rows = {action: content.estimates.get(SIMULTANEOUS_GAP, action, floor) for action in others}
     near = [action for action, row in rows.items() if not row.excludes_zero()]
     if content.estimates.pairs and near:
         rests_on = grounds_of(rows[action] for action in near)
-        yield f"Not told from the {floor} {'is' if len(near) == 1 else 'are'} {listed(near)}{rests_on}."
+        yield f"Not told apart from the {floor}: {listed(near)}{rests_on}."
 
 
 def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
@@ -251,7 +254,7 @@ def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
             by.setdefault(better, []).append(action)
         told = "; ".join(f"{listed(actions)} by {better}" for better, actions in by.items())
         rests_on = grounds_of(difference(content.estimates, *pair) for pair in choice.ruled_out.items())
-        return [f"Ruled out, each by one that holds no more bytes and has surely less R{rests_on}: {told}."]
+        return [f"Ruled out, each by an action that holds no more bytes and surely has less R{rests_on}: {told}."]
     return [
         f"{action} is ruled out by {better}: it{_holding(content, action, better)}disagrees on "
         f"{shown(difference(content.estimates, action, better), Scale.POINTS)} more of the positions."

@@ -26,7 +26,7 @@ from generator.coupling.laws import total_variation
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.decoder import whole_sums
 from generator.transformer.fused.head import Head
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.prompt import Prompt
 from schema.errors import InputError
 
 DOCUMENT = random_document("d150", 150)
