@@ -37,5 +37,5 @@ def test_from_a_topic_to_the_views(tmp_path: Path, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING):
         exec(code, {"messages": messages, "beam": beam})  # noqa: S102 - the page's own code
     assert "1 of 64 positions came: 1 rows" in caplog.text
-    found = kvdrift.open(store).sql("select sum(trajectories) from decomposition where stratum = 'pooled'").fetchone()
-    assert found == (12,)
+    found = kvdrift.open(store).sql("select sum(trajectories) from decomposition where stratum = 'pooled'").fetchall()
+    assert found == [(12,)]
