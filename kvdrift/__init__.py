@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flows.estimate.gate import Verdict
+    from flows.estimate.gate_question import Verdict
     from kvdrift.interfaces import (
         GROUP_BYTES,
         TOVA,
@@ -197,7 +197,8 @@ def gate(
             finished.
 
     """
-    from flows.estimate.gate import GateQuestion, gate_stored
+    from flows.estimate.gate import gate_stored
+    from flows.estimate.gate_question import GateQuestion
     from log.store import Store
     from schema.study import FLOOR_ACTION, POOLED
 

@@ -16,7 +16,8 @@ from schema.errors import InputError, KvdriftError
 from schema.location import is_local
 from schema.progress import SILENT, Progress
 from schema.tables import TABLES
-from sql.catalog import CATALOG_NAME, PINNING, catalog_fault, open_views
+from sql.catalog import PINNING, open_views
+from sql.catalog_file import CATALOG_NAME, catalog_fault
 from sql.promises import breaches, computed_views, promises
 from verification.files import check_small_table, memory_of, read_files, remember
 from verification.findings import Fault, Verified, number_of

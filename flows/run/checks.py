@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow.compute as pc
 
 from flows.material import Material
-from flows.run.forecast import stored
 from flows.run.study_run import StudyRun
 from generator.attention.layer_traits import LayerTraits
 from generator.finite.model import finite_model
@@ -102,7 +101,7 @@ def _has_made_units(run: StudyRun) -> bool:
 
     Then nothing of the model can be refused. A model that is not in a folder may be another one where it comes from.
     """
-    model, found = run.study.model, stored(run)
+    model, found = run.study.model, run.stored
     location = model_location(model)
     if found is None or not (run.offline or local_folder(location) is not None):
         return False

@@ -29,7 +29,7 @@ from flows.plan.making import make_plan
 from flows.plan.size import evaluated_size
 from flows.run.checks import check_controls, check_equal_bytes, floor_line
 from flows.run.comparison import check_agrees
-from flows.run.forecast import forecast, stored
+from flows.run.forecast import forecast
 from flows.run.study_run import StudyRun
 from generator.generation import Work
 from generator.transformer.files.local_folders import tokenizer_location
@@ -38,8 +38,9 @@ from log.checked_files import WEEK
 from log.store import Store
 from schema.frozen_text import with_measured
 from schema.study import FINITE_STATE, POOLED, Study
-from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
-from sql.materialization import materialize_moments
+from sql.catalog import MOMENT_VIEWS, Views, open_views
+from sql.catalog_file import refresh_catalog
+from sql.materialized.storing import materialize_moments
 from stats.ends import STUDENTIZED
 from stats.reduction.saving import saving
 
@@ -215,7 +216,7 @@ def keep_up(run: StudyRun) -> None:
 
 def is_planned(run: StudyRun) -> bool:
     """Whether the study's plan is frozen, as the study file has it, and is not to be made anew."""
-    store = stored(run)
+    store = run.stored
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
     return plan is not None and not run.replan and grown_plan(plan, run.study) is plan
 
@@ -226,7 +227,7 @@ def is_finished(run: StudyRun) -> bool:
 
 
 def branching_efficiency(views: Views, study: str, model: str, split: str) -> dict[str, float | None]:
-    """Return the efficiency in seconds of residual branching by action, pooled; None where it is undefined."""
+    """Return the efficiency in seconds of residual branching by action, pooled; None if it is undefined."""
     rows = views.rows("swrb_efficiency", study=study, model=model, split=split, stratum=POOLED)
     return dict(zip(rows["action"].to_pylist(), rows["efficiency_in_seconds"].to_pylist(), strict=True))
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from generator.attention.network_layers import attention_modules
 from generator.attention.parts import attend_prompt
-from generator.attention.shared_prefix import TILE, tile_of
+from generator.attention.streams.rows import TILE, tile_of
 
 _MULTIPLES = (8, 16, 32, TILE)  # with the last one, attention to a prompt always has one shape
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them

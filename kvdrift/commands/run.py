@@ -78,7 +78,7 @@ def run(
     if dry_run:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not on this machine is not fetched
         from flows.run.options import default_location
-        from kvdrift.dry_run import describe_studies
+        from kvdrift.dry_run.description import describe_studies
         from schema.location import absolute
 
         location = absolute(store if store is not None else default_location(studies))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from report.reading.source import StudyRows, ViewRow
 from schema.study import POOLED
-from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.quantities import ALL_QUANTITIES, PAIR_QUANTITIES, SIMULTANEOUS_GAP
 from stats.registry import Quantity
+from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 FEW_CLUSTERS = 20  # intervals over fewer are marked
 

@@ -25,7 +25,7 @@ from flows.plan import making as planning
 from flows.plan.agreement import check_plan_agrees, plan_section_sha256, plan_settings
 from flows.plan.frozen_plan import FrozenPlan, find_plan
 from flows.run import stages
-from flows.run.comparison import differences
+from flows.run.differences import differences
 from flows.run.study_run import StudyRun
 from kvdrift.plan_lines import plan_lines
 from log.store import Store

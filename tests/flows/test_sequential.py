@@ -15,7 +15,8 @@ from fixtures.stored_rows import content
 from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 
-from flows.estimate.gate import GateQuestion, gate_stored
+from flows.estimate.gate import gate_stored
+from flows.estimate.gate_question import GateQuestion
 from flows.material import Material
 from flows.plan.frozen_plan import find_plan
 from flows.plan.looks_taken import LooksTaken
@@ -25,7 +26,7 @@ from flows.run.forecast import forecast
 from flows.run.revisions import redo_actions
 from flows.run.study_run import DocumentLimit, StudyRun
 from kvdrift.commands.status import status_lines
-from kvdrift.dry_run import describe_studies
+from kvdrift.dry_run.description import describe_studies
 from log.store import Store
 from schema.document import Document
 from schema.errors import InputError, PlanError

@@ -137,7 +137,7 @@ def test_a_store_of_a_newer_version_is_no_missing_one(capsys: pytest.CaptureFixt
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing may be measured, or what is measured does not matter."""
-    monkeypatch.setattr("kvdrift.dry_run._time_lines", lambda *_, **__: iter(()))
+    monkeypatch.setattr("kvdrift.dry_run.needs._time_lines", lambda *_, **__: iter(()))
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -95,7 +95,7 @@ def test_a_dry_run_accepts_what_is_written(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kvdrift.dry_run._time_lines", lambda *_, **__: iter(()))
+    monkeypatch.setattr("kvdrift.dry_run.needs._time_lines", lambda *_, **__: iter(()))
     init(capsys, Path("mine.toml"), "--horizon", "16", "--action", "half=snapkv:1/2", "--action", "few=recent:100",
          "--task", "needle", "--length", "384")  # fmt: skip
     code, out, err = call(capsys, "run", "mine.toml", "--dry-run")
@@ -110,7 +110,7 @@ def test_a_dry_run_accepts_the_example_of_a_sweep(
 ) -> None:
     """Its least retention fits the embedded model's shortest prompts, which is more than a selector's window."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kvdrift.dry_run._time_lines", lambda *_, **__: iter(()))
+    monkeypatch.setattr("kvdrift.dry_run.needs._time_lines", lambda *_, **__: iter(()))
     (example,) = [line for line in EXAMPLES["init"] if "--sweep" in line]
     init(capsys, Path("mine.toml"), *example.split()[3:])
     code, out, err = call(capsys, "run", "mine.toml", "--dry-run")

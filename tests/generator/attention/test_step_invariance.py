@@ -14,7 +14,7 @@ from torch import Tensor
 
 from generator.attention import shared_prefix
 from generator.attention.row_invariance import TriedSteps
-from generator.attention.shared_prefix import few_rows
+from generator.attention.streams.rows import few_rows
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.loading import load_model
