@@ -129,7 +129,7 @@ def _check_with_model(material: Material, *, offline: bool) -> None:
 def _nominal_documents(
     section: DocumentsSection, study: Study, tokenizer: Callable[[], Any], held: HeldDocuments
 ) -> dict[str, list[Document]] | None:
-    """Documents as long as they may be, where texts cannot be tokenized here; None where they can.
+    """Documents as long as they may be, if texts cannot be tokenized here; None if they can.
 
     A Hugging Face id's tokenizer may only not be here yet; a folder without one is refused.
     """

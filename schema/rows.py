@@ -49,6 +49,22 @@ def run_begins(*columns: npt.NDArray[Any]) -> Flags:
     return begins
 
 
+def repeats(keys: Sequence[npt.NDArray[Any]], values: Sequence[npt.NDArray[Any]]) -> tuple[Flags, Flags]:
+    """Find rows that repeat the key of an earlier row.
+
+    Args:
+        keys: Columns [N], by which the rows are sorted; rows of one key are in the order in which they came.
+        values: The other columns [N].
+
+    Returns:
+        [N] whether an earlier row has the key; [N] whether the first row of the key has another value.
+
+    """
+    begins = run_begins(*keys)
+    first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+    return ~begins, np.logical_or.reduce([column != column[first] for column in values])
+
+
 def row_hashes(columns: Iterable[pa.ChunkedArray]) -> Hashes:
     """Hash the combinations of values of some columns of texts, integers or lists of texts.
 

@@ -167,11 +167,22 @@ def pending(store: Store, most: int = SEGMENT_ROWS) -> PendingSegments:
     """
     found = store.pending()
     return PendingSegments(
-        _segments(store, found.lacking, found.events_version, most), found.events_version, found.whole
+        segments_of(store, found.lacking, found.events_version, most), found.events_version, found.whole
     )
 
 
-def _segments(store: Store, lacking: Mapping[str, Wide], events_version: int, most: int) -> list[Segment]:
+def segments_of(
+    store: Store, lacking: Mapping[str, Wide], events_version: int, most: int = SEGMENT_ROWS
+) -> list[Segment]:
+    """Put units into segments.
+
+    Args:
+        store: The store.
+        lacking: The units that lack rows, by derived table.
+        events_version: The version of ``events`` that they are read at.
+        most: Events of a segment; a unit that has more is one by itself.
+
+    """
     numbers = np.unique(np.concatenate([*lacking.values()]))
     if not len(numbers):
         return []

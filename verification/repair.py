@@ -32,7 +32,7 @@ from schema.errors import DamagedStoreError, InputError, KvdriftError
 from schema.location import is_local
 from schema.locking import repaired
 from schema.tables import IDENTITIES, TABLES
-from sql.catalog import CATALOG_NAME, refresh_catalog
+from sql.catalog_file import CATALOG_NAME, refresh_catalog
 from transforms.segments import COVERED, PARTIAL, commit, derive_segment, pending
 from verification.files import memory_of, read_files, remember, whole_rows
 from verification.findings import Fault, number_of

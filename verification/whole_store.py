@@ -16,13 +16,15 @@ from schema.errors import InputError, KvdriftError
 from schema.location import is_local
 from schema.progress import SILENT, Progress
 from schema.tables import TABLES
-from sql.catalog import CATALOG_NAME, PINNING, catalog_fault, open_views
+from sql.catalog import PINNING, open_views
+from sql.catalog_file import CATALOG_NAME, catalog_fault
 from sql.promises import breaches, computed_views, promises
 from verification.files import check_small_table, memory_of, read_files, remember
 from verification.findings import Fault, Verified, number_of
 from verification.identities import check_identities, check_kept_sets
 from verification.logs import check_leftovers, check_logs
 from verification.moments import check_moments
+from verification.prompts import check_prompts
 from verification.references import check_citations, check_owners, check_plans
 from verification.scores import check_scores
 from verification.unit_rows import covered_versions
@@ -50,10 +52,11 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
     memory = memory_of(store)
     small = {table: check_small_table(store, table, versions[table], memory) for table in _SMALL}
     large = {table: read_files(store, table, versions[table], memory) for table in NUMBERED}
+    documents, actions = small["documents"].rows, small["actions"].rows
+    prompts = check_prompts(store, versions["prompts"], memory, documents)
     remember(store, memory, versions)
     yield from (small[table].check for table in ("studies", "documents", "actions", "exact_values"))
-
-    documents, actions = small["documents"].rows, small["actions"].rows
+    yield prompts
     controls = {(row["study"], row["action"]) for row in actions.to_pylist() if row["control"]}
     units = UnitWalk(store, small["units"], Pinned(versions, covered, large, controls)).outcome(progress)
     yield from units.checks

@@ -106,7 +106,7 @@ class ClusterGenerator:
         check_stored(store, study, work)
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return what makes the units of the study's actions: this machine's files or, where it has none, a worker's.
+        """Return what makes the units of the study's actions: this machine's files, or a worker's if it has none.
 
         Raises:
             InputError: A file cannot be read, or a worker cannot load the model.
@@ -144,7 +144,7 @@ class ClusterGenerator:
         return self._weights[key]
 
     def _elsewhere(self, generate: Callable[..., Any], attempt: _Attempt) -> Future:
-        """Have work done by a worker that has not failed with it or, where there is none, by any.
+        """Give work to a worker that has not failed at it, or to any worker if all have failed at it.
 
         Dask moves it to an idle worker while that one is busy, even to one that failed; such a worker declines it.
         """

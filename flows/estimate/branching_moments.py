@@ -16,7 +16,7 @@ def branching_moments(views: Views, study: str, model: str, split: str) -> Branc
     """Read what the replicates of both estimators say of every document and action of a split, controls left out.
 
     Returns:
-        Moments of all measured documents, the same that other estimates resample; None where nothing was branched.
+        Moments of all measured documents, the same that other estimates resample; None if nothing was branched.
 
     """
     own = f"study = {literal(study)} and model = {literal(model)}"

@@ -30,15 +30,15 @@ from schema.study import CONTROL_ACTION, FLOOR_ACTION, POOLED
 from schema.windows import Windows
 from sql.catalog import Views, open_views
 from stats.alike import alike_documents, settling_factor
-from stats.bootstrap import estimate
 from stats.endpoints import Decision, Endpoint, decidable_quantity, decide
 from stats.ends import ALIKE, STUDENTIZED
-from stats.intervals import EXPLORATORY, SEEN, Request, planned_status
 from stats.moments import DocumentMoments
 from stats.pooling import Pooling
 from stats.quantities import SIMULTANEOUS_GAP
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.registry import Between, Higher, Quantity
+from stats.resampling.bootstrap import estimate
+from stats.resampling.intervals import EXPLORATORY, SEEN, Request, planned_status
 from stats.simultaneous import simultaneous_gaps
 
 _DRAWS = 10_000  # definitions, "Bootstrap": of a study that has no plan
@@ -204,7 +204,7 @@ def _check_finished(
 ) -> None:
     """Check that both actions have all evaluation documents and replicates of the plan.
 
-    A study whose events another generator made has no plan, and is as long as it is.
+    A study whose events another generator made has no plan, and is taken as finished.
     """
     if plan is None:
         if any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist()):

@@ -20,8 +20,8 @@ class GateQuestion:
         baseline: the action a that it is held against.
         margin: how much worse is still no worse, in the quantity's own unit: fractions, or tokens.
         level: 1 - alpha of each answer.
-        study: the study's name; None where the store has one.
-        model: the model's id; None where the study has one.
+        study: the study's name; None if the store has one.
+        model: the model's id; None if the study has one.
         stratum: a stratum, or ``pooled``.
 
     """
@@ -49,8 +49,8 @@ class Verdict:
         decision: the answer.
         question: what was asked, with the study and the model.
         contrast: the difference that the interval is of.
-        estimate: theta_b - theta_a; None where it is undefined.
-        low: the lower end of its two-sided interval at level 1 - 2 alpha; None where there is none.
+        estimate: theta_b - theta_a; None if it is undefined.
+        low: the lower end of its two-sided interval at level 1 - 2 alpha; None if there is none.
         high: the upper end.
         interval: how the interval was made.
         draws: bootstrap draws.

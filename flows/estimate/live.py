@@ -56,7 +56,7 @@ class StudyLook:
         stored: Units of any size that are committed.
         derived: Trajectories that are derived.
         rate: Units done per second lately; None before two looks.
-        split: The split that ``divergence`` is of; None where nothing is derived.
+        split: The split that ``divergence`` is of; None if nothing is derived.
         divergence: By action.
         finished: Whether all is generated and estimated as planned.
         taken: The looks that were taken of a sequential study; None of another one.
@@ -87,7 +87,7 @@ class StudyLook:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the rest takes at the rate; None where that is not known."""
+        """How long the rest takes at the rate; None if that is not known."""
         return (self.wanted - self.done) / self.rate if self.rate else None
 
 

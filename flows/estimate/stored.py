@@ -43,7 +43,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         progress: who is told how far the work is.
 
     Returns:
-        The number of new estimates; 0 where those of the present events are there.
+        The number of new estimates; 0 if those of the present events are there.
 
     """
     current = estimates_are_current(store, study, model)

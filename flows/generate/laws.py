@@ -1,4 +1,4 @@
-"""Work of several laws as one: what each of them lacks of a document is generated from one prefill of it."""
+"""Work of several laws put together: all that the laws lack of a document is generated from one prefill."""
 
 from __future__ import annotations
 

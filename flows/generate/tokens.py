@@ -26,7 +26,7 @@ def record_tokens(
 ) -> int:
     """Record the text of each token of a study's model, unless the store has them; return how many are new.
 
-    Where the model's tokenizer cannot be loaded, nothing is recorded, and one line says so. Finite-state systems have
+    If the model's tokenizer cannot be loaded, nothing is recorded, and one line says so. Finite-state systems have
     none.
 
     Args:

@@ -12,10 +12,10 @@ from log.store import Store
 from schema.errors import PlanError
 from schema.study import PlanSection, Study, values_of
 
-# Keys of [plan] that came later: settings and hashes of plans have them where they are not at their default.
+# Keys of [plan] that were added later: settings and hashes of plans have them only if they are not at their default.
 _LATER = ("stopping", "looks", "resolve", "margin", "variance")
 
-# What of [plan] may grow, and where a plan has what was chosen for it.
+# Keys of [plan] that may grow, with the plan's key that has the chosen value.
 _SIZES = {"plan.replicates": "replicates", "plan.documents": "documents_per_stratum"}
 
 
@@ -52,7 +52,7 @@ class PlanDifference:
         what: The key, as in ``plan.alpha``.
         frozen: The frozen value, as JSON holds it.
         asked: The study file's value.
-        chosen: The K or N of the plan, where the key is that of one.
+        chosen: The plan's K or N, if the key is that of K or N.
 
     """
 
@@ -73,7 +73,7 @@ class PlanDifference:
 
     @property
     def before(self) -> str:
-        """The frozen value, with what was chosen where that is another."""
+        """The frozen value, with the chosen one in brackets if it differs."""
         chosen = "" if self.chosen is None or self.chosen == self.frozen else f" ({self.chosen})"
         return shown(self.frozen) + chosen
 
@@ -82,10 +82,10 @@ class PlanDifference:
 
 
 def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
-    """Compare ``[plan]`` and ``[windows]`` with the frozen ones, as a whole where a plan records their hash alone.
+    """Compare ``[plan]`` and ``[windows]`` with the frozen ones, as a whole if a plan records their hash alone.
 
     A key that the frozen plan does not know had its default. The method of intervals is compared with what the plan
-    has, where the study file names one. How many replicates a study file asks of a greedy law decides nothing.
+    has, if the study file names one. Under a greedy law the study file's number of replicates decides nothing.
     """
     frozen, method = plan.content.get("settings", {}), study.plan.interval or plan.interval
     methods = [] if method == plan.interval else [PlanDifference("plan.interval", plan.interval, method)]

@@ -25,7 +25,7 @@ from schema.sampling import SamplingLaw
 from schema.study import FINITE_STATE, HTTP, Study
 from schema.tables import ACTIONS
 
-# What of an action decides its units; the other columns say where it comes from.
+# Columns of an action that decide its units; the other columns say where the action comes from.
 _ACTION_COLUMNS = tuple(
     name for name in ACTIONS.columns
     if name not in {"study", "action", "position_mode", "control", "prespecified", "action_revision", "dropped"}
@@ -50,7 +50,7 @@ class Difference:
         what: What differs, as the study file names it.
         stored: The stored value, as text.
         asked: The study file's value, as text.
-        action: The action that it concerns; None where it concerns the study.
+        action: The action that it concerns; None if it concerns the study.
         units: How many stored units it concerns.
         planned: Whether it is one to the frozen plan.
         note: What more is to be said.
@@ -76,7 +76,7 @@ def differences(run: StudyRun) -> list[Difference]:
     """Compare a study file with what the store holds of the study and model.
 
     Returns:
-        The differences in the order of the file; none where the store does not know the study yet.
+        The differences in the order of the file; none if the store does not know the study yet.
 
     """
     store = run.stored
@@ -184,7 +184,7 @@ def _value(value: Any) -> str:
 
 
 def _kept_documents(plan: FrozenPlan, run: StudyRun) -> str:
-    """What is said of more evaluation documents where the plan takes no more of them."""
+    """The note about more evaluation documents, if the plan does not take them."""
     asked = run.study.plan.documents
     if run.replan or (asked != "auto" and asked > plan.documents_per_stratum):
         return ""

@@ -55,7 +55,7 @@ class SplitForecast:
 
     @property
     def bounded(self) -> bool:
-        """Whether less may be asked for: by a plan that is still to be made, or where a sequential study stops."""
+        """Whether less may be asked for: the plan is still to be made, or a sequential study may stop."""
         return self.replicates[0] < self.replicates[1] or any(few < most for few, most in self.documents.values())
 
     @property
@@ -70,10 +70,10 @@ class Forecast:
 
     Attributes:
         plan: the frozen plan, None before there is one.
-        asked: the plan as the study file has it, itself unless it grows; None where one is to be made, or made anew.
+        asked: the plan with the study file's K and N, which is ``plan`` unless it grows; None if a plan is to be made.
         splits: development and evaluation.
         underived: how many stored units are still to be derived.
-        unscored: how many stored pairs are still to be scored, where the model's tokenizer is here.
+        unscored: how many stored pairs are still to be scored, if the model's tokenizer is here.
         estimated: whether the estimates are those of the present events and scores.
         reported: whether the page is that of the present tables.
         looked: whether a sequential study has stopped, or the study is none.
@@ -143,13 +143,13 @@ def _unscored(scoring: Scoring, run: StudyRun) -> int:
 
 
 def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:
-    """Return the kinds of GPU that a study's units were made on, those of actions that are about to be redone apart."""
+    """Return the GPU models that made a study's units, without units of actions that are about to be redone."""
     store = run.stored
     return GpuKinds.of_units([]) if store is None else stored_gpus(store, run.study.name, run.study.model.id, redone)
 
 
 def check_gpu_here(run: StudyRun, redone: Collection[str] = ()) -> None:
-    """Check this machine's GPU, where units are to be generated, against those that there are units of."""
+    """Check, if units are to be generated, that this machine's GPU is of the model that made the stored units."""
     made_on, gpu = gpus_of_units(run, redone), gpu_here(run.study.model)
     if made_on.difference("", gpu) is not None and any(split.work for split in forecast(run, redone).splits):
         made_on.check("this machine", gpu, run.study.model)
@@ -167,7 +167,7 @@ def _development(store: Store | None, material: Material, redone: Collection[str
 def _evaluation(
     store: Store | None, material: Material, plan: FrozenPlan | None, redone: Collection[str], units: pa.Table
 ) -> SplitForecast:
-    """As the plan says or, where one is to be made, the most that it may choose."""
+    """What the evaluation has and lacks: as the plan says, or at the most that a plan still to be made may choose."""
     planned, strata = material.study.plan, material.documents["evaluation"]
     available = {stratum: len(documents) for stratum, documents in strata.items()}
     if plan is not None:

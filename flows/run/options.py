@@ -22,7 +22,7 @@ def default_location(studies: Sequence[Study]) -> str:
 def named_workers(
     studies: Sequence[Study], cluster: str | None, gpus: str | None, *, served: bool
 ) -> ClusterAddress | None:
-    """Return the cluster that ``--cluster`` or ``--gpus`` names; None where neither does.
+    """Return the cluster that ``--cluster`` or ``--gpus`` names; None if neither does.
 
     Raises:
         InputError: what is given cannot be read, or says twice who generates.

@@ -69,7 +69,7 @@ def _is_whole(action: Action, entries: int, horizon: int) -> bool:
 
 
 def _equal_replicates(study: Study) -> Iterator[str]:
-    """Say that replicates are equal, or nearly always are, where the study file asks for several."""
+    """Say that replicates are equal, or nearly always are, if the study file asks for several."""
     asked, law = study.plan.replicates, study.law
     if law.greedy and asked != "auto" and asked > 1:
         yield (

@@ -38,8 +38,9 @@ from log.checked_files import WEEK
 from log.store import Store
 from schema.frozen_text import with_measured
 from schema.study import FINITE_STATE, POOLED, Study
-from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
-from sql.materialization import materialize_moments
+from sql.catalog import MOMENT_VIEWS, Views, open_views
+from sql.catalog_file import refresh_catalog
+from sql.materialized.storing import materialize_moments
 from stats.ends import STUDENTIZED
 from stats.reduction.saving import saving
 
@@ -226,7 +227,7 @@ def is_finished(run: StudyRun) -> bool:
 
 
 def branching_efficiency(views: Views, study: str, model: str, split: str) -> dict[str, float | None]:
-    """Return the efficiency in seconds of residual branching by action, pooled; None where it is undefined."""
+    """Return the efficiency in seconds of residual branching by action, pooled; None if it is undefined."""
     rows = views.rows("swrb_efficiency", study=study, model=model, split=split, stratum=POOLED)
     return dict(zip(rows["action"].to_pylist(), rows["efficiency_in_seconds"].to_pylist(), strict=True))
 

@@ -42,7 +42,7 @@ class DocumentLimit:
         return len(self._kept_back)
 
     def take(self, model: str, work: Work) -> Work:
-        """Return as much of a model's work as the limit allows, and count it."""
+        """Return as much of a model's work as the limit allows, and count the documents."""
         taken = []
         for document, pending in work:
             key = (model, document.doc)
@@ -65,10 +65,10 @@ class StudyRun:
         made_by: what generates the events and stores them.
         progress: who is told how far the work on the whole study file is.
         limit: how many documents may be generated before the run stops.
-        identify: says what makes the units; by default, what makes those that this process generates.
+        identify: says what makes the units; by default, of units that this process generates.
         derived_by: derives what the store at a location lacks; by default, this process.
         sides: returns the processes that work beside this one, if there are some.
-        offline: whether what of the model is not on this machine is done without: nothing can be generated then.
+        offline: whether to do without files of the model that are not on this machine; nothing can be generated then.
         replan: whether the plan is made anew, as a later revision of the one that is there.
         gathered: makes the study's documents and actions.
         compacts: whether many small files are put together at the end.
@@ -89,12 +89,12 @@ class StudyRun:
     compacts: bool = True
 
     def say(self, line: str) -> None:
-        """Say something of this study; where its file has several temperatures or models, with its name."""
+        """Say a line about this study, with its name if its file has several temperatures or models."""
         self.own_progress.say(line)
 
     @property
     def own_progress(self) -> Progress:
-        """Who is told how far this study is; where its file has several temperatures or models, with its name."""
+        """Who is told how far this study is, with its name if its file has several temperatures or models."""
         several = self.study.name != self.study.name_in_file
         return self._named(self.study.name if several else "")
 
@@ -109,7 +109,7 @@ class StudyRun:
         return NamedProgress(self.progress, told) if told else self.progress
 
     def identity(self, action: Action) -> ActionIdentity:
-        """Return what makes the units of an action; its weights are None where they are not known yet.
+        """Return what makes the units of an action; its weights are None if they are not known yet.
 
         No model is loaded for it.
 

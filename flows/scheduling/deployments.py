@@ -65,7 +65,7 @@ class StudySchedule:
 
     @property
     def name(self) -> str:
-        """The deployment's name: the study's, with the store's where that is another one."""
+        """The deployment's name: the study's, with the store's if that is another one."""
         study, folder = self.studies[0].name_in_file, self.store.rstrip("/").rpartition("/")[2]
         return study if folder == study else f"{study}, {folder}"
 
@@ -99,7 +99,7 @@ class Deployed:
 
     Attributes:
         name: FLOW/NAME, as Prefect's commands take it.
-        page: the address of its page; None where the server has none.
+        page: the address of its page; None if the server has none.
 
     """
 

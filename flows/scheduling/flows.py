@@ -106,7 +106,7 @@ def _recompute_run_name() -> str:
 @flow(name=RECOMPUTE, flow_run_name=_recompute_run_name, task_runner=_THREADS, persist_result=False)
 @_in_one_line
 def recompute(store: Name) -> str:
-    """Derive a store's events, estimate and write the reports of its studies, where they are not up to date.
+    """Derive a store's events, estimate and write the reports of its studies, if they are not up to date.
 
     Args:
         store: Folder or URL of the store; a relative path is one of the deployment's working folder.

@@ -42,7 +42,7 @@ def check(
         str | None,
         typer.Option(
             metavar="selector|codec|policy",
-            help="Which of them, where several have the name, as of h2o and tova a selector and a policy.",
+            help="Which of them, if several have the name, as of h2o and tova a selector and a policy.",
         ),
     ] = None,
 ) -> None:

@@ -118,7 +118,7 @@ def _to_page(store: Store, verdict: Verdict, fields: dict[str, Any]) -> None:
 
 
 def _line(verdict: Verdict, *, named: bool) -> str:
-    """The answer for people, in one line; with the study where that was named, as it must be of several."""
+    """The answer for people, in one line; with the study if that was named, as it must be of several."""
     from report.printing.numbers import count, fixed, scaled
     from report.printing.numbers import level as percent
     from report.reading.estimates import FEW_CLUSTERS

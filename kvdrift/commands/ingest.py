@@ -45,7 +45,7 @@ def ingest(
     ] = False,
     horizon: Annotated[
         int | None,
-        typer.Option("--horizon", min=1, metavar="H", help="Positions of a replicate, where the store knows no H yet."),
+        typer.Option("--horizon", min=1, metavar="H", help="Positions of a replicate, if the store knows no H yet."),
     ] = None,
     interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks with --watch.")] = 1.0,
 ) -> None:

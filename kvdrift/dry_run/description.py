@@ -37,14 +37,14 @@ def describe_studies(
     """Say line by line what a run of the studies of one file would generate, derive and estimate, and what it needs.
 
     Where the plan is not frozen yet, the evaluation stands at the most that it may choose. The last lines come from
-    measuring, which takes about a minute where units are to be generated and the model is on this machine.
+    measuring, which takes about a minute if units are to be generated and the model is on this machine.
 
     Args:
         studies: the studies, one to a model and law.
         location: where the store is or will be: an absolute path or a URL.
         redo: names of actions that the run is to redo.
         served: whether an endpoint or a cluster generates; neither is asked.
-        gpus: how many GPUs of this machine generate, with a worker each; 0 where none of them was asked for.
+        gpus: how many GPUs of this machine generate, with a worker each; 0 if none of them was asked for.
         replan: whether the run is to plan anew.
 
     """

@@ -33,7 +33,7 @@ _PROBE_TOKENS, _PROBE_POSITIONS = 64, 4
 _COMMIT = 0.05  # seconds that a document's units take to enter a local store
 _DOCUMENTS_DIFFER = (0.8, 1.3)  # of a stratum's mean document, against the one that was measured
 _POSITIONS_DIFFER = (0.5, 2.0)  # of later positions, against measured ones: sides end, and pairs part
-_SIDE_BY_SIDE = 0.25  # of a document's time alone, at least, where several are decoded together in two threads
+_SIDE_BY_SIDE = 0.25  # of a document's time alone, at least, if several are decoded together in two threads
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
 
     Args:
         location: the store's folder or URL.
-        output: the folder of the page, or of the pages' folders where there are several; in the report's by default.
+        output: the folder of the page, or of the pages' folders if there are several; in the report's by default.
         study: the study's name; None for all of the store.
         interval: seconds between looks.
 

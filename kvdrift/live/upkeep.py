@@ -90,8 +90,8 @@ def keep_up(location: str, *, compacts: bool) -> None:
 
     """
     from log.store import Store
-    from sql.catalog import refresh_catalog
-    from sql.materialization import materialize_moments
+    from sql.catalog_file import refresh_catalog
+    from sql.materialized.storing import materialize_moments
 
     store = Store.open(location)
     if compacts:

@@ -48,7 +48,7 @@ def new_study(
         path: the file that it is for.
         model: a folder, from the working folder on, a Hugging Face id or the embedded model's.
         documents: a JSON Lines file of prompts, from the working folder on.
-        tasks: tasks of the source that makes prompts for the model, where no file is given.
+        tasks: tasks of the source that makes prompts for the model, if no file is given.
         length: the most tokens of a prompt.
         actions: values of each action, the baseline first; two actions by default.
         horizon: H in tokens.

@@ -11,9 +11,9 @@ from report.printing.tables import Cell, Column, PrintedTable, label_column, tab
 from report.reading.content import PageContent
 from report.reading.estimates import ESTIMATE_COLUMNS, FEW_CLUSTERS, Estimate, ReportedEstimates
 from schema.study import POOLED
-from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.quantities import ALL_QUANTITIES, SIMULTANEOUS_OF
 from stats.registry import DIFFERENCE, Scale
+from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 NOISE_FLOOR = "noise floor"  # under the name of an action that numerics alone move
 

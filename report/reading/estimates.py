@@ -7,12 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
+
 from report.reading.source import StudyRows, ViewRow
 from schema.study import POOLED
 from stats.ends import SKEWED
-from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.quantities import ALL_QUANTITIES, PAIR_QUANTITIES, SIMULTANEOUS_GAP
 from stats.registry import Quantity
+from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 FEW_CLUSTERS = 20  # intervals over fewer are marked
 

@@ -30,7 +30,7 @@ from log.units.unit import DERIVED_TABLES
 from schema.tables import TABLES
 from schema.windows import Windows
 from sql.catalog import open_views, view_texts
-from sql.materialization import keep_up_moments, materialize_moments
+from sql.materialized.storing import keep_up_moments, materialize_moments
 from sql.stored_moments import stored_moments
 from sql.view_texts import MATERIALIZED
 from transforms.compaction import compact

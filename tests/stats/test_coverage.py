@@ -39,11 +39,11 @@ from benchmarks.synthetic_study import (
 from flows.estimate.estimation import document_moments
 from sql.catalog import open_views
 from stats.alike import alike_documents
-from stats.bootstrap import BLOCK, groups, observed, observed_errors, resample
 from stats.ends import EXPANDED, Studentized, document_intervals, percentile_intervals
 from stats.linearization.gradients import constant_gradient, features_read
 from stats.pooling import Pooling
 from stats.quantities import QUANTITIES
+from stats.resampling.bootstrap import BLOCK, groups, observed, observed_errors, resample
 
 DRAWS = 4 * BLOCK
 

@@ -7,10 +7,10 @@ import pytest
 
 from schema.moments import SCALAR_MOMENTS
 from schema.windows import Windows
-from stats.bootstrap import observed_errors, resample
 from stats.endpoints import Endpoint
 from stats.moments import DocumentMoments
 from stats.quantities import SIMULTANEOUS_GAP
+from stats.resampling.bootstrap import observed_errors, resample
 from stats.simultaneous import simultaneous_gaps, simultaneous_members
 
 

@@ -33,7 +33,8 @@ from log.units.records import FOOTER
 from log.units.unit import conform_unit
 from schema.errors import InputError
 from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
-from sql.catalog import Views, catalog_fault, write_catalog
+from sql.catalog import Views
+from sql.catalog_file import catalog_fault, write_catalog
 from sql.promises import breaches, computed_views
 from transforms.segments import commit, derive_segment, pending
 from verification.differences import ROUNDING, first_difference
@@ -934,3 +935,15 @@ def test_the_line_of_a_check() -> None:
     fault = Fault("events/a", "x is 1, must be 2")
     assert str(Verified("events", "1 unit", "whole", (fault,))) == "events: 1 unit, 1 fault"
     assert str(Verified("events", "1 unit", "whole", (fault, fault))) == "events: 1 unit, 2 faults"
+
+
+def test_prompts_of_other_tokens_or_there_twice(study: Store) -> None:
+    rows = study.read("prompts").to_pylist()
+    own = next(row for row in rows if row["tokens"])
+    study.withdraw_files("prompts", study.paths("prompts"))
+    study.append_prompts([{**row, "tokens": row["tokens"][::-1]} if row is own else row for row in rows])
+    wrong = rf"^prompts \(study=.*, doc={own['doc']}, .*: tokens have SHA-256 .* as prompt_sha256 of the document says$"
+    assert_found(study, wrong)
+    twice = pa.Table.from_pylist([own], schema=TABLES["prompts"].schema)
+    add_file(study, "prompts", encode_parquet(twice))
+    assert_found(study, wrong, r"^prompts \(.*\): 2 rows have this key, must be 1$")

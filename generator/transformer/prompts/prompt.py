@@ -90,14 +90,16 @@ class Prompt:
 
 @contextlib.contextmanager
 def frequencies_of(network: Any, entries: int) -> Iterator[None]:
-    """Let all chunks of a prompt that is beyond RoPE's switch have the frequencies that one pass would have."""
-    switch = rope_switch(network.config)
-    if switch is None or entries <= switch:
+    """Let RoPE that switches (LongRoPE) have the frequencies that one pass over the prompt would have, in all chunks.
+
+    A copy of the embedding that is made inside the block keeps them, too.
+    """
+    if rope_switch(network.config) is None:
         yield
         return
     rotary = network.model.rotary_emb
     weight = network.get_input_embeddings().weight
-    rotary(weight, torch.tensor([[entries - 1]], device=weight.device))  # sets the frequencies beyond the switch
+    rotary(weight, torch.tensor([[entries - 1]], device=weight.device))  # sets the frequencies
     kind, rotary.rope_type = rotary.rope_type, "default"  # which leaves frequencies as they are
     try:
         yield

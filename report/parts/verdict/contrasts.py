@@ -19,9 +19,9 @@ from report.printing.wording import capital
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.facts import Facts
-from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.quantities import SIMULTANEOUS_GAP
 from stats.registry import DIFFERENCE, Scale
+from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 _TERMS = {
     "exposure_share": "exposure, the time after the first mismatch",

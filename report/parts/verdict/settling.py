@@ -11,8 +11,8 @@ from report.printing.wording import listed
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate
 from report.reading.facts import EVALUATION
-from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.registry import Scale
+from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 _FURTHER = 25.0  # times as many documents: beyond that, more of them are no way to settle a difference
 

@@ -4,7 +4,7 @@ What is stored is what the views compute, by their own SQL and in one thread: eq
 for documents that got no trajectories since (``sql.stored_moments``), so rows may be late and no number changes. The
 cost of a call grows with the steps of documents that wait for their moments.
 
-Documents are computed in batches (``sql.moment_batches``), some of them side by side.
+Documents are computed in batches (``sql.materialized.batches``), some of them side by side.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.tables import DOCUMENT_MOMENTS
-from sql.moment_batches import BatchViews, in_batches
+from sql.materialized.batches import BatchViews, in_batches
 from sql.stored_moments import moments_number, stored_moments, waiting_documents
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ import numpy as np
 from schema.errors import InputError
 from stats.clusters import ClusterDraws
 from stats.ends import STUDENTIZED
-from stats.intervals import Estimates, Request, Resampled, summarize
 from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.linearization.standard_errors import StandardErrors
 from stats.moments import DocumentMoments, Float
 from stats.pooling import Pooling, evaluate
 from stats.quantities import QUANTITIES, quantity_named
+from stats.resampling.intervals import Estimates, Request, Resampled, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
