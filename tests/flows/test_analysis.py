@@ -28,10 +28,10 @@ from log.store import Store, Unit
 from schema.errors import InputError
 from schema.tables import ACTIONS, DOCUMENTS
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
-from stats import bootstrap
 from stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
 from stats.reduction.coefficients import fit_coefficients
 from stats.reduction.control_variates import is_reduced, reduced_documents
+from stats.resampling import bootstrap
 from stats.resampling.bootstrap import estimate
 from stats.resampling.intervals import COLUMNS, Estimates, Request
 from stats.simultaneous import simultaneous_gaps
