@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
-
 from report.reading.source import StudyRows, ViewRow
 from schema.study import POOLED
 from stats.ends import SKEWED
