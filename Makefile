@@ -70,10 +70,11 @@ docs: $(STAMP)
 	$(BIN)/python -m kvdrift.reference > docs/commands.md
 	$(BIN)/python -m kvdrift.study_files.reference > docs/study-file.md
 
+GALLERY := $(wildcard studies/quickstart.toml studies/frontier.toml studies/weights.toml)
+
 # The shipped studies into stores/, an engine's if its extra is installed, and the site with their pages and explorers.
 gallery: $(STAMP)
-	$(BIN)/kvdrift run studies/quickstart.toml
-	$(BIN)/kvdrift run studies/frontier.toml
+	set -e; for study in $(GALLERY); do $(BIN)/kvdrift run $$study; done
 	if $(BIN)/python -c "import xllamacpp" 2>/dev/null; then $(BIN)/kvdrift run studies/llama_cpp.toml; fi
 	$(MAKE) site
 

@@ -43,12 +43,12 @@ from flows.estimate.stored import analyze_stored
 from log.store import Store
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from sql.contracts import contract
-from sql.materialization import materialize_moments
+from sql.materialized.storing import materialize_moments
 from stats.ends import PERCENTILE, STUDENTIZED
-from stats.intervals import Estimates, Request
 from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES
 from stats.reduction.control_variates import CONTROLS, REDUCED
+from stats.resampling.intervals import Estimates, Request
 from transforms.pipeline import run_derivation
 
 LARGE = ("events", "steps")  # one row per event: scanned here

@@ -21,9 +21,9 @@ from generator.actions import Action
 from generator.attention.shared_prefix import PrefixLayer
 from generator.coupling.laws import couple, draw, total_variation
 from generator.coupling.uniforms import uniform_table
-from generator.transformer.eviction import evict
 from generator.transformer.model import LoadedModel
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.eviction import evict
+from generator.transformer.prompts.prompt import Prompt
 from schema.document import Document
 
 

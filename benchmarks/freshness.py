@@ -310,7 +310,7 @@ def children(process: int) -> list[int]:
 def cpu_seconds(process: int) -> float:
     """Return what a process has taken of the processors so far, with those that it started and that have ended.
 
-    It is 0 where it is many processes.
+    It is 0 if several processes are measured.
     """
     if not process:
         return 0.0

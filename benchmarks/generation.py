@@ -55,7 +55,7 @@ from generator.transformer.footprint import matrix_bytes
 from generator.transformer.fused.layers import join_weights, layers_fault
 from generator.transformer.memory import ModelShape, available_bytes
 from generator.transformer.model import LoadedModel
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.prompt import Prompt
 from schema.document import Document
 from schema.retention import Retention
 

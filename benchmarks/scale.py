@@ -37,10 +37,10 @@ from log.units.unit import DERIVED
 from schema.errors import InputError, OperationError
 from schema.tables import PLAIN
 from sql.catalog import MOMENT_VIEWS, open_views
-from sql.materialization import materialize_moments
+from sql.materialized.storing import materialize_moments
 from sql.quoting import parquet_files
-from stats.intervals import Request
 from stats.moments import DocumentMoments
+from stats.resampling.intervals import Request
 from transforms.pipeline import run_derivation
 
 QUANTITIES = ("mismatch", "occurrence", "exposure", "mismatch_rate")

@@ -255,7 +255,9 @@ def _on(device: str) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch, "inference_mode", torch.no_grad))
         if device == str(SECOND):
             stack.enter_context(TwoDevices())  # type: ignore[no-untyped-call]
-            stack.enter_context(mock.patch("generator.transformer.prompt.available_bytes", return_value=2**33))
+            stack.enter_context(
+                mock.patch("generator.transformer.prompts.prepared.available_bytes", return_value=2**33)
+            )
         yield
 
 

@@ -13,19 +13,19 @@ from generator.documents.registry import SOURCES, choose_candidates, stratum_doc
 from generator.documents.source import document_of
 from generator.finite.study_systems import study_systems, system_document
 from generator.generation.engine_models import engine_model
-from generator.transformer.configuration import head_size, position_limit, vocabulary_size
 from generator.transformer.decoder import check_prompt
-from generator.transformer.local_folders import (
+from generator.transformer.files.configuration import head_size, position_limit, position_switch, vocabulary_size
+from generator.transformer.files.local_folders import (
     local_configuration,
     local_folder,
     model_location,
     tokenizer_location,
 )
+from generator.transformer.files.tokenizer import load_tokenizer
 from generator.transformer.other_weights.named import told_of, weights_location, with_own_weights
-from generator.transformer.tokenizer import load_tokenizer
 from schema.document import SPLITS, Document
 from schema.errors import InputError, nearest
-from schema.study import CONTROL_REPLICATES, FINITE_STATE, DocumentsSection, Study
+from schema.study import FINITE_STATE, DocumentsSection, Study
 from stats.quantities import PAIR_QUANTITIES
 
 
@@ -51,11 +51,6 @@ class Material:
     def measured_actions(self) -> list[str]:
         """Names of the actions that are compared: all but the control."""
         return [action.name for action in self.actions if not action.control]
-
-
-def replicates_of(action: Action, replicates: int) -> int:
-    """Return how many replicates an action gets: controls need no more than ``CONTROL_REPLICATES``."""
-    return min(replicates, CONTROL_REPLICATES) if action.control else replicates
 
 
 def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments = NOTHING_HELD) -> Material:
@@ -120,15 +115,16 @@ def _check_with_model(material: Material, *, offline: bool) -> None:
             made.check_prompt(document, material.study.study.horizon)
         return
     location, revision = model_location(material.study.model), material.study.model.revision
-    limit = vocabulary = None
+    limit = vocabulary = switch = None
     if not offline or local_configuration(location, revision) is not None:
         limit, vocabulary = (read(location, revision=revision) for read in (position_limit, vocabulary_size))
+        switch = position_switch(location, revision=revision)
         for action in (action for action in material.actions if action.codec is not None and action.weights is None):
             action.check_heads(head_size(location, revision=revision))
     limit = _check_with_other_weights(material, limit, offline=offline)
     for document in (document for split in SPLITS for document in material.of_split(split)):
         if document.stratum not in material.nominal:
-            check_prompt(document, material.study.study.horizon, limit, vocabulary)
+            check_prompt(document, material.study.study.horizon, limit, vocabulary, switch)
         check_retentions(material.actions, document.prompt_tokens, f"document '{document.doc}'")
 
 
@@ -150,7 +146,7 @@ def _check_with_other_weights(material: Material, limit: int | None, *, offline:
 def _nominal_documents(
     section: DocumentsSection, study: Study, tokenizer: Callable[[], Any], held: HeldDocuments
 ) -> dict[str, list[Document]] | None:
-    """Documents as long as they may be, where texts cannot be tokenized here; None where they can.
+    """Documents as long as they may be, if texts cannot be tokenized here; None if they can.
 
     A Hugging Face id's tokenizer may only not be here yet; a folder without one is refused.
     """

@@ -14,7 +14,7 @@ from generator.codecs import CODECS, Codec
 from generator.codecs.generated import GeneratedEntries
 from generator.selectors import Full, Numerics, Selector, build_selector
 from generator.selectors.own.building import build
-from generator.selectors.own.families import Family
+from generator.selectors.own.kinds import PartKind
 from generator.selectors.parameters import Value
 from generator.selectors.policies import Policy, build_policy
 from schema.errors import InputError, failure_of
@@ -23,7 +23,7 @@ from schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study
 
 GENERATED = "generated"  # the key of every codec by which it codes generated entries, too
 
-CODEC_FAMILY: Family[Codec] = Family(
+CODEC_KIND: PartKind[Codec] = PartKind(
     noun="codec",
     plural="codecs",
     base=Codec,
@@ -242,7 +242,7 @@ def build_codec(name: str, parameters: Mapping[str, Value], folder: Path | None 
         parameters: Those that differ from the defaults; ``generated`` is checked, but is not the codec's own.
         folder: Where a module is looked for before installed ones, if anywhere.
     """
-    return build(CODEC_FAMILY, name, parameters, CODECS, folder)
+    return build(CODEC_KIND, name, parameters, CODECS, folder)
 
 
 def build_actions(study: Study) -> list[Action]:

@@ -103,7 +103,7 @@ class GpuKinds:
 
     @classmethod
     def of_units(cls, versions: Iterable[str | None]) -> Self:
-        """Return the kinds that units were made on, by their column ``versions``."""
+        """Return the GPU models that made the units, read from their column ``versions``."""
         found = (json.loads(text).get("gpu") for text in set(versions) if text is not None)
         names = frozenset(name for name in found if name is not None)
         return cls(names, f"the store's units were made on {' and '.join(sorted(names))}")

@@ -32,7 +32,7 @@ from ingestion.files import VALUES, EventRows
 from log.delta.durability import make_folder, replace_durably
 from schema.errors import DamagedStoreError, InputError, first_line
 from schema.location import is_local
-from schema.rows import Flags, Ints, run_begins
+from schema.rows import Flags, Ints, repeats, run_begins
 from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
 
 STORED, WAITING, NEW = 0, 1, 2
@@ -75,16 +75,14 @@ def merge(rows: EventRows, origin: Ints, horizon: Ints) -> Merged:
     """
     order = np.lexsort((origin, rows.t, rows.replicate, rows.group))
     rows, origin = rows.take(order), origin[order]
-    begins = run_begins(rows.group, rows.replicate, rows.t)
-    first = np.flatnonzero(begins)[np.cumsum(begins) - 1]  # of the rows with this key, those that are there before
     values = [field.name for field in fields(EventRows) if field.name not in {"group", "replicate", "t", "flaws"}]
-    differs = np.logical_or.reduce([getattr(rows, name) != getattr(rows, name)[first] for name in values])
+    again, differs = repeats([rows.group, rows.replicate, rows.t], [getattr(rows, name) for name in values])
     pair_begins = run_begins(rows.group, rows.replicate)
     pair = np.cumsum(pair_begins) - 1
     new = origin == NEW
     apart = np.bincount(pair, weights=differs)[pair] > 0
     aside = apart & new
-    kept = begins & ~aside
+    kept = ~again & ~aside
     complete = np.bincount(pair, weights=kept)[pair] == horizon[rows.group]
     stored = np.bincount(pair, weights=origin == STORED)[pair] > 0
     return Merged(
@@ -92,7 +90,7 @@ def merge(rows: EventRows, origin: Ints, horizon: Ints) -> Merged:
         waiting=rows.take(kept & ~complete & new),
         conflicting=rows.take(aside),
         conflict=differs[aside],
-        collapsed=int(np.sum(new & ~aside & ~begins)),
+        collapsed=int(np.sum(new & ~aside & again)),
     )
 
 

@@ -18,7 +18,7 @@ from ingestion.checks import Anomaly, SortedRows, find_errors
 from ingestion.documents import DocumentRows, read_documents
 from ingestion.facts import FactRows, read_facts_file
 from ingestion.files import EventFile, EventRows, FileGroups
-from ingestion.ingest import Filing, IngestReport, expanded, note_unread
+from ingestion.ingest import Filing, expanded, note_unread
 from ingestion.intake import Intake
 from ingestion.pieces import (
     NEW,
@@ -33,6 +33,7 @@ from ingestion.pieces import (
     rows_of,
     table_of,
 )
+from ingestion.report import IngestReport
 from log.store import Store
 from schema.errors import InputError
 from schema.rows import Flags, Ints

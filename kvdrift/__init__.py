@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flows.estimate.gate import Verdict
+    from flows.estimate.gate_question import Verdict
     from kvdrift.interfaces import (
         GROUP_BYTES,
         TOVA,
@@ -106,7 +105,7 @@ def run(
     study: str | Path,
     store: str | Path | None = None,
     *,
-    endpoints: str | Sequence[str] = (),
+    endpoint: str | None = None,
     token_file: str | Path | None = None,
     tls_root_certs: str | Path | None = None,
     endpoint_timeout: float = 60.0,
@@ -118,11 +117,10 @@ def run(
     Args:
         study: the study file.
         store: folder or URL of the store, ``stores/NAME`` in the working folder by default.
-        endpoints: ``grpc://HOST:PORT`` of the ``kvdrift serve`` that generates, or of each of several; this
-            process by default.
-        token_file: a file with the token that the endpoints ask for.
+        endpoint: ``grpc://HOST:PORT`` of the ``kvdrift serve`` that generates; this process by default.
+        token_file: a file with the token that the endpoint asks for.
         tls_root_certs: a PEM file of the authorities to trust; the system's by default.
-        endpoint_timeout: seconds of silence after which an endpoint is given up.
+        endpoint_timeout: seconds of silence after which the endpoint counts as lost.
         cluster: ``tcp://HOST:PORT`` of a Dask scheduler whose workers generate, or ``local:N``.
         gpus: ``all``, or how many GPUs of this machine generate, with a worker each.
 
@@ -133,17 +131,16 @@ def run(
         schema.errors.KvdriftError: the errors of ``schema.errors``, each one line.
 
     """
-    from flows.run.options import named_services, named_workers
+    from flows.run.options import named_service, named_workers
     from flows.run.study_file import run_file
     from schema.progress import SILENT
     from schema.study import load_studies
 
     studies = load_studies(Path(study))
     token, certificates = (None if file is None else Path(file) for file in (token_file, tls_root_certs))
-    addresses = [endpoints] if isinstance(endpoints, str) else list(endpoints)
-    services = named_services(addresses, token, certificates, endpoint_timeout)
-    workers = named_workers(studies, cluster, gpus, served=bool(services))
-    return run_file(studies, store, services, SILENT, cluster=workers).pages[-1]
+    service = named_service([] if endpoint is None else [endpoint], token, certificates, endpoint_timeout)
+    workers = named_workers(studies, cluster, gpus, served=service is not None)
+    return run_file(studies, store, service, SILENT, cluster=workers).pages[-1]
 
 
 def report(store: str | Path, output: str | Path | None = None, study: str | None = None) -> list[Path]:
@@ -200,7 +197,8 @@ def gate(
             finished.
 
     """
-    from flows.estimate.gate import GateQuestion, gate_stored
+    from flows.estimate.gate import gate_stored
+    from flows.estimate.gate_question import GateQuestion
     from log.store import Store
     from schema.study import FLOOR_ACTION, POOLED
 

@@ -12,7 +12,7 @@ LISTED = ("selectors", "codecs", "policies", "tasks", "views", "models", "quanti
 
 
 def stores(incomplete: str) -> list[str]:
-    """Return local folders that hold a store; where there is none, the shell offers files."""
+    """Return local folders that hold a store; if there is none, the shell offers files."""
     typed = Path(incomplete)
     inside = typed if incomplete.endswith("/") or not incomplete else typed.parent
     folders = [*_folders(inside), *(_folders(Path("stores")) if not incomplete else ())]

@@ -26,7 +26,7 @@ TokenOption = Annotated[
 ]
 EndpointOption = Annotated[
     list[str] | None,
-    typer.Option("--endpoint", metavar="URI", help="grpc://HOST:PORT of a kvdrift serve; repeat it for several."),
+    typer.Option("--endpoint", metavar="URI", help="grpc://HOST:PORT of a kvdrift serve that generates."),
 ]
 RootCertsOption = Annotated[
     Path | None,

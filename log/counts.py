@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from log.delta.folder import DeltaFolder
 from log.delta.snapshot import Snapshot
 from log.units.revisions import are_revised, current_documents, current_revision, current_scores
-from schema.rows import combined_codes, run_begins
+from schema.rows import Wide, combined_codes, row_hashes, run_begins
 
 _ANSWERS = ("source", "task", "scoring")
 _OF_PLACES = ("study", "model", "split", "stratum", *_ANSWERS, "answers")
@@ -118,12 +118,8 @@ def count_documents(documents: pa.Table) -> Counter[Place]:
         documents: Rows of ``documents``, in study, model, split, stratum and what their answers are at least.
 
     """
-    names = [*_OF_PLACES[:-1], "answered"]
-    counted = _with_answered(documents).group_by(names).aggregate([([], "count_all")])
-    found = Counter[Place]()
-    for *place, count in _rows(counted, (*names, "count_all")):
-        found[_place(*place)] += count
-    return found
+    places, place = _places(documents)
+    return Counter(dict(zip(places, np.bincount(place, minlength=len(places)).tolist(), strict=True)))
 
 
 def count_scores(scores: pa.Table, documents: pa.Table) -> Counter[Scored]:
@@ -134,13 +130,17 @@ def count_scores(scores: pa.Table, documents: pa.Table) -> Counter[Scored]:
         documents: Rows of ``documents``, those of these documents at least.
 
     """
-    counted = scores.group_by(list(_OF_SCORES)).aggregate([([], "count_all")])
-    texts = [(name, pa.string()) for name in _DOCUMENT]
-    counted = counted.cast(pa.schema([*texts, *(counted.field(at) for at in range(len(texts), counted.num_columns))]))
-    splits = documents.select([*_DOCUMENT, "split"]).cast(pa.schema([*texts, ("split", pa.string())]))
-    group = list(Scored._fields)
-    summed = counted.join(splits, list(_DOCUMENT)).group_by(group).aggregate([("count_all", "sum")])
-    return Counter({Scored(*of): count for *of, count in _rows(summed, [*group, "count_all_sum"])})
+    splits = documents["split"].combine_chunks().dictionary_encode()
+    split = np.append(splits.indices.to_numpy(), len(splits.dictionary))[_documents_of(scores, documents)]
+    names = ("study", "model", "action", "action_revision")
+    codes = combined_codes([*(_coded(scores[name]) for name in names), (split, len(splits) + 1)], len(split))
+    _, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    words, found = [*splits.dictionary.to_pylist(), None], Counter[Scored]()
+    for (study, model, *action), at, count in zip(
+        _rows(scores.take(pa.array(first)), names), split[first].tolist(), counts.tolist(), strict=True
+    ):
+        found[Scored(study, model, words[at], *action)] = count
+    return found
 
 
 def count_units(units: pa.Table, documents: pa.Table) -> Holdings:
@@ -151,22 +151,28 @@ def count_units(units: pa.Table, documents: pa.Table) -> Holdings:
         documents: Rows of ``documents``, those of these documents at least.
 
     """
-    group = [*_DOCUMENT, "action", "action_revision", "estimator"]
-    unknown = pc.CountOptions(mode="only_null")
-    summed = units.group_by(group).aggregate(
-        [("replicates", "sum"), ([], "count_all"), ("weights_sha256", "count", unknown)]
-    )
-    held = [*group[3:], "replicates_sum", "count_all", "weights_sha256_count"]
-    of_document = _codes(summed, _DOCUMENT)
-    _, first, kind = np.unique(_codes(summed, held), return_index=True, return_inverse=True)
-    kinds = [Held(*row) for row in _rows(summed.take(pa.array(first)), held)]
-    order = np.lexsort((kind, of_document))
-    begins = np.flatnonzero(run_begins(of_document[order]))
-    places, kind = _places(summed.take(pa.array(order[begins])), documents), kind[order].tolist()
-    spans = itertools.pairwise([*begins.tolist(), len(kind)])
-    found = Counter((place, *kind[begin:end]) for place, (begin, end) in zip(places, spans, strict=True))
+    if not units.num_rows:
+        return Holdings()
+    names = ("action", "action_revision", "estimator")
+    owner, of_action = _codes(units, _DOCUMENT), _codes(units, names)
+    order = np.lexsort((of_action, owner))
+    begins = np.flatnonzero(run_begins(owner[order], of_action[order]))
+    first = order[begins]
+    unknown = pc.is_null(units["weights_sha256"]).to_numpy().astype(np.int64)
+    replicates = units["replicates"].to_numpy().astype(np.int64)
+    sums = [np.add.reduceat(values[order], begins) for values in (replicates, np.ones_like(unknown), unknown)]
+    held, example, kind = np.unique(np.stack([of_action[first], *sums]), axis=1, return_index=True, return_inverse=True)
+    actions = _rows(units.take(pa.array(first[example])), names)
+    kinds = [Held(*action, *counts) for action, counts in zip(actions, held[1:].T.tolist(), strict=True)]
+
+    of_document = np.flatnonzero(run_begins(owner[first]))
+    place, places = _places_of(units.take(pa.array(first[of_document])), documents)
+    spans = itertools.pairwise([*of_document.tolist(), len(kind)])
+    own = Counter((at, *kind[begin:end].tolist()) for at, (begin, end) in zip(place, spans, strict=True))
     # Sorted, since the order of codes is that of first appearance, and counts of several files are subtracted.
-    return Counter({(place, tuple(sorted(kinds[one] for one in own))): count for (place, *own), count in found.items()})
+    return Counter(
+        {(places[at], tuple(sorted(kinds[one] for one in ones))): count for (at, *ones), count in own.items()}
+    )
 
 
 def stored_counts(folder: DeltaFolder, units_and_missing: Callable[[], tuple[Snapshot, pa.Table]]) -> Counts:
@@ -192,15 +198,32 @@ def _with_missing(rows: pa.Table, missing: pa.Table) -> pa.Table:
     return pa.concat_tables([rows, missing.select(rows.column_names).cast(rows.schema)]).unify_dictionaries()
 
 
-def _places(keys: pa.Table, documents: pa.Table) -> list[Place]:
-    """The place of each document, in the order of ``keys``."""
-    documents = _with_answered(documents)
-    places = zip(_rows(documents, _DOCUMENT), _rows(documents, [*_OF_PLACES[:-1], "answered"]), strict=True)
-    known = {document: _place(*place) for document, place in places}
-    return [
-        known.get((study, model, doc)) or Place(study, model, None, None, None)  # no row of it yet
-        for study, model, doc in _rows(keys, _DOCUMENT)
-    ]
+def _places(documents: pa.Table) -> tuple[list[Place], Wide]:
+    """The places that documents have, and which of them each document has."""
+    rows, names = _with_answered(documents), [*_OF_PLACES[:-1], "answered"]
+    _, first, place = np.unique(_codes(rows, names), return_index=True, return_inverse=True)
+    return [_place(*row) for row in _rows(rows.take(pa.array(first)), names)], place
+
+
+def _places_of(keys: pa.Table, documents: pa.Table) -> tuple[list[int], list[Place]]:
+    """Which place the document of each row of ``keys`` has, and the places."""
+    places, place = _places(documents)
+    at = np.append(place, -1)[_documents_of(keys, documents)]
+    without = np.flatnonzero(at < 0)  # no row of it yet
+    names = [Place(study, model, None, None, None) for study, model in _rows(keys.take(without), _DOCUMENT[:2])]
+    at[without] = np.arange(len(without)) + len(places)
+    everywhere = [*places, *names]
+    same = {one: number for number, one in reversed([*enumerate(everywhere)])}
+    return [same[everywhere[number]] for number in at.tolist()], everywhere
+
+
+def _documents_of(rows: pa.Table, documents: pa.Table) -> Wide:
+    """The number of the document that each row is of, int64 [rows]; one past the last where there is none."""
+    wanted, there = (row_hashes(part[name] for name in _DOCUMENT) for part in (rows, documents))
+    order = np.argsort(there)
+    at = np.searchsorted(there[order], wanted)
+    order, there = np.append(order, len(there)), np.append(there[order], np.uint64(0))
+    return np.where(there[at] == wanted, order[at], len(there) - 1)
 
 
 def _with_answered(documents: pa.Table) -> pa.Table:
@@ -218,14 +241,16 @@ def _place(study: str, model: str, split: str, stratum: str, *answers: Any) -> P
     return Place(study, model, split, stratum, Answers(*how) if answered else None)
 
 
-def _codes(rows: pa.Table, names: Any) -> Any:
+def _codes(rows: pa.Table, names: Sequence[str]) -> Wide:
     """Number the combinations of values of some columns: int64 [rows]."""
-    columns = []
-    for name in names:
-        coded = rows[name].combine_chunks()
-        coded = coded if pa.types.is_dictionary(coded.type) else coded.dictionary_encode()
-        columns.append((coded.indices.to_numpy(zero_copy_only=False), len(coded.dictionary)))
-    return combined_codes(columns, rows.num_rows)
+    return combined_codes([_coded(rows[name]) for name in names], rows.num_rows)
+
+
+def _coded(column: pa.ChunkedArray) -> tuple[Wide, int]:
+    """Number the values of a column; and a number above all."""
+    whole = column.combine_chunks()
+    coded = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
+    return coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False), len(coded.dictionary) + 1
 
 
 def _rows(rows: pa.Table, names: Any) -> Any:

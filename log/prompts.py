@@ -84,7 +84,6 @@ class PromptRows:
 
     def __init__(self, folder: DeltaFolder) -> None:
         self._folder = folder
-        self._keys: dict[str, frozenset[tuple[Any, ...]]] = {}  # by path: a file does not change
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> int:
         """Append rows by one commit; return how many are new."""
@@ -92,8 +91,8 @@ class PromptRows:
         new: list[Mapping[str, Any]] = []
 
         def attempt(loaded: Snapshot) -> Commit | None:
-            known = self._known(loaded)
-            keys = [key for key in given if not any(key in of_file for of_file in known)]
+            known = self._folder.of_files(loaded, _NAMES, _keys)
+            keys = [key for key in given if not any(key in of_file for of_file in known.values())]
             new[:] = [given[key] for key in keys]
             if not new:
                 return None
@@ -104,11 +103,6 @@ class PromptRows:
             self._folder.commit("prompts", attempt)
         return len(new)
 
-    def _known(self, loaded: Snapshot) -> list[frozenset[tuple[Any, ...]]]:
-        """Return the keys of each visible file."""
-        self._keys = {path: self._keys.get(path) or self._read(loaded, path) for path in loaded.paths()}
-        return list(self._keys.values())
 
-    def _read(self, loaded: Snapshot, path: str) -> frozenset[tuple[Any, ...]]:
-        rows = self._folder.read(loaded, _NAMES, paths=[path])
-        return frozenset(zip(*(rows[name].to_pylist() for name in _NAMES), strict=True))
+def _keys(rows: pa.Table) -> frozenset[tuple[Any, ...]]:
+    return frozenset(zip(*(rows[name].to_pylist() for name in _NAMES), strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,12 +24,15 @@ from schema.rows import Wide
 from schema.tables import DOCUMENTS, TABLES, UNITS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any, Self
 
     import pyarrow.dataset as pads
 
     from log.delta.snapshot import Snapshot
+
+
+_Made = TypeVar("_Made")
 
 
 class ReadableStore:
@@ -182,10 +185,20 @@ class ReadableStore:
         """Return the numbers of units, and how many rows they have in each table, as ``units`` says at a version."""
         return self._units.counts(self._load("units", version))
 
-    def unit_rows(self, numbers: Wide, columns: Sequence[str]) -> pa.Table:
-        """Read the rows of ``units`` that have some numbers, in some columns; older rows have none."""
-        where = pc.field("unit").isin(pa.array(numbers, pa.int64()))
-        return self._folder.read(self._load("units"), columns, where=where)
+    def unit_rows(self, numbers: Wide, columns: Sequence[str], version: int | None = None) -> pa.Table:
+        """Read the rows of ``units`` that have some numbers, in some columns."""
+        return self._units.read(self._load("units", version), numbers, columns)
+
+    def of_files(
+        self, table: str, columns: Sequence[str], make: Callable[[pa.Table], _Made], version: int | None = None
+    ) -> list[_Made]:
+        """Return what a function makes of each visible file's rows, in some columns; what was made is kept.
+
+        Raises:
+            InputError: The table or the version is unknown, or a file is missing or damaged.
+
+        """
+        return [*self._folder.of_files(self._load(table, version), columns, make).values()]
 
     def rows_by_unit(self, table: str, path: str, version: int | None = None) -> Mapping[int, int]:
         """Count the rows that a visible file of ``events`` or a derived table has of each unit; -1 stands for none.

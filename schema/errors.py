@@ -7,7 +7,7 @@ KvdriftError               one line, made to be read by a person
 │   └── MissingStoreError  a place where there is no store yet
 └── OperationError         the work failed though the input was right (exit code 1)
     ├── ControlError       a full-retention control with delta or f other than 0
-    ├── NobodyLeftError    endpoints or a cluster that are gone, so that all work would fail
+    ├── NobodyLeftError    an endpoint or a cluster that is gone, so that all work would fail
     └── DamagedStoreError  a store that contradicts itself: commits are damaged or lost
 """
 

@@ -66,7 +66,7 @@ def check_regular(path: Path) -> None:
 
 
 def folder_name(name: str) -> str:
-    """A name as the name of one folder: itself, or where it is none, what is left of it and a digest.
+    """Return a name as the name of one folder: the name if usable as one, else a cleaned name plus a digest.
 
     Names come from study files and from logs that others made, and must not lead out of the folder that they are in.
     """

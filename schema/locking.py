@@ -70,7 +70,7 @@ def repaired(location: str) -> Iterator[None]:
 
 @contextmanager
 def _opened(location: str) -> Iterator[int | None]:
-    """The store's folder, as what a lock is on; None where it cannot be opened, which whoever reads it says better."""
+    """Open the store's folder, to lock it; None if it cannot be opened: the reader reports why."""
     try:
         folder = os.open(location, os.O_RDONLY)
     except OSError:

@@ -1,9 +1,94 @@
-"""Another Python of ours: what it is started with, and what it said when it failed."""
+"""Other Pythons of ours: a pool of processes, what a process is started with, and what it said when it failed."""
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import parent_process
+from multiprocessing.context import SpawnContext, SpawnProcess
+from types import ModuleType
+from typing import Any
+
+_NEW_OBJECTS = 10_000  # from one garbage collection to the next, as in kvdrift.program
+_STARTING = threading.Lock()
+
+
+class OwnProcesses(ProcessPoolExecutor):
+    """Processes that work beside this one and end with it, however it ends.
+
+    They say nothing on the terminal and do not hear its Ctrl-C.
+
+    Args:
+        count: How many processes there are at most; each starts when work waits for it.
+        begin: Is called once in each process before its work, with ``arguments``.
+        times: How many calls a process answers before another process takes its place, with fresh memory; None for
+            all.
+
+    """
+
+    def __init__(
+        self, count: int, begin: Callable[..., object] | None = None, *arguments: Any, times: int | None = None
+    ) -> None:
+        self._context = _Context()
+        super().__init__(
+            count, mp_context=self._context, initializer=_begin, initargs=(begin, arguments), max_tasks_per_child=times
+        )
+
+    def kill(self) -> None:
+        """End the processes at once; what they are doing is lost."""
+        self.shutdown(wait=False, cancel_futures=True)
+        for process in self._context.started:
+            process.kill()
+
+
+class _Process(SpawnProcess):
+    """A process that does not import the script that this one runs.
+
+    The script of a user who calls ``kvdrift.run`` may have no guard against running again when it is imported.
+    """
+
+    def start(self) -> None:
+        with _STARTING:
+            script = sys.modules["__main__"]
+            sys.modules["__main__"] = ModuleType("__main__")
+            try:
+                super().start()
+            finally:
+                sys.modules["__main__"] = script
+
+
+class _Context(SpawnContext):
+    """Starts such processes and remembers them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[_Process] = []
+
+    def Process(self, *given: Any, **named: Any) -> _Process:  # type: ignore[override]  # noqa: N802 - of multiprocessing
+        self.started.append(_Process(*given, **named))
+        return self.started[-1]
+
+
+def _begin(begin: Callable[..., object] | None, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(silence, stream)
+    if begin is not None:
+        begin(*arguments)
+
+
+def _end_with_parent() -> None:
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def own_environment() -> dict[str, str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 Ints = npt.NDArray[np.int32]
 Wide = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Reals = npt.NDArray[np.float64]
+Hashes = npt.NDArray[np.uint64]
 
 _LARGEST = 2**62
 
@@ -44,3 +47,58 @@ def run_begins(*columns: npt.NDArray[Any]) -> Flags:
     begins = np.ones(len(columns[0]), dtype=np.bool_)
     begins[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return begins
+
+
+def repeats(keys: Sequence[npt.NDArray[Any]], values: Sequence[npt.NDArray[Any]]) -> tuple[Flags, Flags]:
+    """Find rows that repeat the key of an earlier row.
+
+    Args:
+        keys: Columns [N], by which the rows are sorted; rows of one key are in the order in which they came.
+        values: The other columns [N].
+
+    Returns:
+        [N] whether an earlier row has the key; [N] whether the first row of the key has another value.
+
+    """
+    begins = run_begins(*keys)
+    first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+    return ~begins, np.logical_or.reduce([column != column[first] for column in values])
+
+
+def row_hashes(columns: Iterable[pa.ChunkedArray]) -> Hashes:
+    """Hash the combinations of values of some columns of texts, integers or lists of texts.
+
+    Returns:
+        [N] one number of 64 bits for each combination, the same one in every call of this process, null being a value.
+
+    """
+    found: Hashes | None = None
+    for column in columns:
+        whole = column.combine_chunks()
+        hashes = _list_hashes(whole) if pa.types.is_list(whole.type) else _value_hashes(whole)
+        found = hashes if found is None else _mixed(_mixed(found) + hashes)  # the order of columns counts
+    return np.zeros(0, dtype=np.uint64) if found is None else found
+
+
+def _value_hashes(values: pa.Array) -> Hashes:
+    coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+    words = np.array([hash(word) % 2**64 for word in (*coded.dictionary.to_pylist(), None)], dtype=np.uint64)
+    hashes: Hashes = _mixed(words)[coded.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)]
+    return hashes
+
+
+def _list_hashes(lists: pa.Array) -> Hashes:
+    found = _value_hashes(lists.value_lengths())
+    row = pc.list_parent_indices(lists).to_numpy()
+    place = np.arange(len(row)) - np.searchsorted(row, row)
+    np.add.at(found, row, _mixed(_value_hashes(lists.flatten()) + place.astype(np.uint64)))
+    return found
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """The last steps of SplitMix64 (Steele, Lea and Flood 2014), which spread each bit over all."""
+    values = (values + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Hashes = values ^ (values >> np.uint64(31))
+    return mixed

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sql.contracts import contract
-from sql.empty_views import comments
+from sql.contracts import comments, contract
 from sql.quoting import quoted
 from sql.stored_tables import create_stored_view, fill_stored_table, guard_stored_view
 from sql.unlike_units import refuse_unlike_units
@@ -74,7 +73,7 @@ def fill_catalog(
         else:
             create_stored_view(connection, table, sources)
     moments.insert_waiting(connection)
-    refused = refuse_unlike_units(connection)
+    refused = refuse_unlike_units(connection, store, versions)
     if few_documents:
         few = moments.stored or store.row_count("steps") <= _MOST_STEPS
         connection.execute("set threads = 1")  # the same bits in every run

@@ -1,4 +1,4 @@
-"""The views over a store, in an in-memory DuckDB connection or in a catalogue file that any DuckDB client opens.
+"""The views over a store in an in-memory DuckDB connection; ``sql.catalog_file`` has those of a file.
 
 Each view's SQL stands in its own file and imports other views as ``main.NAME``, or as ``internal.NAME`` where they are
 steps to others. The staging views read the schema ``stored``, made here with one view per stored table over exactly the
@@ -8,18 +8,15 @@ Nothing depends on variables, macros or extensions, so what is persisted means t
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
 
-from log.delta.durability import replace_durably
-from schema.errors import InputError, KvdriftError, OperationError, is_forbidden, nearest
+from schema.errors import InputError, KvdriftError, OperationError, nearest
 from schema.location import is_local
 from schema.tables import TABLES
-from sql.carried_tables import fill_catalog, keep_views
+from sql.carried_tables import keep_views
 from sql.contracts import Contract, contract, contracts
 from sql.empty_views import create_views
 from sql.quoting import literal, quoted
@@ -36,15 +33,7 @@ if TYPE_CHECKING:
 
     from log.store import Store
 
-__all__ = ["Contract", "Views", "describe_views", "open_views", "refresh_catalog", "view_texts", "write_catalog"]
-
-CATALOG_NAME = "catalog.duckdb"
-
-# The oldest format that DuckDB still writes: clients from 1.0 on open the catalogue.
-CATALOG_STORAGE = "v1.0.0"
-
-# Written out once, when all views are there: each time before would leave its space in the file.
-_CATALOG_SETTINGS: dict[str, Any] = {"storage_compatibility_version": CATALOG_STORAGE, "wal_autocheckpoint": "1TB"}
+__all__ = ["Contract", "Views", "describe_views", "open_views", "view_texts"]
 
 # Tables are pinned in this order, the derived before what they were derived from and before the tables written ahead
 # of events, so that a commit in between never leaves a row without what it refers to. Depths come after their
@@ -212,14 +201,14 @@ def open_views(
     moments = stored_moments(store, pinned) if materialized else NO_MOMENTS
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
-        _be_quiet(connection)
+        be_quiet(connection)
         create_views(connection, stored=moments.stored, waiting=moments.waits)
         for table, version in pinned.items():
             most = _HELD_BYTES if kept else _SMALL_BYTES
             sources = {} if table in without else _sources(connection, store, table, version, most)
             create_stored_view(connection, table, sources)
         moments.insert_waiting(connection)
-        refuse_unlike_units(connection, kept)
+        refuse_unlike_units(connection, store, pinned, kept)
         keep_views(connection, kept)
     except duckdb.Error as error:
         connection.close()
@@ -228,89 +217,6 @@ def open_views(
         connection.close()
         raise
     return Views(connection, pinned, kept, store)
-
-
-def write_catalog(store: Store) -> Path:
-    """Write ``catalog.duckdb`` into a local store's folder: all views at the tables' latest versions.
-
-    The file is written aside and put in place at once: clients that read the old one go on undisturbed. A plain DuckDB
-    client from 1.0 on opens it. Small tables and means of documents are in it (``sql.carried_tables``), unless these
-    are very many, so a copy of it elsewhere answers what is pooled from these. Other views read Parquet files by their
-    absolute paths: in a copy they fail, since they would read the rows of the store that was copied.
-
-    Returns:
-        The path of the catalogue.
-
-    """
-    if not is_local(store.location):
-        raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
-    path = Path(store.location) / CATALOG_NAME
-    aside = path.with_name(f".{CATALOG_NAME}.{uuid.uuid4().hex}")
-    versions = {table: store.version(table) for table in PINNING}
-    files = {table: parquet_sources(store, table, version) for table, version in versions.items()}
-    moments = stored_moments(store, versions)
-    try:
-        with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
-            _be_quiet(connection)
-            create_views(connection, stored=moments.stored, waiting=moments.waits)
-            fill_catalog(connection, store, versions, files, moments, _in_place(path))
-            connection.execute(f"create table stored.written_for as select {literal(store.id or '')} as store")
-        replace_durably(aside, path)
-    except (duckdb.Error, OSError) as error:
-        raise OperationError(f"{path}: cannot be written ({' '.join(str(error).split())})") from error
-    finally:
-        aside.unlink(missing_ok=True)
-    return path
-
-
-def _in_place(path: Path) -> str:
-    """A condition that holds where a client has opened the catalogue at its path, and raises elsewhere.
-
-    Clients before DuckDB 2.0 may show a relative path, of which nothing can be said.
-    """
-    here = str(path.resolve())
-    said = f"this catalogue was written for the store {path.parent}; for a copy in FOLDER, run kvdrift derive FOLDER"
-    known = f"from duckdb_databases() where path = {literal(here)} or path not like '/%'"
-    return f"case when exists ({known}) then true else error({literal(said)}) end"
-
-
-def catalog_fault(store: Store) -> str | None:
-    """Say what is wrong with the catalogue file of a local store that has one; None where nothing is."""
-    path = Path(store.location) / CATALOG_NAME
-    try:
-        with duckdb.connect(str(path), read_only=True) as connection:
-            tables = connection.execute(
-                "select table_name from duckdb_tables() where schema_name = 'stored'"
-            ).fetchall()
-            said = ("written_for",) in tables  # before that came, none said it
-            written_for = connection.execute("from stored.written_for").fetchone() if said else None
-    except (duckdb.Error, OSError) as error:
-        return f"it cannot be opened ({' '.join(str(error).split())}), must be a DuckDB database"
-    if written_for is not None and written_for != (store.id,):
-        return f"it was written for another store (events table {written_for[0]}), must be of this one ({store.id})"
-    return None
-
-
-def refresh_catalog(store: Store) -> None:
-    """Write the catalogue of a store that can have one, a local folder.
-
-    Raises:
-        OperationError: the file cannot be written.
-
-    """
-    if is_local(store.location):
-        write_catalog(store)
-
-
-def may_write_catalog(store: Store) -> bool:
-    """Whether a local store's folder takes a catalogue; False where it may only be read."""
-    aside = Path(store.location, f".{CATALOG_NAME}.{uuid.uuid4().hex}")
-    try:
-        aside.touch()
-    except OSError as error:  # what else is wrong shows when the catalogue is written
-        return not is_forbidden(error)
-    aside.unlink(missing_ok=True)
-    return True
 
 
 def describe_views() -> tuple[Contract, ...]:
@@ -338,7 +244,7 @@ def _sources(
     return {quoted(name): ()}
 
 
-def _be_quiet(connection: duckdb.DuckDBPyConnection) -> None:
+def be_quiet(connection: duckdb.DuckDBPyConnection) -> None:
     """DuckDB takes a process without a main file, such as a spawned one, for a person's, and draws on its output."""
     connection.execute("set enable_progress_bar = false")
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from schema.errors import OperationError
 from schema.tables import TABLES
-from sql.contracts import Contract, contract, contracts
+from sql.contracts import comments, contract, contracts
 from sql.kept_builds import kept_build
 from sql.quoting import file_pattern, literal, quoted
 from sql.view_texts import WAITING, qualified_texts
@@ -53,14 +53,6 @@ def create_views(connection: duckdb.DuckDBPyConnection, *, stored: bool, waiting
         raise OperationError(
             f"no temporary file can be written ({reason}); set TMPDIR to a folder with space"
         ) from error
-
-
-@functools.cache
-def stored_types() -> Mapping[str, Mapping[str, str]]:
-    """DuckDB's type of each column that a stored table declares, by table."""
-    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
-        declared = {name: connection.from_arrow(table.schema.empty_table()) for name, table in TABLES.items()}
-        return {name: dict(zip(rows.columns, map(str, rows.types), strict=True)) for name, rows in declared.items()}
 
 
 @functools.cache
@@ -108,14 +100,6 @@ def _view_columns() -> Mapping[str, str]:
             found[name] = _declaration(connection.sql(text))
             connection.execute(f"create table {name} ({found[name]})")
     return found
-
-
-def comments(promised: Contract, kind: str) -> str:
-    """The statements that give a view, or the table in its place (``kind``), and its columns their meaning."""
-    said = [f"comment on {kind} {promised.relation} is {literal(promised.description)}"]
-    for name, meaning in promised.comments.items():
-        said.append(f"comment on column {promised.relation}.{quoted(name)} is {literal(meaning)}")
-    return "; ".join(said)
 
 
 def _declaration(relation: duckdb.DuckDBPyRelation) -> str:

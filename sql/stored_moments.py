@@ -5,46 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import duckdb
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from log.units.revisions import current_units
-from schema.tables import GROUP_KEY, PLAIN
+from schema.rows import Flags, Hashes, Wide, row_hashes, run_begins
+from schema.tables import GROUP_KEY
+from sql.unit_facts import MOMENTS_OF, moment_facts
 from sql.view_texts import WAITING, moments_definition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import duckdb
+
     from log.store import Store
 
-_UNIT: Final = (*GROUP_KEY, "action_revision", "estimator", "unit", "event_rows", "events_sha256")
-_MOMENTS: Final = (*GROUP_KEY, "action_revision", "moments_version", "units_digest", "definition")
-
-_WAITING_ROWS: Final = """
-    with
-    digests as (
-        select *, cast('0x' || left(coalesce(events_sha256, '0'), 15) as bigint) as events_digest
-        from units
-    ),
-    derived as (
-        select
-            study, model, doc, action, action_revision, bit_xor(xor(unit, events_digest)) as units_digest,
-            sum(event_rows) as steps
-        from digests
-        group by all
-    ),
-    newest as (
-        select *
-        from moments
-        qualify moments_version = max(moments_version) over (partition by study, model, doc, action, action_revision)
-    )
-    select study, model, doc, action, units_digest, cast(steps as bigint) as steps
-    from derived
-    left join newest as own using (study, model, doc, action, action_revision, units_digest)
-    where own.definition is distinct from $definition
-    order by study, model, doc, action
-"""
+_NUMBERS: Final = ("moments_version", "units_digest", "definition")
 
 
 @dataclass(frozen=True)
@@ -102,17 +79,41 @@ def waiting_documents(store: Store, versions: Mapping[str, int]) -> pa.Table:
         Rows as ``StoredMoments.waiting`` has them.
 
     """
-    units = store.read("units", versions["units"], _UNIT)
-    units = current_units(units, store.read("actions", versions["actions"]))
-    underived = pa.array(store.underived(versions)["trajectories"], pa.int64())
-    units = units.filter(pc.equal(units["estimator"], PLAIN))
-    units = units.filter(pc.invert(pc.is_in(units["unit"], underived)))
-    moments = store.read("document_moments", versions["document_moments"], _MOMENTS)
-    definition = {"definition": moments_number()}
-    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
-        connection.register("units", units)
-        connection.register("moments", moments)
-        return connection.sql(_WAITING_ROWS, params=definition).to_arrow_table()
+    units = moment_facts(store, versions["units"])
+    derived = units.plain & ~np.isin(units.number, store.underived(versions)["trajectories"])
+    of, number = units.moments_of[derived], units.number[derived]
+    order = np.argsort(of)
+    begins = np.flatnonzero(run_begins(of[order])) if len(of) else order
+    digest = np.bitwise_xor.reduceat((number ^ units.events_digest[derived])[order], begins) if len(of) else number
+    steps = np.add.reduceat(units.event_rows[derived][order], begins) if len(of) else number
+    first, of = number[order][begins], of[order][begins]
+    waits = ~_present(store, versions, of, digest)
+
+    rows = store.unit_rows(first[waits], MOMENTS_OF, versions["units"])
+    rows = current_units(rows, store.read("actions", versions["actions"]))
+    at = np.searchsorted(of, row_hashes(rows[name] for name in MOMENTS_OF))
+    rows = rows.select(list(GROUP_KEY)).append_column("units_digest", pa.array(digest[at], pa.int64()))
+    rows = rows.append_column("steps", pa.array(steps[at], pa.int64()))
+    return rows.sort_by([(name, "ascending") for name in GROUP_KEY])
+
+
+def _present(store: Store, versions: Mapping[str, int], of: Hashes, digest: Wide) -> Flags:
+    """Tell which of some documents and actions have present moments, given the digests of their units."""
+    files = store.of_files("document_moments", (*MOMENTS_OF, *_NUMBERS), _numbers, versions["document_moments"])
+    if not files:
+        return np.zeros(len(of), dtype=np.bool_)
+    stored, version, units, definition = map(np.concatenate, zip(*files, strict=True))
+    order = np.lexsort((version, stored))
+    end = np.searchsorted(stored[order], of, side="right")
+    newest = order[end - 1]  # of the last row where there is none, which is no row of theirs
+    present: Flags = (stored[newest] == of) & (units[newest] == digest) & (definition[newest] == moments_number())
+    return present
+
+
+def _numbers(moments: pa.Table) -> tuple[Hashes, Wide, Wide, Wide]:
+    # What older schema versions did not say is null, and is that of no units.
+    version, digest, definition = (moments[name].fill_null(-1).to_numpy() for name in _NUMBERS)
+    return row_hashes(moments[name] for name in MOMENTS_OF), version, digest, definition
 
 
 def moments_number() -> int:

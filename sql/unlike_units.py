@@ -8,15 +8,19 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Final
 
-from log.units.kept_sets import ALIKE, COMPARED, SAME, unlike_units
+from log.units.kept_sets import COMPARED, unlike_units
+from log.units.revisions import current_units
 from schema.errors import UnlikeUnitsError
 from sql.contracts import contract, contracts, stored_tables
 from sql.quoting import literal, quoted
+from sql.unit_facts import kept_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     import duckdb
+
+    from log.readable_store import ReadableStore
 
 _POOL_NOTHING: Final = {
     "controls", "plan", "published", "revisions", "superseded", "superseded_analyses", "superseded_documents",
@@ -24,13 +28,20 @@ _POOL_NOTHING: Final = {
 }  # fmt: skip
 
 
-def refuse_unlike_units(connection: duckdb.DuckDBPyConnection, kept: Collection[str] = ()) -> Collection[str]:
+def refuse_unlike_units(
+    connection: duckdb.DuckDBPyConnection,
+    store: ReadableStore,
+    versions: Mapping[str, int],
+    kept: Collection[str] = (),
+) -> Collection[str]:
     """Look for current units of one kept set that differ; if there are some, make views that pool raise their line.
 
-    The columns of these views stay. It takes one query over ``units``, grouped by kept set.
+    The columns of these views stay.
 
     Args:
         connection: A connection that has all views.
+        store: The store.
+        versions: Delta version by table name.
         kept: The views that the caller is about to compute.
 
     Returns:
@@ -40,7 +51,7 @@ def refuse_unlike_units(connection: duckdb.DuckDBPyConnection, kept: Collection[
         UnlikeUnitsError: Units differ, and a view that pools is about to be computed.
 
     """
-    if (line := _unlike_units(connection)) is None:
+    if (line := _unlike_units(store, versions)) is None:
         return ()
     pooled = _pooled_views()
     if not pooled.isdisjoint(kept):
@@ -67,12 +78,10 @@ def _pooled_views() -> frozenset[str]:
     return frozenset(contracts()).difference(stored_tables(), single, _POOL_NOTHING)
 
 
-def _unlike_units(connection: duckdb.DuckDBPyConnection) -> str | None:
-    """The line that names units of one kept set that differ; None if there are none."""
-    names, same = ", ".join(map(quoted, COMPARED)), ", ".join(map(quoted, SAME))
-    # Hashes of lists compare faster than lists.
-    known = [(f"hash({name})", f"filter (where {name} is not null)") for name in map(quoted, ALIKE)]
-    differs = " or ".join(f"min({value}) {there} <> max({value}) {there}" for value, there in known)
-    first = f"select {same} from main.units group by all having {differs} order by all limit 1"  # noqa: S608 - names of ours
-    rows = connection.sql(f"select {names} from main.units semi join ({first}) using ({same}) order by all")  # noqa: S608 - as above
-    return next(unlike_units(rows.to_arrow_table().to_pylist()), None)
+def _unlike_units(store: ReadableStore, versions: Mapping[str, int]) -> str | None:
+    """The line that names current units of one kept set that differ; None if there are none."""
+    if not len(numbers := kept_facts(store, versions["units"]).unlike()):
+        return None
+    units = store.unit_rows(numbers, [*COMPARED], versions["units"])
+    current = current_units(units, store.read("actions", versions["actions"]))
+    return next(unlike_units(current.to_pylist()), None)

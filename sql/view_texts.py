@@ -1,8 +1,8 @@
 """The SQL text of every view: of the files, of stored tables, and of moments that are stored or computed.
 
 The moments of documents are views over steps, which are large. A store may have rows of them that were computed once
-(``sql.materialization``); then each of these views has the stored rows and, for documents that wait for theirs, what
-its file computes. So the texts of the files stand a second time in the schema ``computed``, over waiting documents.
+(``sql.materialized``); then each of these views has the stored rows and, for documents that wait for theirs, what its
+file computes. So the texts of the files stand a second time in the schema ``computed``, over waiting documents.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Linearized:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Candidate:
     """One K with the least N that meets every target (or the bound), its half-widths per endpoint and its cost."""
 
     replicates: int
@@ -118,7 +118,7 @@ class Allocation:
     seconds: float
     reachable: bool
     reason: str
-    curve: tuple[Choice, ...]
+    curve: tuple[Candidate, ...]
 
 
 def allocate(
@@ -298,7 +298,7 @@ def _least_documents(
     replicates: int,
     bounds: tuple[int, int],
     seconds_per_document: float,
-) -> Choice:
+) -> Candidate:
     def meets(documents: int) -> bool:
         widths = (endpoint.half_width(replicates, documents, z) for endpoint in linearized)
         return all(width <= target for width, target in zip(widths, targets, strict=True))  # False for NaN
@@ -307,7 +307,7 @@ def _least_documents(
     candidates = range(bounds[0], bounds[1] + 1)
     place = bisect_left(candidates, 1, key=lambda documents: int(meets(documents)))
     documents = candidates[min(place, len(candidates) - 1)]
-    return Choice(
+    return Candidate(
         replicates,
         documents,
         tuple(endpoint.half_width(replicates, documents, z) for endpoint in linearized),
@@ -316,7 +316,7 @@ def _least_documents(
     )
 
 
-def _reason(linearized: Sequence[Linearized], targets: Sequence[float], chosen: Choice) -> str:
+def _reason(linearized: Sequence[Linearized], targets: Sequence[float], chosen: Candidate) -> str:
     size = f"K = {chosen.replicates}, N = {chosen.documents_per_stratum} per stratum"
     for endpoint in linearized:
         if math.isnan(endpoint.value):

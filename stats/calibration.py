@@ -32,14 +32,14 @@ from numpy.typing import NDArray
 
 from schema.errors import InputError, nearest
 from stats.alike import alike_documents
-from stats.bootstrap import observed, observed_errors, resample
 from stats.ends import PERCENTILE, STUDENTIZED, Studentized, document_intervals, percentile_intervals
-from stats.intervals import Request
 from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.moments import DocumentMoments, Float, Text
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
 from stats.registry import Range
+from stats.resampling.bootstrap import observed, observed_errors, resample
+from stats.resampling.intervals import Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from schema.errors import InputError
 from schema.study import POOLED
-from stats.bootstrap import BLOCK
 from stats.clusters import ClusterDraws
 from stats.ends import PERCENTILE, percentile_intervals
-from stats.intervals import COLUMNS, EXPLORATORY, REDUCED_COLUMNS, Estimates, nullable
 from stats.moments import Float, MeasuredDocuments, Text, standardize
 from stats.pooling import pooled_means
-from stats.quantities.branching import BRANCHING_QUANTITIES
+from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
 from stats.registry import Support
+from stats.resampling.bootstrap import BLOCK
+from stats.resampling.intervals import COLUMNS, EXPLORATORY, REDUCED_COLUMNS, Estimates, nullable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -89,7 +89,7 @@ def observed_branching(moments: BranchingMoments) -> dict[str, Float]:
 
 
 def resample_branching(moments: BranchingMoments, *, draws: int, seed: int) -> dict[str, Float]:
-    """Compute the quantities of the bootstrap draws 0..draws - 1, which are those of ``stats.bootstrap.resample``.
+    """Compute the quantities of the bootstrap draws 0..draws - 1, which are those of ``resample``.
 
     Returns:
         float64 [draws, rows, A] by name, rows as in ``observed_branching``; NaN where undefined.
@@ -98,7 +98,7 @@ def resample_branching(moments: BranchingMoments, *, draws: int, seed: int) -> d
     if draws < 1:
         raise InputError(f"{draws} draws: give 1 or more")
     clusters = ClusterDraws(moments.strata, moments.clusters)
-    # Whole blocks, as in stats.bootstrap: BLAS may round otherwise for another number of rows.
+    # Whole blocks, as in stats.resampling.bootstrap: BLAS may round otherwise for another number of rows.
     blocks = [_evaluate(moments, clusters.counts(seed, first, first + BLOCK)) for first in range(0, draws, BLOCK)]
     return {name: np.concatenate([block[name] for block in blocks])[:draws] for name in BRANCHING_QUANTITIES}
 

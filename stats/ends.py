@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stats.registry import Between
 
 STUDENTIZED: Final = "studentized"
+SKEWED: Final = "skewed"
 EXPANDED: Final = "expanded"
 ALIKE: Final = "alike"
 PERCENTILE: Final = "percentile"
@@ -44,12 +45,14 @@ def document_intervals(
     """Make the intervals of many numbers: studentized ones, or what takes their place.
 
     An end lies at the bootstrap's quantile of t*, but no nearer than Student's law over the clusters puts it, and no
-    farther than 1.5 times that. Fractions have their ends on the logit scale. Where a standard error says nothing there
-    are expanded percentiles: where that of the estimate, or of more than 1% of the draws, vanishes, where
-    so many t* are undefined that they could move an end, and over fewer than five clusters. So it is with numbers that
-    may lie anywhere: these are ratios whose denominator can be 0, which have no variance, and a standard error that is
-    linear in the moments says little of them. An interval is at least what documents that are alike leave open. Ends
-    are cut to the range.
+    farther than 1.5 times that. If the bootstrap's quantile lies farther, the interval is ``skewed``: a few documents
+    decide the number, and the interval may hold the truth less often. Fractions have their ends on the logit scale.
+
+    Expanded percentiles stand where a standard error says nothing: where the error of the estimate, or of more than 1%
+    of the draws, vanishes, where so many t* are undefined that they could move an end, and over fewer than five
+    clusters. They also stand for numbers without any bound: these are ratios whose denominator can be 0. Such ratios
+    have no variance, and a standard error that is linear in the moments says little of them. An interval is at least
+    what documents that are alike leave open. Ends are cut to the range.
 
     Args:
         given: the numbers and their draws.
@@ -95,14 +98,16 @@ def _resampled(
     """The intervals that draws give, and the method of each."""
     student = -stdtrit(np.maximum(clusters - strata, 1), (1 - levels) / 2)
     low, high, defined = distance_quantiles(given, levels, clusters, between)
+    farthest = _FARTHEST * student
     with np.errstate(invalid="ignore"):
-        below, above = (np.clip(one, student, _FARTHEST * student) for one in (high, -low))
+        skewed = (high > farthest) | (-low > farthest)
+        below, above = (np.clip(one, student, farthest) for one in (high, -low))
         low, high = at_distances(given, below, above, between)
     expanded = ~defined
     if expanded.any():
         own = given.draws if expanded.all() else given.draws[:, expanded]
         low[expanded], high[expanded] = expanded_intervals(own, levels[expanded], clusters[expanded], strata[expanded])
-    methods = np.where(expanded, EXPANDED, STUDENTIZED)
+    methods = np.where(expanded, EXPANDED, np.where(skewed, SKEWED, STUDENTIZED))
     return np.clip(low, between.low, between.high), np.clip(high, between.low, between.high), methods
 
 

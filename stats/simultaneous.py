@@ -16,12 +16,12 @@ from scipy.special import stdtrit
 
 from schema.study import POOLED
 from stats.alike import alike_documents
-from stats.bootstrap import observed, observed_errors, resample
 from stats.ends import Studentized, at_least, distance_quantiles, document_intervals
-from stats.intervals import COLUMNS, EXPLORATORY, Estimates, nullable, whole_clusters
 from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.pooling import Pooling
 from stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF, quantity_named
+from stats.resampling.bootstrap import observed, observed_errors, resample
+from stats.resampling.intervals import COLUMNS, EXPLORATORY, Estimates, nullable, whole_clusters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,1 +1,24 @@
-"""Events to trajectories and steps: pure derivation, the Beam pipeline around it, and its live form."""
+"""Events to trajectories and steps: pure derivation, the Beam pipeline around it, and its live form.
+
+Users of Beam import its transforms from here: ``from transforms import DeriveTrajectories``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_TRANSFORMS = {
+    "AssembleReplicates": "replicates",
+    "DeriveTrajectories": "replicates",
+    "ReadEvents": "stored",
+    "WriteDerived": "stored",
+    "WriteReplicates": "stored",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a transform when it is asked for: Beam takes half a second, which other uses are spared."""
+    if name not in _TRANSFORMS:
+        raise AttributeError(f"module 'transforms' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"transforms.streams.{_TRANSFORMS[name]}"), name)

@@ -21,8 +21,8 @@ from log.units.unit import DERIVED
 from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.rows import Wide
 from schema.tables import EVENTS, GROUP_KEY, SWRB
-from transforms.branching import derive_branchings
 from transforms.derivation import derive_trajectories
+from transforms.residual_branches import derive_branchings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -138,7 +138,7 @@ class DerivationReport:
 
 
 @dataclass(frozen=True)
-class Work:
+class PendingSegments:
     """What is to derive.
 
     Attributes:
@@ -153,7 +153,7 @@ class Work:
     whole: bool
 
 
-def pending(store: Store, most: int = SEGMENT_ROWS) -> Work:
+def pending(store: Store, most: int = SEGMENT_ROWS) -> PendingSegments:
     """Find what is to derive.
 
     Args:
@@ -166,10 +166,23 @@ def pending(store: Store, most: int = SEGMENT_ROWS) -> Work:
 
     """
     found = store.pending()
-    return Work(_segments(store, found.lacking, found.events_version, most), found.events_version, found.whole)
+    return PendingSegments(
+        segments_of(store, found.lacking, found.events_version, most), found.events_version, found.whole
+    )
 
 
-def _segments(store: Store, lacking: Mapping[str, Wide], events_version: int, most: int) -> list[Segment]:
+def segments_of(
+    store: Store, lacking: Mapping[str, Wide], events_version: int, most: int = SEGMENT_ROWS
+) -> list[Segment]:
+    """Put units into segments.
+
+    Args:
+        store: The store.
+        lacking: The units that lack rows, by derived table.
+        events_version: The version of ``events`` that they are read at.
+        most: Events of a segment; a unit that has more is one by itself.
+
+    """
     numbers = np.unique(np.concatenate([*lacking.values()]))
     if not len(numbers):
         return []
@@ -206,7 +219,7 @@ def read_events(store: Store, segment: Segment) -> tuple[pa.Table, list[str]]:
     Units whose events are not all there are left out.
     """
     reader = store.rows_of_units("events", segment.events_version)
-    events = reader.read(segment.units, segment.docs, EVENTS.columns)
+    events = reader.read(segment.units, segment.docs, EVENTS.columns, sum(segment.rows))
     errors = [*reader.unreadable.values()]
     numbers, counts = np.unique(events["unit"].to_numpy(), return_counts=True)
     there = dict(zip(numbers.tolist(), counts.tolist(), strict=True))

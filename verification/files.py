@@ -17,7 +17,7 @@ from log.delta.parquet_files import StoredFile, content_digest
 from schema.errors import InputError, first_line
 from schema.location import is_local
 from schema.tables import TABLES
-from verification.findings import Check, Fault, counted
+from verification.findings import Fault, Verified, number_of
 
 if TYPE_CHECKING:
     from log.store import Store
@@ -146,7 +146,7 @@ def memory_of(store: Store) -> CheckedFiles:
 class SmallTable:
     """A table read whole. ``rows`` are those of the files that could be read, ``readable`` says that all could."""
 
-    check: Check
+    check: Verified
     rows: pa.Table
     readable: bool
 
@@ -158,8 +158,8 @@ def check_small_table(store: Store, table: str, version: int, memory: CheckedFil
     repeated = [
         Fault(row_name(table, key), f"{count} rows have this key, must be 1") for key, count in _repeated(table, rows)
     ]
-    said = f"{counted(files.read, 'file')}, {counted(rows.num_rows, 'row')}"
-    check = Check(table, said, "whole and unique", (*files.faults, *repeated))
+    said = f"{number_of(files.read, 'file')}, {number_of(rows.num_rows, 'row')}"
+    check = Verified(table, said, "whole and unique", (*files.faults, *repeated))
     return SmallTable(check, rows, not files.damaged)
 
 

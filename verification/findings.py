@@ -25,23 +25,23 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Check:
-    """One subject, looked at as a whole; sound where there are no faults.
+class Verified:
+    """What the verification of one subject found: it is sound if there are no faults.
 
     Notes tell what is not there yet, as in a store that is being written, and is no fault.
     """
 
     subject: str
-    counted: str  # what was looked at
-    holds: str  # what is true of all of it where it is sound
+    looked_at: str
+    holds: str  # what is true of all of it if it is sound
     faults: tuple[Fault, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        found = counted(len(self.faults), "fault") if self.faults else self.holds
-        return f"{self.subject}: {self.counted}, {found}"
+        found = number_of(len(self.faults), "fault") if self.faults else self.holds
+        return f"{self.subject}: {self.looked_at}, {found}"
 
 
-def counted(number: int, name: str) -> str:
+def number_of(number: int, name: str) -> str:
     """``1 unit``, ``3,000 units``."""
     return f"{number:,} {name if number == 1 else f'{name}s'}"

@@ -15,7 +15,7 @@ from log.units.kept_sets import unlike_units
 from log.units.revisions import current_actions, current_revision
 from schema.tables import IDENTITIES
 from verification.files import SmallTable, UnitRecord, row_name
-from verification.findings import Check, Fault, counted
+from verification.findings import Fault, Verified, number_of
 
 _KEY = IDENTITIES.key
 _COLUMNS = tuple(name for name in IDENTITIES.columns if name not in _KEY)
@@ -24,7 +24,7 @@ _OF_MODEL = tuple(name for name in _COLUMNS if name != "selector_sha256")  # wha
 Key = tuple[Any, ...]
 
 
-def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actions: pa.Table) -> Check:
+def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actions: pa.Table) -> Verified:
     """Units were made as the row of their revision says, and current actions of a model by the same model.
 
     A revision without a row has units from before identities were recorded, or of another generator.
@@ -42,10 +42,10 @@ def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actio
         elif table.readable and any(value is not None for identity in identities for value in identity):
             faults.append(Fault(_name(key), "the row is missing, must be there: units say what made them"))
     faults += _unlike_models(rows, actions)
-    return Check("identities", counted(len(rows), "row"), "one to a revision, and as the units say", tuple(faults))
+    return Verified("identities", number_of(len(rows), "row"), "one to a revision, and as the units say", tuple(faults))
 
 
-def check_kept_sets(records: Mapping[int, UnitRecord], actions: pa.Table) -> Check:
+def check_kept_sets(records: Mapping[int, UnitRecord], actions: pa.Table) -> Verified:
     """Current units of a document, action, revision and estimator keep and read the same entries."""
     is_current = current_revision(actions)
     units = [
@@ -54,7 +54,7 @@ def check_kept_sets(records: Mapping[int, UnitRecord], actions: pa.Table) -> Che
         if is_current((record["study"], record["action"], record["action_revision"]))
     ]
     faults = tuple(Fault("units", line) for line in unlike_units(units))
-    return Check("kept sets", counted(len(units), "unit"), "one to a document, action and revision", faults)
+    return Verified("kept sets", number_of(len(units), "unit"), "one to a document, action and revision", faults)
 
 
 def _other_units(key: Key, identities: Mapping[Key, list[UnitRecord]], expected: Mapping[str, Any]) -> list[Fault]:
@@ -64,7 +64,7 @@ def _other_units(key: Key, identities: Mapping[Key, list[UnitRecord]], expected:
         for name, value in zip(_COLUMNS, identity, strict=True):
             if value != expected[name]:
                 first = f"the first of document '{records[0]['doc']}'"
-                what = f"{name} is {value!r} in {counted(len(records), 'unit')} ({first}), must be {expected[name]!r}"
+                what = f"{name} is {value!r} in {number_of(len(records), 'unit')} ({first}), must be {expected[name]!r}"
                 found.append(Fault(_name(key), what))
     return found
 

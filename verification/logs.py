@@ -13,7 +13,7 @@ from log.store import Store
 from schema.errors import InputError, KvdriftError
 from schema.location import filesystem_of, is_local, join
 from schema.tables import TABLES
-from verification.findings import Check, Fault, counted
+from verification.findings import Fault, Verified, number_of
 
 NAMED_LEFTOVERS = 10  # of one table, before the rest is a count
 
@@ -23,7 +23,7 @@ def table_logs(store: Store) -> dict[str, TableLog]:
     return {table: TableLog(Path(store.location, table)) for table in TABLES} if is_local(store.location) else {}
 
 
-def check_logs(store: Store) -> Check:
+def check_logs(store: Store) -> Verified:
     """Check that every commit of every table is there and whole, and that none is lost that another relies on."""
     refused, faults = {}, []
     logs = table_logs(store)
@@ -42,10 +42,10 @@ def check_logs(store: Store) -> Check:
         Fault(table, f"the log ends at version {logs[table].newest()}, must reach {wanted}: {other} relies on that")
         for table, wanted, other in lost_commits(logs)
     ]
-    return Check("tables", counted(len(TABLES), "table"), "with logs that are whole", tuple(faults))
+    return Verified("tables", number_of(len(TABLES), "table"), "with logs that are whole", tuple(faults))
 
 
-def check_leftovers(store: Store) -> Check:
+def check_leftovers(store: Store) -> Verified:
     """Name the files that no commit names: what a killed writer left, or what a lost commit named. None is a fault."""
     # Files are listed before the logs are read: what is committed meanwhile is named by them.
     listed = {table: sorted(files_of(store, table)) for table in TABLES}
@@ -59,8 +59,8 @@ def check_leftovers(store: Store) -> Check:
         where = "" if table == "." else f"{table}/"
         notes += [f"{where}{path}: no commit names this file" for path in left[:NAMED_LEFTOVERS]]
         if len(left) > NAMED_LEFTOVERS:
-            notes.append(f"and {counted(len(left) - NAMED_LEFTOVERS, 'more file')} of {table}")
-    return Check("leftovers", counted(total, "file"), "that no commit names", (), tuple(notes))
+            notes.append(f"and {number_of(len(left) - NAMED_LEFTOVERS, 'more file')} of {table}")
+    return Verified("leftovers", number_of(total, "file"), "that no commit names", (), tuple(notes))
 
 
 def files_of(store: Store, table: str) -> Iterator[str]:

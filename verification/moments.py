@@ -13,17 +13,17 @@ from schema.errors import KvdriftError
 from sql.catalog import open_views
 from sql.contracts import contract
 from sql.view_texts import MATERIALIZED
-from verification.findings import Check, Fault, counted
+from verification.findings import Fault, Verified, number_of
 
 _TOLERANCE = 1e-12  # several threads add in another order than the one that computed what is stored
 
 
-def check_moments(store: Store, versions: Mapping[str, int]) -> Check:
+def check_moments(store: Store, versions: Mapping[str, int]) -> Verified:
     """Check that the moments which the store keeps are those of its steps."""
     stored_rows = store.row_count("document_moments")
-    rows = counted(stored_rows, "row")
+    rows = number_of(stored_rows, "row")
     if not stored_rows:
-        return Check("document_moments", rows, "none is in use")
+        return Verified("document_moments", rows, "none is in use")
     faults = []
     try:
         threads = os.cpu_count() or 1
@@ -35,7 +35,7 @@ def check_moments(store: Store, versions: Mapping[str, int]) -> Check:
                 faults += _differences(view, stored.rows(view), computed.rows(view))
     except KvdriftError as error:
         faults.append(Fault("document_moments", f"they cannot be compared with steps ({error})"))
-    return Check("document_moments", rows, "as computed from steps", tuple(faults))
+    return Verified("document_moments", rows, "as computed from steps", tuple(faults))
 
 
 def _differences(view: str, stored: pa.Table, computed: pa.Table) -> list[Fault]:

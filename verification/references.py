@@ -15,14 +15,14 @@ from schema.errors import InputError
 from schema.frozen_text import frozen_sha256
 from schema.tables import TABLES
 from verification.files import SmallTable, UnitRecord, row_name
-from verification.findings import Check, Fault, counted
+from verification.findings import Fault, Verified, number_of
 from verification.unit_rows import units_at
 
 _NAMED = 3  # units that one fault names
 _CITING = ("study", "model", "events_version", "plan_sha256", "status")
 
 
-def check_owners(records: Mapping[int, UnitRecord], documents: pa.Table, actions: pa.Table) -> Check:
+def check_owners(records: Mapping[int, UnitRecord], documents: pa.Table, actions: pa.Table) -> Verified:
     """The document and the action of every unit have their rows: without them no view shows its events."""
     faults = []
     for table, rows in (("documents", documents), ("actions", actions)):
@@ -36,14 +36,14 @@ def check_owners(records: Mapping[int, UnitRecord], documents: pa.Table, actions
         for named, units in lacking.items():
             name = row_name(table, dict(zip(key, named, strict=True)))
             faults.append(Fault(name, f"the row is missing, must be there for {_listed(units)}"))
-    return Check(
-        "owners", counted(len(records), "unit"), "of documents and actions that have their rows", tuple(faults)
+    return Verified(
+        "owners", number_of(len(records), "unit"), "of documents and actions that have their rows", tuple(faults)
     )
 
 
 def check_plans(
     store: Store, plans: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table, events_version: int
-) -> Check:
+) -> Verified:
     """Plans have their hash, every revision from 0 on is there, and none hides that it came after evaluation documents.
 
     The documents that they froze are there, with the prompts that they had.
@@ -88,10 +88,10 @@ def check_plans(
         elif early and not _is_seen(plan):
             faults.append(Fault(name, f"it is not marked seen, must be: it was made after {_listed(early)}"))
     holds = "hashed right, and frozen before the evaluation or marked seen"
-    return Check("plans", counted(plans.rows.num_rows, "plan"), holds, tuple(faults), tuple(notes))
+    return Verified("plans", number_of(plans.rows.num_rows, "plan"), holds, tuple(faults), tuple(notes))
 
 
-def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -> Check:
+def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -> Verified:
     """Rows of ``looks``, ``results`` or ``calibration`` name events versions and plans of their study that are there.
 
     None that was made under a seen plan is called prespecified.
@@ -104,7 +104,9 @@ def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -
     citing = [name for name in _CITING if name in table.rows.column_names]
     cited = table.rows.group_by(citing).aggregate([([], "count_all")])
     for row in cited.to_pylist():
-        name = f"{row_name(subject, {key: row[key] for key in ('study', 'model')})}, {counted(row['count_all'], 'row')}"
+        name = (
+            f"{row_name(subject, {key: row[key] for key in ('study', 'model')})}, {number_of(row['count_all'], 'row')}"
+        )
         if wrong := _unknown_version(row["events_version"], events_version):
             faults.append(Fault(name, wrong))
         known, cites = plans_of[row["study"], row["model"]], row["plan_sha256"]
@@ -114,7 +116,7 @@ def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -
         if known.get(cites) and row.get("status") == "prespecified":
             faults.append(Fault(name, f"status is prespecified, must be seen as plan {cites} is"))
     holds = "of events versions and plans that are there"
-    return Check(subject, counted(table.rows.num_rows, "row"), holds, tuple(faults))
+    return Verified(subject, number_of(table.rows.num_rows, "row"), holds, tuple(faults))
 
 
 def _broken_revision(plan: Mapping[str, Any], revisions: Collection[tuple[str, str, int]]) -> list[str]:

@@ -32,10 +32,10 @@ from schema.errors import DamagedStoreError, InputError, KvdriftError
 from schema.location import is_local
 from schema.locking import repaired
 from schema.tables import IDENTITIES, TABLES
-from sql.catalog import CATALOG_NAME, refresh_catalog
+from sql.catalog_file import CATALOG_NAME, refresh_catalog
 from transforms.segments import COVERED, PARTIAL, commit, derive_segment, pending
 from verification.files import memory_of, read_files, remember, whole_rows
-from verification.findings import Fault, counted
+from verification.findings import Fault, number_of
 from verification.logs import files_of, table_logs
 from verification.lost_units import broken_units, known_units, whole_copies
 from verification.unit_rows import rows_by_unit
@@ -171,7 +171,7 @@ def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
         except InputError as error:
             yield f"{table}: files that no commit names contradict each other and stay so ({error})"
             continue
-        yield f"{table}: {counted(count, 'row')} of files that are still there, committed again"
+        yield f"{table}: {number_of(count, 'row')} of files that are still there, committed again"
 
 
 def _take_damaged(store: Store, aside: _Aside) -> Iterator[str]:
@@ -183,7 +183,7 @@ def _take_damaged(store: Store, aside: _Aside) -> Iterator[str]:
             for path in (Path(store.location, table, name) for name in damaged):
                 if path.exists():
                     aside.take(path)
-            yield f"{table}: {counted(len(damaged), 'damaged file')} set aside"
+            yield f"{table}: {number_of(len(damaged), 'damaged file')} set aside"
     remember(store, memory, store.versions())
 
 
@@ -202,7 +202,7 @@ def _mend_events(store: Store, log: TableLog, *, without_rows: bool) -> Iterator
             back += store.adopt_units(pa.concat_tables([rows for _, rows in units]), [record for record, _ in units])
         lost -= numbers
     if back:
-        yield f"events: {counted(back, 'unit')} of files that are still there, committed again"
+        yield f"events: {number_of(back, 'unit')} of files that are still there, committed again"
     if not lost:
         return
     for table in (*NUMBERED, "units"):
@@ -223,12 +223,12 @@ def _mend_units(store: Store) -> Iterator[str]:
         kept = {row["unit"]: row for row in store.read("units").to_pylist() if row["unit"] in twice}
         store.withdraw_units("units", twice)
         store.append_records([*kept.values()])
-        yield f"units: {counted(len(twice), 'row')} that were there twice, once again"
+        yield f"units: {number_of(len(twice), 'row')} that were there twice, once again"
     lacking = rows_by_unit(store, "events")[0].keys() - rows.keys()
     copies = known_units(store).copies if lacking else {}
     count = store.append_records([copies[number] for number in lacking if number in copies]) + store.reconcile()
     if count:
-        yield f"units: {counted(count, 'row')} made again"
+        yield f"units: {number_of(count, 'row')} made again"
 
 
 def _drop_moments(store: Store, aside: _Aside, *, lost: bool) -> Iterator[str]:
@@ -250,7 +250,7 @@ def _identify_again(store: Store) -> Iterator[str]:
         rows = {tuple(row[name] for name in key): row for row in made.to_pylist() if row["selector_sha256"] is not None}
         lost = [row for of, row in rows.items() if of not in known]
         if lost and store.append_rows("identities", pa.Table.from_pylist(lost, schema=IDENTITIES.schema)):
-            yield f"identities: {counted(len(lost), 'row')} made again from the units"
+            yield f"identities: {number_of(len(lost), 'row')} made again from the units"
 
 
 def _derive_again(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
@@ -262,7 +262,7 @@ def _derive_again(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
         wrong = {number for number, rows in there.items() if rows != expected.get(number, 0)}
         wrong |= {number for fault in faults if fault.where == table for number in fault.units}
         if store.withdraw_units(table, wrong):
-            yield f"{table}: rows of {counted(len(wrong), 'unit')} that are not what events give, taken away"
+            yield f"{table}: rows of {number_of(len(wrong), 'unit')} that are not what events give, taken away"
     derived, work = 0, pending(store)
     for start in range(0, len(work.segments), _BATCH):
         outcomes = [derive_segment(store, segment) for segment in work.segments[start : start + _BATCH]]
@@ -272,4 +272,4 @@ def _derive_again(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
         derived += sum(outcome.units for outcome in outcomes)
         yield from (f"derive: {line}" for line in failed)
     if derived:
-        yield f"derived: rows of {counted(derived, 'unit')}, made again from events"
+        yield f"derived: rows of {number_of(derived, 'unit')}, made again from events"

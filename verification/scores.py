@@ -11,14 +11,14 @@ import pyarrow as pa
 from schema.document import SCORINGS
 from schema.tables import GROUP_KEY, PLAIN, TABLES
 from verification.files import SmallTable, UnitRecord, row_name
-from verification.findings import Check, Fault, counted
+from verification.findings import Fault, Verified, number_of
 
 _GROUP = (*GROUP_KEY, "action_revision")
 _DOCUMENT = ("study", "model", "doc", "document_revision")
 _Ranges = Mapping[tuple[Any, ...], list[tuple[int, int, int]]]  # first replicate, one past the last, horizon
 
 
-def check_scores(table: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table) -> Check:
+def check_scores(table: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table) -> Verified:
     """Every score is of a coupled pair that is there, of a document with answers, and within its range."""
     ranges = defaultdict[tuple[Any, ...], list[tuple[int, int, int]]](list)
     for record in records.values():
@@ -39,7 +39,9 @@ def check_scores(table: SmallTable, records: Mapping[int, UnitRecord], documents
             wrong.append("answers of its document are not there, must be")
         name = row_name("scores", {key: row[key] for key in TABLES["scores"].key})
         faults += [Fault(name, what) for what in wrong]
-    return Check("scores", counted(table.rows.num_rows, "row"), "of pairs and answers that are there", tuple(faults))
+    return Verified(
+        "scores", number_of(table.rows.num_rows, "row"), "of pairs and answers that are there", tuple(faults)
+    )
 
 
 def _wrong(row: Mapping[str, Any], ranges: _Ranges) -> Iterator[str]:

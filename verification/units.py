@@ -21,7 +21,7 @@ from schema.tables import EVENTS, GROUP_KEY, TABLES
 from transforms.segments import SEGMENT_ROWS, derived_rows
 from verification.differences import and_more, first_difference
 from verification.files import UnitRecord
-from verification.findings import Check, Fault, counted
+from verification.findings import Fault, Verified, number_of
 from verification.unit_rows import by_unit, checked_events, rows_by_unit, units_at
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _ORDER: Final = (*GROUP_KEY, "action_revision", "estimator", "first_replicate")
 class Units(NamedTuple):
     """What was found of units, of their events and of the tables derived from them."""
 
-    checks: list[Check]
+    checks: list[Verified]
     records: dict[int, UnitRecord]  # rows of ``units`` by number, also those that are still to come
     readable: bool  # whether all of these files could be read
 
@@ -87,9 +87,9 @@ class UnitWalk:
         checks = [
             self._table_check("events", "whole and unique"),
             *(self._table_check(table, "as their events give", notes[table]) for table in DERIVED_TABLES),
-            Check(
+            Verified(
                 "controls",
-                counted(self._control_replicates, "replicate"),
+                number_of(self._control_replicates, "replicate"),
                 "exactly 0",
                 tuple(self._faults["controls"]),
             ),
@@ -113,7 +113,7 @@ class UnitWalk:
         )
         if (rows := sum(none.values()) + max(0, without_number)) and self._readable["events"] and self._units.readable:
             self._faults["events"].append(
-                Fault("events", f"{counted(rows, 'row')} of no unit, must be of one in units")
+                Fault("events", f"{number_of(rows, 'row')} of no unit, must be of one in units")
             )
         return found
 
@@ -174,7 +174,7 @@ class UnitWalk:
                 known = self._units.readable and self._readable["events"]
                 if known and (lost := self._rows[table].keys() - self._records.keys()):
                     rows = sum(self._rows[table][number] for number in lost)
-                    what = f"{counted(rows, 'row')} of {counted(len(lost), 'unit')} that events do not have"
+                    what = f"{number_of(rows, 'row')} of {number_of(len(lost), 'unit')} that events do not have"
                     self._faults[table].append(Fault(table, f"{what}, must be of units that are there", tuple(lost)))
                 lacking = units - self._rows[table].keys()
                 due = self._covered(table) & lacking if lacking else set[int]()
@@ -183,7 +183,7 @@ class UnitWalk:
                     what += f": {table} says that its events are derived"
                     self._faults[table].append(Fault(table, what, (number,)))
                 if lacking - due:
-                    notes[table] = (f"{table}: {counted(len(lacking - due), 'unit')} still to derive",)
+                    notes[table] = (f"{table}: {number_of(len(lacking - due), 'unit')} still to derive",)
         return notes
 
     def _covered(self, table: str) -> set[int]:
@@ -208,22 +208,22 @@ class UnitWalk:
                     self._faults["events"].append(Fault("events", what))
                 reaching = max(reaching, record, key=lambda one: one["first_replicate"] + one["replicates"])
 
-    def _table_check(self, table: str, holds: str, notes: tuple[str, ...] = ()) -> Check:
+    def _table_check(self, table: str, holds: str, notes: tuple[str, ...] = ()) -> Verified:
         counts = self._rows[table]
         numbers = counts.keys() | (self._missing.keys() if table == "events" else set())
-        units, rows = counted(len(numbers - {-1}), "unit"), counted(counts.total(), "row")
+        units, rows = number_of(len(numbers - {-1}), "unit"), number_of(counts.total(), "row")
         said = f"{units}, {rows}" if table == "events" else f"{rows} of {units}"
-        return Check(table, said, holds, tuple(self._faults[table]), notes)
+        return Verified(table, said, holds, tuple(self._faults[table]), notes)
 
-    def _units_check(self) -> Check:
+    def _units_check(self) -> Verified:
         """The rows of ``units`` have the numbers of their keys; a row may come after its events, which is a note."""
         faults = list(self._units.check.faults)
         for number, record in self._stored.items():
             if (wanted := unit_number(record)) != number:
                 faults.append(Fault("units", f"unit {unit_name(record)}: unit is {number}, must be {wanted}"))
         lacking = len(self._missing) if self._units.readable else 0
-        notes = (f"units: {counted(lacking, 'row')} still to come, from their events",) if lacking else ()
-        return Check("units", self._units.check.counted, "one to each unit of events", tuple(faults), notes)
+        notes = (f"units: {number_of(lacking, 'row')} still to come, from their events",) if lacking else ()
+        return Verified("units", self._units.check.looked_at, "one to each unit of events", tuple(faults), notes)
 
 
 def _chunks(records: Collection[UnitRecord]) -> Iterator[list[UnitRecord]]:

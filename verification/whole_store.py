@@ -16,13 +16,15 @@ from schema.errors import InputError, KvdriftError
 from schema.location import is_local
 from schema.progress import SILENT, Progress
 from schema.tables import TABLES
-from sql.catalog import CATALOG_NAME, PINNING, catalog_fault, open_views
+from sql.catalog import PINNING, open_views
+from sql.catalog_file import CATALOG_NAME, catalog_fault
 from sql.promises import breaches, computed_views, promises
 from verification.files import check_small_table, memory_of, read_files, remember
-from verification.findings import Check, Fault, counted
+from verification.findings import Fault, Verified, number_of
 from verification.identities import check_identities, check_kept_sets
 from verification.logs import check_leftovers, check_logs
 from verification.moments import check_moments
+from verification.prompts import check_prompts
 from verification.references import check_citations, check_owners, check_plans
 from verification.scores import check_scores
 from verification.unit_rows import covered_versions
@@ -34,7 +36,7 @@ _SMALL = (
 )  # fmt: skip
 
 
-def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
+def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
     """Check a store of any schema version, finished or still being written; only what was found whole is written down.
 
     Yields:
@@ -50,10 +52,11 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
     memory = memory_of(store)
     small = {table: check_small_table(store, table, versions[table], memory) for table in _SMALL}
     large = {table: read_files(store, table, versions[table], memory) for table in NUMBERED}
+    documents, actions = small["documents"].rows, small["actions"].rows
+    prompts = check_prompts(store, versions["prompts"], memory, documents)
     remember(store, memory, versions)
     yield from (small[table].check for table in ("studies", "documents", "actions", "exact_values"))
-
-    documents, actions = small["documents"].rows, small["actions"].rows
+    yield prompts
     controls = {(row["study"], row["action"]) for row in actions.to_pylist() if row["control"]}
     units = UnitWalk(store, small["units"], Pinned(versions, covered, large, controls)).outcome(progress)
     yield from units.checks
@@ -79,10 +82,10 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
     yield check_leftovers(store)
     if is_local(store.location) and Path(store.location, CATALOG_NAME).exists():
         fault = catalog_fault(store)
-        yield Check("catalogue", "1 file", "that DuckDB opens", (Fault(CATALOG_NAME, fault),) if fault else ())
+        yield Verified("catalogue", "1 file", "that DuckDB opens", (Fault(CATALOG_NAME, fault),) if fault else ())
 
 
-def scrub(store: Store, seconds: float) -> Iterator[Check]:
+def scrub(store: Store, seconds: float) -> Iterator[Verified]:
     """Read the files of a local store that were not found whole within some seconds, so that none rots unnoticed.
 
     Yields:
@@ -100,18 +103,18 @@ def scrub(store: Store, seconds: float) -> Iterator[Check]:
         for table in TABLES:
             files = read_files(store, table, versions[table], memory, within=seconds)
             others = len(store.paths(table, versions[table])) - files.read
-            said = f"{counted(files.read, 'file')} read, {others:,} read before"
-            yield Check(table, said, "whole", files.faults)
+            said = f"{number_of(files.read, 'file')} read, {others:,} read before"
+            yield Verified(table, said, "whole", files.faults)
     finally:
         remember(store, memory, versions)
 
 
-def _check_views(store: Store, versions: Mapping[str, int], progress: Progress, refused: str | None) -> Check:
+def _check_views(store: Store, versions: Mapping[str, int], progress: Progress, refused: str | None) -> Verified:
     """The contracts of all computed views hold: R = O + E C of every decomposition row, and the others."""
     names = computed_views()
-    counts = f"{counted(len(names), 'view')}, {counted(sum(map(promises, names)), 'promise')}"
+    counts = f"{number_of(len(names), 'view')}, {number_of(sum(map(promises, names)), 'promise')}"
     if refused is not None:
-        return Check("views", counts, refused)
+        return Verified("views", counts, refused)
     faults = []
     progress.begin("views", len(names), "views")
     try:
@@ -120,9 +123,9 @@ def _check_views(store: Store, versions: Mapping[str, int], progress: Progress, 
             for view in names:
                 for breach in breaches(views, view):
                     where = f"view {view} ({', '.join(f'{name}={value}' for name, value in breach.example.items())})"
-                    what = f"'{breach.promise}' does not hold in {counted(breach.rows, 'row')}, must hold in all"
+                    what = f"'{breach.promise}' does not hold in {number_of(breach.rows, 'row')}, must hold in all"
                     faults.append(Fault(where, what))
                 progress.advance(1)
     except KvdriftError as error:
         faults.append(Fault("views", f"they cannot be computed ({error})"))
-    return Check("views", counts, "as their contracts say", tuple(faults))
+    return Verified("views", counts, "as their contracts say", tuple(faults))

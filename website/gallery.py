@@ -9,10 +9,9 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File
 
-STUDIES = ("quickstart", "frontier", "llama_cpp")
-"""Files of ``studies/`` without their ending, in the gallery's order."""
+STUDIES = ("quickstart", "frontier", "weights", "llama_cpp")
+"""Files of ``studies/`` without their ending, in the gallery's order; those that are not there are left out."""
 
-_OTHER = (".pdf", ".tex")  # what a reader of the site does not need of a report
 _EMPTY = (
     "None was made yet. `make gallery` runs the shipped studies, which takes some minutes, and builds the site again."
 )
@@ -36,15 +35,17 @@ class Shown:
     @property
     def files(self) -> list[Path]:
         """The report's files that the site has, relative to the folder."""
-        every = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and path.suffix not in _OTHER]
-        return [path.relative_to(self.folder) for path in every if not path.name.startswith(".")]
+        every = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+        return [path.relative_to(self.folder) for path in every]
 
 
 def shown(root: Path) -> list[Shown]:
     """Return the shipped studies whose reports are there, in the gallery's order."""
     found = []
-    for file in STUDIES:
-        text = (root / "studies" / f"{file}.toml").read_text(encoding="utf-8")
+    for file in (root / "studies" / f"{name}.toml" for name in STUDIES):
+        if not file.is_file():
+            continue
+        text = file.read_text(encoding="utf-8")
         name = tomllib.loads(text)["study"]["name"]
         folder = root / "stores" / name / "report" / name
         if (folder / "index.html").is_file():

@@ -19,7 +19,7 @@ class ClusterAddress:
     Attributes:
         text: What lines call it: the option's text, or the GPUs.
         workers: What each worker that is started on this machine has in its environment besides the command's; None
-            where there is a scheduler already.
+            if there is a scheduler already.
 
     """
 

@@ -20,12 +20,12 @@ _OF_DASK = ("python", "dask", "distributed")  # what processes of a cluster spea
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What a process has, as far as work of other machines needs it.
+    """What a worker must match.
 
     Attributes:
         source: SHA-256 of the packages that it runs.
         threads: How many tasks it takes at once; None says that any number will do.
-        store: What tells the store that it sees from all others; None where no store was asked for, or it sees none.
+        store: What identifies the store that the process sees; None if no store was asked for, or none is seen.
         problem: Why it does not see the store.
 
     """
@@ -37,7 +37,7 @@ class WorkerFacts:
 
 
 def facts(location: str | None, threads: int | None = 1) -> WorkerFacts:
-    """Return this process's facts, with those of the store at a location where there is one."""
+    """Return this process's facts, with those of the store at a location if there is one."""
     if location is None:
         return WorkerFacts(source_sha256(), threads)
     try:
@@ -96,7 +96,7 @@ def lacking(name: str, error: Exception) -> InputError:
 
 
 def other_versions(found: Mapping[str, Any]) -> str | None:
-    """Return a line about a process of a cluster with another Python or Dask than this one; None where none has.
+    """Return a line about a process of a cluster whose Python or Dask is not this process's; None if there is none.
 
     Args:
         found: What Dask's client says of versions.
@@ -119,7 +119,7 @@ def worker_name(address: str) -> str:
 
 @functools.cache
 def source_sha256() -> str:
-    """SHA-256, in hexadecimal, of the source of what workers run, as it is when a process first asks."""
+    """SHA-256, in hexadecimal, of the source that workers run, read when a process first asks."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for package in _PACKAGES:
         for file in sorted((root / package).rglob("*.py")):

@@ -17,12 +17,12 @@ from flows.cluster.connection import Cluster
 from flows.cluster.facts import facts
 from flows.generate.local import LocalGenerator
 from flows.generate.named_work import NamedPart, named
-from flows.generate.pending import Work
 from flows.generate.storing import Identities, stored_gpus, studies_of
 from generator.actions import Action
+from generator.generation import Work
 from generator.identity import ActionIdentity, GpuKinds, ModelIdentity
-from generator.transformer.fingerprints import model_identity
-from generator.transformer.local_folders import model_location
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import model_location
 from generator.transformer.other_weights.named import identities
 from log.store import Store
 from schema.errors import InputError, KvdriftError, NobodyLeftError, OperationError, first_line
@@ -107,7 +107,7 @@ class ClusterGenerator:
         check_stored(store, study, work)
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return what makes the units of the study's actions: this machine's files or, where it has none, a worker's.
+        """Return what makes the units of the study's actions: this machine's files, or a worker's if it has none.
 
         Raises:
             InputError: A file cannot be read, or a worker cannot load the model.
@@ -145,7 +145,7 @@ class ClusterGenerator:
         return self._weights[key]
 
     def _elsewhere(self, generate: Callable[..., Any], attempt: _Attempt) -> Future:
-        """Have work done by a worker that has not failed with it or, where there is none, by any.
+        """Give work to a worker that has not failed at it, or to any worker if all have failed at it.
 
         Dask moves it to an idle worker while that one is busy, even to one that failed; such a worker declines it.
         """

@@ -55,7 +55,7 @@ def answer_moments(
         answered: the documents that are scored once their pairs are there.
 
     Returns:
-        Moments without profiles; None where there is no such document, or pairs of one are still to be scored.
+        Moments without profiles; None if there is no such document, or pairs of one are still to be scored.
 
     """
     table = measured(views.rows("document_answers", study=study, model=model, split=split))
@@ -69,7 +69,7 @@ def answer_moments(
 
 
 def replicate_answers(views: Views, study: str, model: str, split: str, windows: Windows) -> ReplicateMoments | None:
-    """Read the scalar moments of every scored replicate of a split, controls left out; None where there is none."""
+    """Read the scalar moments of every scored replicate of a split, controls left out; None if there is none."""
     keys = {"study": study, "model": model, "split": split}
     table = measured(views.rows("trajectory_answers", **keys))
     if not table.num_rows:

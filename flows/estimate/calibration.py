@@ -15,8 +15,8 @@ from log.store import Store
 from schema.tables import CALIBRATION
 from sql.catalog import Views
 from stats.calibration import Calibration, calibrate
-from stats.intervals import EXPLORATORY, planned_status
 from stats.moments import DocumentMoments
+from stats.resampling.intervals import EXPLORATORY, planned_status
 
 
 def calibrate_study(
@@ -38,7 +38,7 @@ def calibrate_study(
         views: its views.
         plan: the frozen plan, whose baseline, margin, level, draws, seed and method of intervals are used.
         events_version: the version of ``events`` that the views show.
-        moments: by split, where it has documents.
+        moments: by split, if it has documents.
         seen: planned actions whose outcomes were known before.
 
     Returns:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.estimate.branching import branching_moments
+from flows.estimate.branching_moments import branching_moments
 from flows.estimate.document_index import DocumentIndex, measured
 from flows.estimate.parts import Analysis, Runner, Subject, in_sequence, inputs_of, parts_of
 from flows.estimate.standing import standing_rows
@@ -26,12 +26,12 @@ from schema.tables import RESULTS
 from schema.windows import Windows
 from sql.catalog import Views
 from stats.efficiency import BranchingMoments, estimate_branching
-from stats.intervals import Estimates
 from stats.moments import DocumentMoments, Float, ReplicateMoments
 from stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF
 from stats.quantities.answers import ANSWER_QUANTITIES
-from stats.quantities.branching import BRANCHING_QUANTITIES
+from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
 from stats.reduction.control_variates import NO_COEFFICIENTS
+from stats.resampling.intervals import Estimates
 from stats.simultaneous import simultaneous_gaps, simultaneous_members
 
 _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # of rows, which are one of each
@@ -80,7 +80,7 @@ def estimate_study(
         run: estimates the parts of an analysis.
         coefficients: those of control variates by action, fitted on other documents; actions without have no reduced
             estimates.
-        answers: moments of those with answers; None where nothing is estimated of answers.
+        answers: moments of those with answers; None if nothing is estimated of answers.
         wanted: whether estimates of a subject are wanted; those of others are there.
 
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from flows.estimate.answers import answer_moments
 from flows.estimate.estimation import document_moments
+from flows.estimate.gate_question import GateQuestion, Verdict
 from flows.estimate.parts import EXPLORATORY_DRAWS, EXPLORATORY_LEVEL
 from flows.estimate.scores import known_answers
 from flows.plan.frozen_plan import FrozenPlan, find_plan
@@ -29,99 +30,18 @@ from schema.study import CONTROL_ACTION, FLOOR_ACTION, POOLED
 from schema.windows import Windows
 from sql.catalog import Views, open_views
 from stats.alike import alike_documents, settling_factor
-from stats.bootstrap import estimate
 from stats.endpoints import Decision, Endpoint, decidable_quantity, decide
 from stats.ends import ALIKE, STUDENTIZED
-from stats.intervals import EXPLORATORY, SEEN, Request, planned_status
 from stats.moments import DocumentMoments
 from stats.pooling import Pooling
 from stats.quantities import SIMULTANEOUS_GAP
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.registry import Between, Higher, Quantity
+from stats.resampling.bootstrap import estimate
+from stats.resampling.intervals import EXPLORATORY, SEEN, Request, planned_status
 from stats.simultaneous import simultaneous_gaps
 
 _DRAWS = 10_000  # definitions, "Bootstrap": of a study that has no plan
-
-
-@dataclass(frozen=True)
-class GateQuestion:
-    """What is asked of a store.
-
-    Attributes:
-        quantity: a quantity of actions, or a contrast.
-        action: the action b.
-        baseline: the action a that it is held against.
-        margin: how much worse is still no worse, in the quantity's own unit: fractions, or tokens.
-        level: 1 - alpha of each answer.
-        study: the study's name; None where the store has one.
-        model: the model's id; None where the study has one.
-        stratum: a stratum, or ``pooled``.
-
-    """
-
-    quantity: str
-    action: str
-    baseline: str
-    margin: float
-    level: float = EXPLORATORY_LEVEL
-    study: str | None = None
-    model: str | None = None
-    stratum: str = POOLED
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The answer, and what it is made from.
-
-    Attributes:
-        decision: the answer.
-        question: what was asked, with the study and the model.
-        contrast: the difference that the interval is of.
-        estimate: theta_b - theta_a; None where it is undefined.
-        low: the lower end of its two-sided interval at level 1 - 2 alpha; None where there is none.
-        high: the upper end.
-        interval: how the interval was made.
-        draws: bootstrap draws.
-        documents: evaluation documents that both actions have.
-        clusters: clusters of these.
-        status: whether a plan named the difference before its documents were seen.
-        events_version: the version of ``events`` that was read.
-        plan_sha256: the plan's hash, None without one.
-        alike: whether the estimate is below the margin, and the interval is not because documents are all alike, or all
-            but a few, and may lack those that fail.
-        more: how many more documents would then settle it, if their share of unlike ones is the same; None if no
-            number would, or if the documents are not alike.
-        from_floor: the interval of the difference in R from the engine's floor, which holds for all pairs of actions
-            together; None if the baseline is no floor.
-
-    """
-
-    decision: Decision
-    question: GateQuestion
-    contrast: Quantity
-    estimate: float | None
-    low: float | None
-    high: float | None
-    interval: str
-    draws: int
-    documents: int
-    clusters: int
-    status: str
-    events_version: int
-    plan_sha256: str | None
-    alike: bool
-    more: int | None
-    from_floor: tuple[float, float] | None = None
-
-    @property
-    def told_from_floor(self) -> bool | None:
-        """Whether that interval excludes 0; None without one."""
-        return None if self.from_floor is None else self.from_floor[0] > 0 or self.from_floor[1] < 0
-
-    @property
-    def interval_level(self) -> float:
-        """The coverage of the interval, 1 - 2 alpha."""
-        return _interval_level(self.question)
 
 
 def gate_stored(store: Store, question: GateQuestion) -> Verdict:
@@ -184,7 +104,7 @@ def _estimated(
     Documents that differ from each other by less than the margin are alike: they do not show those that fail.
     """
     request = Request(
-        _interval_level(question), interval=STUDENTIZED if plan is None else plan.interval,
+        question.interval_level, interval=STUDENTIZED if plan is None else plan.interval,
         alike_within=question.margin,
     )  # fmt: skip
     pair = (question.baseline, question.action)
@@ -214,12 +134,8 @@ def _more_documents(moments: DocumentMoments, contrast: Quantity, question: Gate
     between = contrast.range.between(moments.windows.horizon)
     if contrast.higher is Higher.BETTER:
         alike, between = alike.turned, Between(-between.high, -between.low)
-    factor = settling_factor(alike, _interval_level(question), between, question.margin)
+    factor = settling_factor(alike, question.interval_level, between, question.margin)
     return None if factor is None else math.ceil(documents * (factor - 1))
-
-
-def _interval_level(question: GateQuestion) -> float:
-    return 1 - 2 * (1 - question.level)
 
 
 def _status(store: Store, plan: FrozenPlan | None, contrast: Quantity, question: GateQuestion) -> str:
@@ -288,7 +204,7 @@ def _check_finished(
 ) -> None:
     """Check that both actions have all evaluation documents and replicates of the plan.
 
-    A study whose events another generator made has no plan, and is as long as it is.
+    A study whose events another generator made has no plan, and is taken as finished.
     """
     if plan is None:
         if any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist()):

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from flows.estimate.current import estimates_are_current
 from flows.plan.frozen_plan import find_plan
+from flows.plan.left import Cell, Row, UnitsDone, units_done
 from flows.plan.looks_taken import LooksTaken, wanted_by_stratum
-from flows.plan.work import Cell, Row, Work, planned_work
 from log.store import Store
 from log.units.revisions import current_actions, current_documents
 from stats.preliminary import preliminary_mean
@@ -56,7 +56,7 @@ class StudyLook:
         stored: Units of any size that are committed.
         derived: Trajectories that are derived.
         rate: Units done per second lately; None before two looks.
-        split: The split that ``divergence`` is of; None where nothing is derived.
+        split: The split that ``divergence`` is of; None if nothing is derived.
         divergence: By action.
         finished: Whether all is generated and estimated as planned.
         taken: The looks that were taken of a sequential study; None of another one.
@@ -65,7 +65,7 @@ class StudyLook:
 
     study: str
     model: str
-    work: tuple[Work, ...]
+    work: tuple[UnitsDone, ...]
     planned: bool
     stored: int
     derived: int
@@ -87,7 +87,7 @@ class StudyLook:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the rest takes at the rate; None where that is not known."""
+        """How long the rest takes at the rate; None if that is not known."""
         return (self.wanted - self.done) / self.rate if self.rate else None
 
 
@@ -132,7 +132,7 @@ class LiveStore:
         plan = find_plan(self._store, study, model)
         taken = None if plan is None else LooksTaken.in_store(self._store, plan)
         by_now = {} if plan is None else wanted_by_stratum(plan, taken)
-        work = planned_work(actions, places, covered, plan, by_now) if ours else []
+        work = units_done(actions, places, covered, plan, by_now) if ours else []
         splits = {documents[doc]["split"] for doc, _ in groups}
         split = max(splits, default=None)  # the evaluation, once it is there
         done = sum(one.done for one in work) if ours else self._units[study, model]

@@ -16,14 +16,14 @@ from flows.plan.frozen_plan import FrozenPlan
 from schema.progress import Progress
 from schema.study.sweeps import families
 from sql.catalog import Views
-from stats.bootstrap import estimate, groups
 from stats.efficiency import BranchingMoments
 from stats.ends import STUDENTIZED
-from stats.intervals import Estimates, Request
 from stats.moments import DocumentMoments, Float
 from stats.quantities import PAIR_QUANTITIES
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.reduction.control_variates import NO_COEFFICIENTS, is_reduced, reduced_documents
+from stats.resampling.bootstrap import estimate, groups
+from stats.resampling.intervals import Estimates, Request
 
 EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
 EXPLORATORY_LEVEL = 0.95
@@ -40,7 +40,7 @@ class Analysis:
         seed: the seed of resampling.
         draws: pairs of quantities and bootstrap draws; every quantity once, the exploratory ones last.
         request: the levels and families of the intervals.
-        plan_sha256: the plan's hash, None where no plan was frozen.
+        plan_sha256: the plan's hash, None if no plan was frozen.
         answers_changed: whether answers of its documents are others than those that the plan froze.
 
     """
@@ -83,7 +83,7 @@ class Analysis:
     def exploratory(cls, views: Views, study: str, model: str, split: str) -> Self:
         """Return the analysis of a split for which nothing was fixed beforehand.
 
-        The seed is the study's, 0 where the store has no row of the study.
+        The seed is the study's, 0 if the store has no row of the study.
         """
         stored = views.rows("studies", study=study, model=model).to_pylist()
         seed = int(stored[0]["seed"]) if stored else 0
@@ -130,8 +130,8 @@ def one_by_one(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
     return map(estimate_part, parts)
 
 
-def counted(run: Runner, progress: Progress) -> Runner:
-    """Have the parts that are estimated counted."""
+def with_progress(run: Runner, progress: Progress) -> Runner:
+    """Return what estimates parts as ``run`` does, and tells how far it is."""
 
     def run_and_count(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
         progress.begin("bootstrap", len(parts), "parts")
@@ -228,10 +228,10 @@ def inputs_of(
     Args:
         analysis: what is estimated, and how.
         moments: the moments of its documents.
-        branching: those of residual branching; None where nothing was branched.
+        branching: those of residual branching; None if nothing was branched.
         revisions: the revision of each action.
         coefficients: those of control variates, by action.
-        answers: the moments of documents with answers; None where nothing is estimated of answers.
+        answers: the moments of documents with answers; None if nothing is estimated of answers.
 
     """
     settings = replace(analysis, request=replace(analysis.request, seen=()), answers_changed=False)

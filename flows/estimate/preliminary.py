@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 from flows.estimate.estimation import analyzed_splits, document_moments, study_windows
 from flows.estimate.parts import EXPLORATORY_LEVEL
 from sql.catalog import Views
-from stats.bootstrap import estimate
-from stats.intervals import COLUMNS, Request
 from stats.quantities import PAIR_QUANTITIES
 from stats.quantities.answers import ANSWER_QUANTITIES
+from stats.resampling.bootstrap import estimate
+from stats.resampling.intervals import COLUMNS, Request
 
 _DRAWS = 400  # of them ten lie beyond each end at 95%; each look makes them anew
 _QUANTITIES = [name for name in PAIR_QUANTITIES if name not in ANSWER_QUANTITIES]  # answers are scored at the end
@@ -26,8 +26,8 @@ _QUANTITIES = [name for name in PAIR_QUANTITIES if name not in ANSWER_QUANTITIES
 class PreliminaryViews:
     """The views of a store, with estimates of the pairs that it has now in place of the stored ones.
 
-    They are exploratory, whatever a plan has named: their documents are not those of the plan yet, and whoever looks at
-    them again and again is misled more often than their level says.
+    They are exploratory even if a plan names them: their documents are not yet the plan's, and repeated looks mislead
+    more often than their level says.
     """
 
     views: Views

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from generator.documents.answers import task_scoring
 from generator.documents.scores import Decode, Tokens, score_pairs
-from generator.transformer.tokenizer import text_decoder
+from generator.transformer.files.tokenizer import text_decoder
 from log.counts import Answers, Counts, Holdings, Place, Scored
 from log.readable_store import ReadableStore
 from log.store import Store
@@ -61,14 +61,14 @@ def known_answers(
 
 
 def _scoring(answers: Answers) -> str | None:
-    """How answers are scored; None where they are not."""
+    """How answers are scored; None if they are not."""
     return answers.scoring or task_scoring(answers.source or "", answers.task or "")
 
 
 class Scoring:
     """What of a study and model is scored, and what is still to be.
 
-    It is counted, whatever the number of units; rows are read where there is something to score.
+    It is counted, whatever the number of units; rows are read if there is something to score.
 
     Attributes:
         documents: how many documents are scored once their units are there.
@@ -127,7 +127,7 @@ class Scoring:
 
     @functools.cached_property
     def _lacking(self) -> pa.Table:
-        """The current units of coupled pairs that have no scores, sorted by document; none where all are scored."""
+        """The current units of coupled pairs that have no scores, sorted by document; none if all are scored."""
         if all(self._scored[of] == count for of, count in self._pairs.items()):  # by present answers, once
             return _NO_UNITS
         units = self._store.units(self._study, self._model, [*_UNIT, "estimator"])
@@ -158,7 +158,7 @@ def score_stored(
 ) -> int:
     """Score the coupled pairs of a study and model that are not scored yet; return how many.
 
-    Where the model's tokenizer cannot be loaded, nothing is scored, and one line says so.
+    If the model's tokenizer cannot be loaded, nothing is scored, and one line says so.
 
     Args:
         store: the study's store.

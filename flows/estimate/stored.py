@@ -16,7 +16,7 @@ from flows.estimate.estimation import (
     replicate_moments,
     study_windows,
 )
-from flows.estimate.parts import Analysis, Runner, Subject, counted, one_by_one
+from flows.estimate.parts import Analysis, Runner, Subject, one_by_one, with_progress
 from flows.estimate.scores import Scoring, known_answers
 from flows.estimate.taking_looks import with_looks
 from flows.plan.frozen_plan import find_plan
@@ -43,7 +43,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         progress: who is told how far the work is.
 
     Returns:
-        The number of new estimates; 0 where those of the present events are there.
+        The number of new estimates; 0 if those of the present events are there.
 
     """
     current = estimates_are_current(store, study, model)
@@ -83,7 +83,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
             fitted = NO_COEFFICIENTS if analysis.split == "development" else coefficients
             answers = answer_moments(views, study, model, analysis.split, windows, known) if known else None
             estimates = estimate_study(
-                store, views, analysis, version, moments[analysis.split], counted(run, progress), fitted, answers,
+                store, views, analysis, version, moments[analysis.split], with_progress(run, progress), fitted, answers,
                 wanted=wanted,
             )  # fmt: skip
             if not estimates.new:

@@ -1,1 +1,1 @@
-"""What a study lacks of events, and who generates them: this process, a second one beside it, services."""
+"""What a study lacks of events, and who generates them: this process, or processes beside it."""

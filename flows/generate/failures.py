@@ -1,7 +1,7 @@
 """Documents that fail, and the others of some work, which are generated all the same.
 
-Documents are generated side by side, so what fails first are several. Then they are tried one by one, until the one
-that is at fault is found, and the rest together again.
+Documents are generated side by side, so several fail at first. Then each is tried alone until the faulty document is
+found, and the rest are generated together again.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 
-from flows.generate.pending import Work
+from generator.generation import Work
 from schema.errors import InputError, KvdriftError, OperationError
 
 _IN_A_ROW = 3  # documents that fail
 
 
 class Trying:
-    """Work in the parts in which it is to be tried.
+    """Splits work into the parts that are to be tried.
 
-    Where documents fail one after the other, and none is generated between them, it is not they that are at fault, and
-    no more are tried.
+    If several documents fail in a row, the cause lies elsewhere, and no more documents are tried.
     """
 
     def __init__(self, work: Work) -> None:
@@ -40,7 +39,7 @@ class Trying:
         self._in_a_row, self._any = 0, True
 
     def part_failed(self, left: Work, error: KvdriftError) -> None:
-        """Take note that a part failed, and what of it was not generated before."""
+        """Take note that a part failed; ``left`` is what of the part was not generated before."""
         if len(left) > 1:
             self._parts.extendleft([one] for one in reversed(left))
             return
@@ -53,8 +52,8 @@ class Trying:
         """Check that no document failed.
 
         Raises:
-            KvdriftError: What was raised, where nothing was generated or there is one document; or else a line that
-                names the documents that failed.
+            KvdriftError: The error itself if nothing was generated or there is one document; else a line that names
+                the documents that failed.
 
         """
         if not self._failed:

@@ -1,12 +1,11 @@
-"""Work of several laws as one: what each of them lacks of a document is generated from one prefill of it."""
+"""Work of several laws put together: all that the laws lack of a document is generated from one prefill."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flows.generate.pending import Work
-from generator.generation import PendingUnit, StudyLaw
+from generator.generation import PendingUnit, StudyLaw, Work
 from schema.document import Document
 from schema.study import Study
 

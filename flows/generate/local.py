@@ -1,27 +1,22 @@
-"""Generation on this machine, with one model in memory."""
+"""Generation in this process, with one model in memory."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-from flows.generate.named_work import Part
-from flows.generate.pending import Work
-from flows.generate.side_processes import SideProcess, SideProcesses, work_beside
 from generator.actions import Action, build_actions
 from generator.engines.model import EngineModel
 from generator.finite.model import FiniteModel, finite_model
-from generator.generation import generate_documents, generate_together, together
+from generator.generation import Work, generate_documents, generate_together
 from generator.generation.engine_models import engine_model
 from generator.generation.model import Model
 from generator.identity import ActionIdentity
-from generator.transformer.fingerprints import model_identity
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import model_location
 from generator.transformer.fused.faults import slower
-from generator.transformer.local_folders import model_location, stored_bytes
-from generator.transformer.other_weights.named import identities, weights_location, with_own_weights
+from generator.transformer.other_weights.named import identities
 from log.store import Unit
 from schema.progress import SILENT
 from schema.study import FINITE_STATE, Study
@@ -30,18 +25,12 @@ if TYPE_CHECKING:
     from generator.transformer.model import LoadedModel
     from generator.transformer.other_weights.model import ModelWithOthers
 
-_MUCH = 1 << 14  # pairs by positions: some 4 s of a small model, about what a process takes to start
-_SMALL = 100 << 20  # bytes of weights
-
 
 class LocalGenerator:
-    """Generates on this machine, with one model in memory at a time: much work of a small model in two processes.
+    """Generates in this process, with one model in memory at a time.
 
     Args:
         say: Is told in a line what generation does without.
-
-    Attributes:
-        sides: The processes beside this one, where there are some; then the model is theirs alone.
 
     """
 
@@ -49,56 +38,14 @@ class LocalGenerator:
         self._say = say
         self._study: Study | None = None  # whose model is held
         self._model: LoadedModel | ModelWithOthers | FiniteModel | EngineModel | None = None
-        self.sides: SideProcesses | None = None
 
     def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
         """Yield the units of each document, in any order."""
-        self.get_ready(study, work)
-        if (pairs := self._pairs_beside(study)) and self.sides is not None:
-            yield from self._generate_beside(self.sides, study, list(together(pairs, work, 2)))
-        else:
-            yield from generate_documents(self.model(study), study.name, work, study.study.horizon, study.study.seed)
+        yield from generate_documents(self.model(study), study.name, work, study.study.horizon, study.study.seed)
 
-    def get_ready(self, study: Study, work: Work) -> None:
-        """Start two more processes, which takes some seconds, where so much work of a small model is to come."""
-        alone = self.sides is None and len(os.sched_getaffinity(0)) > 1
-        if alone and _is_much(work, study) and _is_small(study):
-            self.sides = SideProcesses(study)
-
-    def _pairs_beside(self, study: Study) -> int:
-        """How many pairs the processes beside this one decode at once; 0 where there are none, or none any more."""
-        if self.sides is None:
-            return 0
-        try:
-            return self.sides.all[0].pairs_at_once(study)
-        except (EOFError, OSError):
-            self.close()
-            return 0
-
-    def _generate_beside(
-        self, sides: SideProcesses, study: Study, parts: Sequence[Part]
-    ) -> Generator[list[Unit], None, None]:
-        def there(side: SideProcess, part: Part) -> list[list[Unit]]:
-            return side.generate(study, part)
-
-        whole = False
-        try:
-            for documents in work_beside(sides, parts, there, partial(self.generate_part, study)):
-                yield from documents
-            whole = True
-        finally:
-            if not whole:
-                self.sides = None
-
-    def generate_part(self, study: Study, part: Part) -> list[list[Unit]]:
+    def generate_part(self, study: Study, part: Work) -> list[list[Unit]]:
         """Generate a part of the work in this thread."""
         return generate_together(self.model(study), study.name, part, study.study.horizon, study.study.seed)
-
-    def close(self) -> None:
-        """End the processes beside this one, if there are some."""
-        if self.sides is not None:
-            self.sides.close()
-            self.sides = None
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
         """Return what makes the units of the study's actions; a model is loaded only if it is to be downloaded first.
@@ -146,17 +93,3 @@ class LocalGenerator:
             if notice := slower(one.network, one.device):
                 self._say(notice)
         return model
-
-
-def _is_much(work: Work, study: Study) -> bool:
-    return sum(unit.count for _, units in work for unit in units) * study.study.horizon >= _MUCH
-
-
-def _is_small(study: Study) -> bool:
-    """Whether the model may be one of those that decode in one thread; it is not loaded for that."""
-    model = study.model
-    if model.kind == FINITE_STATE or model.engine is not None or model.device != "cpu":
-        return False
-    bytes_of = [stored_bytes(model_location(model), model.revision)]
-    bytes_of += [stored_bytes(weights_location(study, action)) for action in with_own_weights(study)]
-    return all(bytes_of) and sum(filter(None, bytes_of)) < _SMALL

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from generator.actions import build_actions
-from generator.generation import PendingUnit, StudyLaw
+from generator.generation import PendingUnit, StudyLaw, Work
 from schema.document import Document
 from schema.study import Study
 
-Part = Sequence[tuple[Document, Sequence[PendingUnit]]]
-"""Documents, each with its pending units."""
-
 NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int, StudyLaw | None]]]]
-"""The same, with actions by name."""
+"""Documents, each with its pending units, whose actions are names."""
 
 
-def named(part: Part) -> NamedPart:
+def named(part: Work) -> NamedPart:
     """Name the actions of some work."""
     return [
         (
@@ -27,7 +22,7 @@ def named(part: Part) -> NamedPart:
     ]
 
 
-def with_actions(study: Study, part: NamedPart) -> Part:
+def with_actions(study: Study, part: NamedPart) -> Work:
     """Make the actions that work names, from the study and what lies beside its file.
 
     Raises:

@@ -7,17 +7,16 @@ from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 
-from flows.material import Material, replicates_of
-from flows.plan.frozen_plan import FrozenPlan, require_plan
+from flows.material import Material
+from flows.plan.agreement import require_plan
+from flows.plan.frozen_plan import FrozenPlan
+from flows.plan.left import lacking, wanted_units
 from flows.plan.looks_taken import LooksTaken
-from generator.generation import PendingUnit
+from generator.generation import PendingUnit, Work
 from log.store import Store
 from log.units.revisions import newest_revisions
 from schema.document import Document
-from schema.tables import PLAIN, SWRB, UNITS
-
-Work = list[tuple[Document, list[PendingUnit]]]
-"""Documents, each with the units that it lacks."""
+from schema.tables import PLAIN, UNITS
 
 
 def stored_units(store: Store | None, material: Material) -> pa.Table:
@@ -46,11 +45,10 @@ def pending_of_plan(
 ) -> Work:  # fmt: skip
     """Return what a plan asks of the evaluation documents by now and the store lacks.
 
-    Under the estimator "swrb" an action that was added after the plan is branched as the planned ones are. ``at_most``
-    takes a sequential study that has not stopped to its N.
+    ``at_most`` takes a sequential study that has not stopped to its N.
     """
-    branched = material.measured_actions if material.study.plan.estimator == SWRB else plan.branched_actions
     documents = wanted_documents(store, material, plan, at_most=at_most)
+    branched = plan.branched(material.measured_actions)
     return pending_work(store, material, documents, plan.replicates, branched, redone, units)
 
 
@@ -69,8 +67,8 @@ def lacking_actions(store: Store, material: Material, plan: FrozenPlan | None) -
     if plan is None:
         return {action.name for action in material.actions}
     units = stored_units(store, material)
-    work = pending_development(store, material, (), units) + pending_of_plan(store, material, plan, (), units)
-    return {unit.action.name for _, pending in work for unit in pending}
+    split = pending_development(store, material, (), units), pending_of_plan(store, material, plan, (), units)
+    return {unit.action.name for work in split for _, pending in work for unit in pending}
 
 
 def pending_work(
@@ -94,34 +92,23 @@ def pending_work(
     """
     revisions = {} if store is None else newest_revisions(store.read("actions"))
     units = stored_units(store, material) if units is None else units
-    covered: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
+    held = defaultdict[str, defaultdict[tuple[str, str], list[tuple[int, int]]]](lambda: defaultdict(list))
     columns = (
         units.column(name).to_pylist() for name in ("doc", "action", "estimator", "first_replicate", "replicates")
     )
     for doc, action, estimator, first, count in zip(*columns, strict=True):
         if action not in redone:
-            covered[doc, action, estimator].append((first, first + count))
-    wanted = [(action, PLAIN) for action in material.actions]
-    wanted += [(action, SWRB) for action in material.actions if action.name in branched]
+            held[doc][action, estimator].append((first, first + count))
+    actions = {action.name: action for action in material.actions}
+    wanted = wanted_units({name: action.control for name, action in actions.items()}, replicates, branched)
     work = []
     for document in documents:
         pending = [
-            PendingUnit(action, first, count, estimator, revisions.get((material.study.name, action.name), 0))
-            for action, estimator in wanted
-            for first, count in _gaps(covered[document.doc, action.name, estimator], replicates_of(action, replicates))
+            PendingUnit(
+                actions[one.action], first, count, one.estimator, revisions.get((material.study.name, one.action), 0)
+            )
+            for one, first, count in lacking(held[document.doc], wanted)
         ]
         if pending:
             work.append((document, pending))
     return work
-
-
-def _gaps(covered: list[tuple[int, int]], replicates: int) -> list[tuple[int, int]]:
-    """Ranges (first, count) of 0..replicates-1 that no stored unit covers."""
-    gaps, position = [], 0
-    for first, last in [*sorted(covered), (replicates, replicates)]:
-        if first > position:
-            gaps.append((position, min(first, replicates) - position))
-        position = max(position, last)
-        if position >= replicates:
-            break
-    return gaps

@@ -8,8 +8,8 @@ from typing import Any
 
 from flows.material import Material
 from generator.documents.records import find_records
-from generator.transformer.local_folders import tokenizer_location
-from generator.transformer.tokenizer import token_reader
+from generator.transformer.files.local_folders import tokenizer_location
+from generator.transformer.files.tokenizer import token_reader
 from log.store import Store
 from schema.document import SPLITS, Document
 

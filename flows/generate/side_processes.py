@@ -1,183 +1,180 @@
-"""Two processes that work beside this one.
+"""Two processes beside this one, for much work of a small model and for figures.
 
 A position of a small model takes the interpreter about as long as the processor, and so does a figure: two threads of
-one process get little more done than one. One process loads the model and forks another one, while this one gets ready
-for all else. They are given whole parts of the work, and end with the connections to them. What they do not finish,
-because they were killed, is done here.
+one process get little more done than one. What the processes do not finish, because they were killed, is done here.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from flows.generate.named_work import Part, named
+from flows.generate.local import LocalGenerator
+from flows.generate.named_work import NamedPart, named, with_actions
+from generator.generation import Work, together
+from generator.transformer.decoder import torch_threads
+from generator.transformer.files.local_folders import model_location, stored_bytes
+from generator.transformer.other_weights.named import weights_location, with_own_weights
 from log.store import Unit
-from schema.errors import KvdriftError
-from schema.own_process import own_environment
-from schema.study import Study
+from schema.errors import KvdriftError, OperationError
+from schema.own_process import OwnProcesses
+from schema.study import FINITE_STATE, Study
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
+_COUNT = 2
+_MUCH = 1 << 14  # pairs by positions: some 4 s of a small model, about what a process takes to start
+_SMALL = 100 << 20  # bytes of weights
 
-class SideProcess:
-    """One of the processes, at the other end of a connection."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._begun = 0  # what it was asked for and has not been listened to
-
-    def generate(self, study: Study, part: Part) -> list[list[Unit]]:
-        """Generate a part of the work there.
-
-        Raises:
-            KvdriftError: What it raised there.
-
-        """
-        units: list[list[Unit]] = self._ask((study, named(part)))
-        return units
-
-    def pairs_at_once(self, study: Study) -> int:
-        """Load a study's model there; return its ``pairs_at_once``. Raises what ``generate`` does."""
-        pairs: int = self._ask((study,))
-        return pairs
-
-    def call(self, function: Callable[..., Made], *arguments: object) -> Made:
-        """Call a function there; raises what ``generate`` does, and RuntimeError for all else that it raised there."""
-        result: Made = self._ask(partial(function, *arguments))
-        return result
-
-    def begin(self, what: Callable[[], object] | tuple[Study]) -> None:
-        """Have a function called there, or a study's model loaded; the next thing that is asked for waits for it."""
-        try:
-            self._connection.send(what)
-        except OSError:  # the next call will say so
-            return
-        self._begun += 1
-
-    def close(self) -> None:
-        """Close the connection, with which the process ends."""
-        self._connection.close()
-
-    def _ask(self, what: object) -> Any:
-        while self._begun:
-            self._begun -= 1
-            self._answer()
-        self._connection.send(what)
-        return self._answer()
-
-    def _answer(self) -> Any:
-        answer = self._connection.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+_local: LocalGenerator | None = None  # of a side process
 
 
-class SideProcesses:
-    """``flows.generate.served_process`` in a Python of its own and in a fork of it, which both have a study's model.
+class SideBySideGenerator:
+    """Generates on this machine: much work of a small model in side processes, all other work in this process.
+
+    Args:
+        local: Generates in this process.
 
     Attributes:
-        all: The processes.
+        sides: The side processes, each with the model; None before there are any.
 
     """
 
-    def __init__(self, study: Study) -> None:
-        connections = [Pipe() for _ in range(2)]
-        self.all = [SideProcess(ours) for ours, _ in connections]
-        with connections[0][1] as one, connections[1][1] as other:
-            self._process = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-m", "flows.generate.served_process", str(one.fileno()), str(other.fileno())],
-                pass_fds=[one.fileno(), other.fileno()],
-                env=own_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for us
-            )
-        self.all[0].begin((study,))  # before it forks
+    def __init__(self, local: LocalGenerator) -> None:
+        self._local = local
+        self.sides: OwnProcesses | None = None
+
+    def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
+        """Yield the units of each document, in any order."""
+        self.get_ready(study, work)
+        pairs = self._pairs_at_once(study)
+        if self.sides is None or not pairs:
+            yield from self._local(study, work)
+            return
+        whole, here = False, partial(self._local.generate_part, study)
+        there = partial(_generate, study)
+        try:
+            for documents in work_beside(self.sides, list(together(pairs, work, _COUNT)), there, here, named):
+                yield from documents
+            whole = True
+        finally:
+            if not whole:
+                self.close()
+
+    def get_ready(self, study: Study, work: Work) -> None:
+        """Start the side processes, which load the model in some seconds, if there is much work of a small model."""
+        if self.sides is None and len(os.sched_getaffinity(0)) > 1 and _is_much(work, study) and _is_small(study):
+            self.sides = OwnProcesses(_COUNT, _load, study)
+            for _ in range(_COUNT):
+                self.sides.submit(_pairs_at_once, study)
 
     def close(self) -> None:
-        """End both; what they are doing is lost."""
-        if self._process.returncode is None:  # its number is no other process's before it was waited for
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        for side in self.all:
-            side.close()
+        """End the side processes, if there are some."""
+        if self.sides is not None:
+            self.sides.kill()
+            self.sides = None
+
+    def _pairs_at_once(self, study: Study) -> int:
+        """How many pairs a side process decodes at once; 0 if there is no side process, or none any more."""
+        if self.sides is None:
+            return 0
+        try:
+            return self.sides.submit(_pairs_at_once, study).result()
+        except BrokenProcessPool:
+            self.close()
+            return 0
 
 
 def work_beside(
-    sides: SideProcesses,
+    sides: OwnProcesses,
     parts: Sequence[Given],
-    there: Callable[[SideProcess, Given], Made],
+    there: Callable[..., Made],
     here: Callable[[Given], Made],
+    sent: Callable[[Given], object] = lambda part: part,
 ) -> Generator[Made, None, None]:
-    """Have parts of some work done in the side processes, which are closed where that ends early.
+    """Have parts of some work done in side processes, which are ended if the work ends early.
 
     Args:
         sides: The processes.
         parts: The parts.
-        there: Has a side process do a part.
-        here: Does a part that no side process is left for.
+        there: Does a part, as it was sent, in a side process.
+        here: Does a part that no side process did: the process was killed, or cannot do what can be tried here.
+        sent: Returns a part as a process gets it.
 
     Yields:
         What became of each part, in any order.
 
+    Raises:
+        KvdriftError: A process raised it.
+
     """
-    waiting, made = deque(parts), SimpleQueue[Made | KvdriftError | None]()
-    feeders = [
-        threading.Thread(target=_feed, args=(partial(there, side), waiting, made), daemon=True) for side in sides.all
-    ]
-    for feeder in feeders:
-        feeder.start()
-    working, whole = len(feeders), False
+    whole = False
     try:
-        while working:
-            done = made.get()
-            if isinstance(done, KvdriftError):
-                raise done
-            if done is None:
-                working -= 1
+        left, waiting = [], {}
+        for part in parts:
+            try:
+                waiting[sides.submit(there, sent(part))] = part
+            except BrokenProcessPool:
+                left.append(part)
+        for done in as_completed(waiting):
+            error = done.exception()
+            if isinstance(error, KvdriftError):
+                raise error
+            if error is None:
+                yield done.result()
             else:
-                yield done
-        yield from map(here, waiting)
+                left.append(waiting[done])
+        yield from map(here, left)
         whole = True
     finally:
-        waiting.clear()
         if not whole:
-            sides.close()  # the feeders wait for them
-        for feeder in feeders:
-            feeder.join()
+            sides.kill()
 
 
-def _feed(there: Callable[[Given], Made], waiting: deque[Given], made: SimpleQueue[Made | KvdriftError | None]) -> None:
-    """Have parts done there until none waits, or one is not done there: that one waits again then."""
-    while (part := _next(waiting)) is not None:
-        try:
-            made.put(there(part))
-        except KvdriftError as error:
-            made.put(error)
-            break
-        except Exception:  # noqa: BLE001 - the process has ended, or what it cannot do is tried here, and said
-            waiting.appendleft(part)
-            break
-    made.put(None)
+def _load(study: Study) -> None:
+    """Load the study's model in a side process; what fails is said when the model is asked for."""
+    global _local  # noqa: PLW0603 - one to a process
+    _local = LocalGenerator()
+    torch_threads(1).__enter__()
+    with suppress(KvdriftError):
+        _local.model(study)
 
 
-def _next(waiting: deque[Given]) -> Given | None:
+def _pairs_at_once(study: Study) -> int:
+    return _in_this_process().model(study).pairs_at_once
+
+
+def _generate(study: Study, part: NamedPart) -> list[list[Unit]]:
+    """Generate a part in a side process; what fails there is told here as an error of ours."""
     try:
-        return waiting.popleft()
-    except IndexError:
-        return None
+        return _in_this_process().generate_part(study, with_actions(study, part))
+    except KvdriftError:
+        raise
+    except Exception as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        raise OperationError(f"generation failed: {line}") from error
+
+
+def _in_this_process() -> LocalGenerator:
+    assert _local is not None  # noqa: S101 - loaded before any work
+    return _local
+
+
+def _is_much(work: Work, study: Study) -> bool:
+    return sum(unit.count for _, units in work for unit in units) * study.study.horizon >= _MUCH
+
+
+def _is_small(study: Study) -> bool:
+    """Whether the model may be one of those that decode in one thread; it is not loaded for that."""
+    model = study.model
+    if model.kind == FINITE_STATE or model.engine is not None or model.device != "cpu":
+        return False
+    bytes_of = [stored_bytes(model_location(model), model.revision)]
+    bytes_of += [stored_bytes(weights_location(study, action)) for action in with_own_weights(study)]
+    return all(bytes_of) and sum(filter(None, bytes_of)) < _SMALL

@@ -29,8 +29,8 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
     Args:
         store: the study's store.
         material: the study with its documents and actions.
-        planned_actions: those of the frozen plan, None where one is still to be made; a new action that is not among
-            them was added after it.
+        planned_actions: the actions of the frozen plan, None if there is no plan yet; a new action that is not among
+            them was added after the plan.
 
     """
     study, model = material.study, material.model_id
@@ -88,7 +88,7 @@ def record_identities(store: Store, material: Material, identity: Callable[[Acti
 
 
 def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, int], ActionIdentity]:
-    """Return what made the units of each action and revision of a study and model, where it was recorded."""
+    """Return what made the units of each action and revision of a study and model, if it was recorded."""
     return {
         (row["action"], row["action_revision"]): ActionIdentity(**{name: row[name] for name in IDENTITY_COLUMNS})
         for row in store.read("identities").to_pylist()
@@ -97,7 +97,7 @@ def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, i
 
 
 def _recorded(store: Store, study: Study) -> dict[str, Any]:
-    """What of the study's stored row stays as it is, if there is one: columns that came after it, which are null in it.
+    """Return the columns of the study's stored row that stay: those added since it was written, which are null in it.
 
     The row's ``study_sha256`` covers what they say, so they cannot say something else. It stays too where the study
     file names the same systems by another path.

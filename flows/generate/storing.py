@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flows.generate.failures import Trying
-from flows.generate.pending import Work
 from flows.generate.stored_material import stored_identities
 from generator.actions import Action
+from generator.generation import Work
 from generator.identity import ActionIdentity, GpuKinds
 from log.store import Store, Unit
 from log.units.unit import unit_name
@@ -64,10 +64,10 @@ class Identify(Protocol):
 def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:
     """Generate work and store it, one commit a document; returns the number of new units.
 
-    Units of other studies than ``study``, which are of another law, say so.
+    A unit of another law says which study it belongs to.
 
-    A document that fails does not keep the others from being generated. Where documents fail one after the other, and
-    none is generated between them, it is not they that are at fault, and no more are tried.
+    A document that fails does not keep the others from being generated. If several documents fail in a row, the cause
+    lies elsewhere, and no more documents are tried.
 
     Raises:
         InputError: a model, an endpoint or the store refuses the work, or documents of it.
@@ -107,7 +107,7 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
 
 
 def studies_of(study: Study, work: Work) -> list[str]:
-    """Return the names of the studies that some work of a study has units of, those of other laws among them."""
+    """Return the names of the studies whose units are in some work, studies of other laws included."""
     return list(dict.fromkeys(unit.study(study.name) for _, pending in work for unit in pending))
 
 
@@ -129,7 +129,7 @@ def _not_stored(store: Store, study: Study, work: Work) -> Work:
 
 
 def stored_gpus(store: Store, study: str, model: str, redone: Collection[str] = ()) -> GpuKinds:
-    """Return the kinds of GPU that the current units of a study and model were made on, those of some actions apart."""
+    """Return the GPU models that made the current units of a study and model, without the actions ``redone``."""
     units = store.units(study, model, ["action", "versions"])
     kept = units.filter(pc.invert(pc.is_in(units["action"], value_set=pa.array(list(redone), pa.string()))))
     return GpuKinds.of_units(kept["versions"].unique().to_pylist())
@@ -161,7 +161,7 @@ def store_units(store: Store, units: Sequence[Unit], known: Identities, *, promp
 
 
 def _check_identity(unit: Unit, known: Identities) -> None:
-    """Refuse a unit that was not made as the store has it of its revision: what makes units changed meanwhile."""
+    """Refuse a unit whose identity is not the one that the store has of its revision: it changed during the run."""
     record = unit.record
     for name, value in known[record["study"], record["action"], record["action_revision"]].columns.items():
         if record[name] != value:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from generator.transformer.tokenizer import token_texts
+from generator.transformer.files.tokenizer import token_texts
 from log.store import Store
 from schema.progress import SILENT, Progress
 from schema.study import FINITE_STATE
@@ -26,7 +26,7 @@ def record_tokens(
 ) -> int:
     """Record the text of each token of a study's model, unless the store has them; return how many are new.
 
-    Where the model's tokenizer cannot be loaded, nothing is recorded, and one line says so. Finite-state systems have
+    If the model's tokenizer cannot be loaded, nothing is recorded, and one line says so. Finite-state systems have
     none.
 
     Args:

@@ -73,7 +73,7 @@ class FlowRunPage:
         self._log(line)
 
     def publish(self, store: Store, study: str, model: str, report: Path) -> None:
-        """Show what came of a study: the decomposition, the first sentences of its report, and where that is.
+        """Show what came of a study: the decomposition, the first sentences of its report, and a link to the report.
 
         Args:
             store: the study's store.
@@ -128,7 +128,7 @@ def _publish(key: str, store: Store, study: str, model: str, report: Path) -> No
         create_table_artifact,
     )
 
-    from report.parts.verdict.choice import choose  # noqa: PLC0415 - where there is something to show
+    from report.parts.verdict.choice import choose  # noqa: PLC0415 - if there is something to show
     from report.parts.verdict.contrasts import sentences  # noqa: PLC0415
     from report.parts.verdict.recommendation import recommendation  # noqa: PLC0415
     from report.reading.content import read_content  # noqa: PLC0415

@@ -85,7 +85,7 @@ def orchestration(home: Path) -> Iterator[bool]:
 @contextmanager
 def answering(url: str) -> Iterator[None]:
     """A block that needs the user's server: that it does not answer, or fails, is one line."""
-    import httpx  # noqa: PLC0415 - where there is a server
+    import httpx  # noqa: PLC0415 - if there is a server
     from prefect.client.orchestration import get_client  # noqa: PLC0415
     from prefect.exceptions import PrefectException, PrefectHTTPStatusError  # noqa: PLC0415
 
@@ -192,7 +192,7 @@ def _own_server(home: Path | None) -> Iterator[str]:
     """A server in a thread, for the block; yields its address.
 
     Args:
-        home: where it has its database; None where the user has set that.
+        home: where it has its database; None if the user has set that.
 
     """
     import uvicorn  # noqa: PLC0415
@@ -237,7 +237,7 @@ def _wait_for(server: object, thread: threading.Thread) -> None:
 
 
 def _database_fault() -> str | None:
-    """Say why the disk does not take the database of our own server; None where it does."""
+    """Say why the disk does not take the database of our own server; None if it does."""
     home = Path(os.environ.get("PREFECT_HOME", Path.home()))
     fault = "the disk is full"
     try:

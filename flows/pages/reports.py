@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +23,9 @@ from schema.progress import SILENT, Progress
 from schema.study.laws import name_of_all
 
 if TYPE_CHECKING:
-    from flows.generate.side_processes import SideProcess, SideProcesses
     from report.page import DrawFigures
     from report.printing.section import Drawing
+    from schema.own_process import OwnProcesses
 
 _INPUTS = "inputs.json"
 _REVISIONS = "action_revisions"  # its key in that file, beside the tables' names
@@ -49,7 +51,7 @@ def write_report(
     token_text: Callable[[int], str] | None = None,
     latex: bool = False,
     progress: Progress = SILENT,
-    sides: SideProcesses | None = None,
+    sides: OwnProcesses | None = None,
     beside: Path | None = None,
 ) -> Path:
     """Write the report of a stored study.
@@ -150,24 +152,19 @@ def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
             write_ended(study, report, store, folder)
 
 
-def _draw_beside(sides: SideProcesses) -> DrawFigures:
-    """Return what draws figures in the side processes, which get ready for it now."""
+def _draw_beside(sides: OwnProcesses) -> DrawFigures:
+    """Return a function that draws figures in the side processes, which get ready for it now."""
     from flows.generate.side_processes import work_beside  # noqa: PLC0415 - with what generates
     from report.page import draw_figures  # noqa: PLC0415 - as above
 
-    for side in sides.all:
-        side.begin(_get_ready_to_draw)
+    with suppress(BrokenProcessPool):
+        for _ in range(2):
+            sides.submit(_get_ready_to_draw)
 
     def draw(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
-        def there(side: SideProcess, drawing: Drawing) -> dict[str, str]:
-            return side.call(draw_figures, [drawing], folder)
-
-        def here(drawing: Drawing) -> dict[str, str]:
-            return draw_figures([drawing], folder)
-
-        return {
-            name: figure for figures in work_beside(sides, drawings, there, here) for name, figure in figures.items()
-        }
+        one = partial(draw_figures, folder=folder)
+        drawn = work_beside(sides, [[drawing] for drawing in drawings], one, one)
+        return {name: figure for figures in drawn for name, figure in figures.items()}
 
     return draw
 

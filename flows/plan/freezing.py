@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from flows.material import Material
-from flows.plan.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, require_plan
+from flows.plan.agreement import check_plan_agrees, require_plan
+from flows.plan.frozen_plan import FrozenPlan, find_plan
 from flows.plan.planned_looks import plan_looks
 from flows.plan.seen import SeenDocuments, generated_documents
 from log.store import Store

@@ -77,9 +77,12 @@ class LooksTaken:
         return self.looks.documents[self.wanted - 1]
 
 
-def wanted_by_stratum(plan: FrozenPlan, taken: LooksTaken | None) -> Mapping[str, int]:
-    """Return how many documents of each stratum a plan asks for by now; all, unless it is sequential."""
-    if taken is None:
+def wanted_by_stratum(plan: FrozenPlan, taken: LooksTaken | None, *, at_most: bool = False) -> Mapping[str, int]:
+    """Return how many documents of each stratum a plan asks for by now: all of N, unless it is sequential.
+
+    ``at_most`` takes a sequential study that has not stopped to its N.
+    """
+    if taken is None or (at_most and not taken.stopped):
         return dict.fromkeys(plan.content["strata"], plan.documents_per_stratum)
     return taken.documents
 

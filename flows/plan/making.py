@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from flows.material import Material
-from flows.plan.frozen_plan import PRIMARY_FAMILY, FrozenPlan, plan_section_sha256, plan_settings
+from flows.plan.agreement import plan_section_sha256, plan_settings
+from flows.plan.frozen_plan import PRIMARY_FAMILY, FrozenPlan
 from flows.plan.planned_looks import last_constant, plan_looks
 from flows.plan.size import NOTHING, EvaluatedSize, size_bounds
 from flows.plan.stored_documents import frozen_documents
@@ -44,12 +45,12 @@ def make_plan(
         development: moments of every replicate of the development documents.
         units: rows of ``units`` of the development documents.
         efficiency: by action, the efficiency in seconds of residual branching on the development documents; None
-            where it is undefined.
+            if it is undefined.
         answers: moments of every scored replicate of the development documents; None without any.
         grown: what ``grown_plan`` made of the plan that is there, whose actions and endpoints are kept; None to choose
             anew.
-        evaluated: what evaluation documents have already, where one chooses anew.
-        interval: how intervals are made where the study file does not say.
+        evaluated: what evaluation documents have already, if the plan is chosen anew.
+        interval: how intervals are made if the study file does not say.
 
     Returns:
         The content as JSON holds it, with everything that was measured in seconds under ``measured``. Equal arguments

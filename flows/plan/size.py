@@ -47,8 +47,8 @@ def size_bounds(study: Study, evaluated: EvaluatedSize) -> tuple[Bounds, Bounds]
     """Return the least and the largest K, and the least and the largest N, that a plan may choose.
 
     All replicates of a greedy law are the same, so that one is enough, whatever the study file asks for.
-    Nothing that was evaluated is left out of a plan, since estimates have it: where a study file asks for less, what is
-    there counts.
+    A plan covers everything that was evaluated, since the estimates do: if a study file asks for less, the evaluated
+    size is the bound.
     """
     planned, available = study.plan, min(section.evaluation for section in study.documents)
     low, high = planned.replicates_between if planned.replicates == "auto" else (planned.replicates,) * 2

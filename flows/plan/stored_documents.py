@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 CHANGEABLE = ("answers", "scoring", "cluster")
-"""What of a document a source may correct: its prompt stays, so that nothing is generated."""
+"""The properties of a document that its source may correct; the prompt stays, so nothing is generated anew."""
 
 
 def held_documents(store: Store, study: Study) -> HeldDocuments:
@@ -72,7 +72,7 @@ def _frozen(document: Document) -> Row:
 
 
 def changed(document: Document, stored: Row) -> dict[str, tuple[Any, Any]]:
-    """Return what of ``CHANGEABLE`` differs between a source's document and its stored row: stored and present values.
+    """Return the stored and the present value of each property in ``CHANGEABLE`` that a source's document has changed.
 
     Rows that were stored before there was a scoring have that of their task.
     """

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow.compute as pc
 
 from flows.material import Material
-from flows.run.forecast import stored
 from flows.run.study_run import StudyRun
+from generator.actions import Action
+from generator.attention.layer_traits import LayerTraits
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
 from generator.generation.engine_models import engine_model
 from generator.generation.events import library_versions
-from generator.transformer.fingerprints import model_identity
-from generator.transformer.local_folders import has_local_weights, local_configuration, local_folder, model_location
-from generator.transformer.model_checks import check_model, check_placement
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import (
+    has_local_weights,
+    local_configuration,
+    local_folder,
+    model_location,
+)
+from generator.transformer.model_checks import check_model, check_placement, known_traits
+from generator.transformer.needs import check_layers
 from generator.transformer.other_weights.named import told_of, weights_location, with_own_weights
 from generator.transformer.other_weights.shared_tokens import check_shared
 from log.store import Store
+from schema.document import SPLITS
 from schema.errors import ControlError, InputError, OperationError
 from schema.study import CONTROL_ACTION, FINITE_STATE, FLOOR_ACTION, Study
 from schema.tables import PLAIN
@@ -37,7 +45,7 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
 
     Args:
         run: the study's run.
-        served: whether endpoints generate; then it does not matter which devices are here.
+        served: whether another process generates; then it does not matter which devices are here.
 
     Returns:
         What could not be checked, and why.
@@ -62,6 +70,9 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
             here = has_local_weights(location, model.revision)
             unchecked.append("the model; it is proven when it is loaded" if here else f"weights of the model{_ABSENT}")
         unchecked += _check_other_weights(run, device, device_map)
+        traits = known_traits(location, dtype=model.dtype, revision=model.revision, device=device)
+        own = {action.name for action in with_own_weights(run.study)}
+        _check_selectors(run.material, traits, [one for one in run.material.actions if one.name not in own])
     _check_plannable(run.material)
     if run.material.nominal:  # the material refuses the rest
         unchecked.append(f"prompts, which need the model's tokenizer{_ABSENT}")
@@ -70,17 +81,27 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
 
 def _check_other_weights(run: StudyRun, device: str, device_map: str | None) -> Iterator[str]:
     """Check the weights that actions have of their own, and yield what of them could not be checked."""
-    study = run.study
+    study, dtype = run.study, run.study.model.dtype
     for action in with_own_weights(study):
         location, named = weights_location(study, action), f"weights of action '{action.name}'"
         if run.offline and local_folder(location) is None and local_configuration(location) is None:
             yield f"{named}, taken for '{location}' of Hugging Face{_ABSENT}"
             continue
         with told_of(action, location):
-            whole = check_model(location, dtype=study.model.dtype, revision=None, device=device, device_map=device_map)
+            whole = check_model(location, dtype=dtype, revision=None, device=device, device_map=device_map)
         if not whole:
             yield f"{named}; they are proven when they are loaded" if has_local_weights(location) else named + _ABSENT
+        traits = known_traits(location, dtype=dtype, revision=None, device=device)
+        _check_selectors(run.material, traits, [one for one in run.material.actions if one.name == action.name])
     check_shared(study, fetch=not run.offline)
+
+
+def _check_selectors(material: Material, traits: LayerTraits, actions: Sequence[Action]) -> None:
+    """Refuse actions whose selectors need of their model's layers what these are known not to have."""
+    longest = max(one.prompt_tokens for split in SPLITS for one in material.of_split(split))
+    for action in actions:
+        if action.removes(longest, material.study.study.horizon):
+            check_layers(action, traits)
 
 
 def _check_plannable(material: Material) -> None:
@@ -103,7 +124,7 @@ def _has_made_units(run: StudyRun) -> bool:
 
     Then nothing of the model can be refused. A model that is not in a folder may be another one where it comes from.
     """
-    model, found = run.study.model, stored(run)
+    model, found = run.study.model, run.stored
     location = model_location(model)
     if found is None or not (run.offline or local_folder(location) is not None):
         return False

@@ -12,7 +12,6 @@ from flows.estimate.answers import answers_are_current
 from flows.estimate.current import estimates_are_current
 from flows.estimate.scores import Scoring
 from flows.generate.pending import (
-    Work,
     pending_development,
     pending_of_plan,
     pending_work,
@@ -22,16 +21,17 @@ from flows.generate.pending import (
 from flows.generate.storing import stored_gpus
 from flows.material import Material
 from flows.pages.reports import report_is_current
-from flows.plan.frozen_plan import FrozenPlan, find_plan, grown_plan
-from flows.plan.looks_taken import LooksTaken
+from flows.plan.agreement import grown_plan
+from flows.plan.frozen_plan import FrozenPlan, find_plan
+from flows.plan.looks_taken import LooksTaken, wanted_by_stratum
 from flows.plan.size import NOTHING, evaluated_size, size_bounds
 from flows.run.study_run import StudyRun
+from generator.generation import Work
 from generator.generation.events import gpu_here
 from generator.identity import GpuKinds
-from generator.transformer.local_folders import tokenizer_location
-from generator.transformer.tokenizer import text_decoder
+from generator.transformer.files.local_folders import tokenizer_location
+from generator.transformer.files.tokenizer import text_decoder
 from log.store import Store
-from schema.errors import MissingStoreError
 from schema.tables import PLAIN
 
 
@@ -55,7 +55,7 @@ class SplitForecast:
 
     @property
     def bounded(self) -> bool:
-        """Whether less may be asked for: by a plan that is still to be made, or where a sequential study stops."""
+        """Whether less may be asked for: the plan is still to be made, or a sequential study may stop."""
         return self.replicates[0] < self.replicates[1] or any(few < most for few, most in self.documents.values())
 
     @property
@@ -70,10 +70,10 @@ class Forecast:
 
     Attributes:
         plan: the frozen plan, None before there is one.
-        asked: the plan as the study file has it, itself unless it grows; None where one is to be made, or made anew.
+        asked: the plan with the study file's K and N, which is ``plan`` unless it grows; None if a plan is to be made.
         splits: development and evaluation.
         underived: how many stored units are still to be derived.
-        unscored: how many stored pairs are still to be scored, where the model's tokenizer is here.
+        unscored: how many stored pairs are still to be scored, if the model's tokenizer is here.
         estimated: whether the estimates are those of the present events and scores.
         reported: whether the page is that of the present tables.
         looked: whether a sequential study has stopped, or the study is none.
@@ -112,7 +112,7 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
         redone: names of actions whose stored units are about to be superseded.
 
     """
-    store = stored(run)
+    store = run.stored
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
     asked = None if plan is None or run.replan else grown_plan(plan, run.study)
     units = stored_units(store, run.material)
@@ -143,29 +143,16 @@ def _unscored(scoring: Scoring, run: StudyRun) -> int:
 
 
 def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:
-    """Return the kinds of GPU that a study's units were made on, those of actions that are about to be redone apart."""
-    store = stored(run)
+    """Return the GPU models that made a study's units, without units of actions that are about to be redone."""
+    store = run.stored
     return GpuKinds.of_units([]) if store is None else stored_gpus(store, run.study.name, run.study.model.id, redone)
 
 
 def check_gpu_here(run: StudyRun, redone: Collection[str] = ()) -> None:
-    """Check this machine's GPU, where units are to be generated, against those that there are units of."""
+    """Check, if units are to be generated, that this machine's GPU is of the model that made the stored units."""
     made_on, gpu = gpus_of_units(run, redone), gpu_here(run.study.model)
     if made_on.difference("", gpu) is not None and any(split.work for split in forecast(run, redone).splits):
         made_on.check("this machine", gpu, run.study.model)
-
-
-def stored(run: StudyRun) -> Store | None:
-    """Return the study's store, None before there is one.
-
-    Raises:
-        InputError: there is a store of a newer version, or one that is damaged.
-
-    """
-    try:
-        return run.store
-    except MissingStoreError:
-        return None
 
 
 def _development(store: Store | None, material: Material, redone: Collection[str], units: pa.Table) -> SplitForecast:
@@ -180,15 +167,12 @@ def _development(store: Store | None, material: Material, redone: Collection[str
 def _evaluation(
     store: Store | None, material: Material, plan: FrozenPlan | None, redone: Collection[str], units: pa.Table
 ) -> SplitForecast:
-    """As the plan says or, where one is to be made, the most that it may choose."""
+    """What the evaluation has and lacks: as the plan says, or at the most that a plan still to be made may choose."""
     planned, strata = material.study.plan, material.documents["evaluation"]
     available = {stratum: len(documents) for stratum, documents in strata.items()}
     if plan is not None:
         taken = None if store is None else LooksTaken.in_store(store, plan)
-        by_now = dict.fromkeys(available, plan.documents_per_stratum) if taken is None else taken.documents
-        at_most = (
-            by_now if taken is not None and taken.stopped else dict.fromkeys(available, plan.documents_per_stratum)
-        )
+        by_now, at_most = (wanted_by_stratum(plan, taken, at_most=most) for most in (False, True))
         documents = {
             stratum: (min(by_now[stratum], most), min(at_most[stratum], most)) for stratum, most in available.items()
         }

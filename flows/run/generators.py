@@ -1,4 +1,4 @@
-"""Who generates and derives for a run: this process, services, or the workers of a cluster."""
+"""Who generates and derives for a run: this process, a service, or the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flows.generate.local import LocalGenerator
-from flows.generate.side_processes import SideProcesses
+from flows.generate.side_processes import SideBySideGenerator
 from flows.generate.storing import GenerateInto, Identify, storing
 from flows.run.forecast import check_gpu_here, forecast, gpus_of_units
 from flows.run.study_run import StudyRun
 from generator.identity import GpuKinds
 from schema.errors import InputError
+from schema.own_process import OwnProcesses
 from schema.progress import Progress
 from schema.study import Study
 from transforms.pipeline import run_derivation
@@ -35,51 +36,45 @@ class Generators:
         get_ready: Is called with all runs and the names of actions that are redone before anything is written, where
             something is to do.
         derived_by: Derives what a store at a location lacks.
-        sides: Returns the processes that work beside this one, where there are some.
-        served: Whether generation goes on outside of this process, so that the devices here do not matter.
+        sides: Returns the processes that work beside this one, if there are some.
+        served: Whether another machine may generate, so that the devices here do not matter.
     """
 
     made_by: GenerateInto
     identify: Identify
     get_ready: Callable[[Sequence[StudyRun], Collection[str]], None]
     derived_by: Callable[[str], DerivationReport] = run_derivation
-    sides: Callable[[], SideProcesses | None] = lambda: None
+    sides: Callable[[], OwnProcesses | None] = lambda: None
     served: bool = True
 
 
 @contextmanager
 def generators(
     studies: Sequence[Study],
-    addresses: Sequence[ServiceAddress],
+    address: ServiceAddress | None,
     cluster: ClusterAddress | None,
     progress: Progress,
 ) -> Iterator[Generators]:
-    """Give who does the work of the studies of one file: services, a cluster, or without both this process."""
+    """Give who does the work of the studies of one file: a service, a cluster, or without both this process."""
     engine = next((study.model.engine for study in studies if study.model.engine is not None), None)
-    if engine is not None and (addresses or cluster is not None):
+    if engine is not None and (address or cluster) is not None:
         raise InputError(
             f"model.engine = '{engine}': decodes in this process; run it without --endpoint, --cluster and --gpus"
         )
     named = next((name for study in studies for name in study.own_weights), None)
-    if addresses and named is not None:
+    if address is not None and named is not None:
         raise InputError(
             f"action '{named}': has weights of its own, and a service has those of one model; run it without --endpoint"
         )
-    if addresses:
-        from generator.service.dispatch import EndpointPool  # noqa: PLC0415 - where services generate
+    if address is not None:
+        from generator.service.remote import RemoteGenerator  # noqa: PLC0415 - where a service generates
 
-        pool = EndpointPool(addresses, studies, progress.say)
+        remote = RemoteGenerator(address, studies, progress.say)
 
-        def check_endpoints(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
-            models = {run.study.model.id for run in runs}
-            pool.check(
-                {
-                    model: GpuKinds.together(gpus_of_units(run, redo) for run in runs if run.study.model.id == model)
-                    for model in models
-                }
-            )
+        def check_endpoint(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
+            remote.check(GpuKinds.together(gpus_of_units(run, redo) for run in runs))
 
-        yield Generators(storing(pool.generate), pool.identify, check_endpoints)
+        yield Generators(storing(remote.generate), remote.identify, check_endpoint)
     elif cluster is not None:
         from flows.cluster.connection import Cluster  # noqa: PLC0415 - Dask may not be installed
         from flows.cluster.derivation import derive_on  # noqa: PLC0415 - as above
@@ -93,13 +88,13 @@ def generators(
 
             yield Generators(there, there.identify, check_workers, partial(derive_on, connection))
     else:
-        with closing(LocalGenerator(progress.say)) as local:
+        with closing(SideBySideGenerator(local := LocalGenerator(progress.say))) as beside:
 
             def get_ready(runs: Sequence[StudyRun], redo: Collection[str]) -> None:
                 for run in runs:
                     check_gpu_here(run, redo)
                 first = [run for run in runs if run.study.model == runs[0].study.model]
                 splits = [split for run in first for split in forecast(run, redo).splits]
-                local.get_ready(runs[0].study, [item for split in splits for item in split.work])
+                beside.get_ready(runs[0].study, [item for split in splits for item in split.work])
 
-            yield Generators(storing(local), local.identify, get_ready, sides=lambda: local.sides, served=False)
+            yield Generators(storing(beside), local.identify, get_ready, sides=lambda: beside.sides, served=False)

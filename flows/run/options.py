@@ -22,7 +22,7 @@ def default_location(studies: Sequence[Study]) -> str:
 def named_workers(
     studies: Sequence[Study], cluster: str | None, gpus: str | None, *, served: bool
 ) -> ClusterAddress | None:
-    """Return the cluster that ``--cluster`` or ``--gpus`` names; None where neither does.
+    """Return the cluster that ``--cluster`` or ``--gpus`` names; None if neither does.
 
     Raises:
         InputError: what is given cannot be read, or says twice who generates.
@@ -37,27 +37,26 @@ def named_workers(
     return None if cluster is None else ClusterAddress.parse(cluster)
 
 
-def named_services(
+def named_service(
     locations: Sequence[str], token_file: Path | None, root_certificates: Path | None, timeout: float
-) -> list[ServiceAddress]:
-    """Return the services that ``--endpoint`` names.
+) -> ServiceAddress | None:
+    """Return the service that ``--endpoint`` names; None if none is named.
 
     Raises:
-        InputError: what is given cannot be read, or has nothing to say how it is reached.
+        InputError: several are named, one cannot be read, or an option says how to reach a service that is not named.
 
     """
     given = {"--token-file": token_file, "--tls-root-certs": root_certificates}
     for name, value in given.items():
         if value is not None and not locations:
             raise InputError(f"{name}: says how to reach an endpoint; add --endpoint grpc://HOST:PORT")
-    for location in locations:
-        if locations.count(location) > 1:
-            raise InputError(f"--endpoint {location}: is given twice; give each endpoint once")
+    if len(locations) > 1:
+        raise InputError(f"--endpoint {' --endpoint '.join(locations)}: give one; --cluster generates on many machines")
     if not locations:
-        return []
+        return None
     from generator.service.client import ServiceAddress  # noqa: PLC0415 - where services generate
     from generator.service.credentials import read_pem, read_token  # noqa: PLC0415 - as above
 
     token = None if token_file is None else read_token(token_file)
     certificates = None if root_certificates is None else read_pem("--tls-root-certs", root_certificates)
-    return [ServiceAddress(location, token, certificates, timeout) for location in locations]
+    return ServiceAddress(locations[0], token, certificates, timeout)

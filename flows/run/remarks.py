@@ -10,8 +10,8 @@ from flows.plan.making import primary_endpoints
 from flows.run.study_run import StudyRun
 from generator.actions import Action
 from generator.documents.registry import left_out
-from generator.transformer.configuration import absent_eos_tokens
-from generator.transformer.local_folders import model_location
+from generator.transformer.files.configuration import absent_eos_tokens
+from generator.transformer.files.local_folders import model_location
 from schema.document import Document
 from schema.study import FINITE_STATE, FIXED, Study
 
@@ -69,7 +69,7 @@ def _is_whole(action: Action, entries: int, horizon: int) -> bool:
 
 
 def _equal_replicates(study: Study) -> Iterator[str]:
-    """Say that replicates are equal, or nearly always are, where the study file asks for several."""
+    """Say that replicates are equal, or nearly always are, if the study file asks for several."""
     asked, law = study.plan.replicates, study.law
     if law.greedy and asked != "auto" and asked > 1:
         yield (

@@ -15,29 +15,32 @@ from flows.estimate.scores import score_stored
 from flows.estimate.stored import analyze_stored
 from flows.estimate.taking_looks import take_look
 from flows.generate.laws import of_all_laws
-from flows.generate.pending import Work, pending_development, pending_evaluation
+from flows.generate.pending import pending_development, pending_evaluation
 from flows.generate.prompts import record_prompts
 from flows.generate.stored_material import record_identities, record_material
 from flows.generate.storing import generate
 from flows.generate.tokens import record_tokens
 from flows.pages.reports import report_is_current, write_report
+from flows.plan.agreement import grown_plan, plan_differences, require_plan
 from flows.plan.freezing import decides_the_same, freeze_plan
-from flows.plan.frozen_plan import FrozenPlan, find_plan, grown_plan, plan_differences, require_plan
+from flows.plan.frozen_plan import FrozenPlan, find_plan
 from flows.plan.looks_taken import LooksTaken, look_line
 from flows.plan.making import make_plan
 from flows.plan.size import evaluated_size
 from flows.run.checks import check_controls, check_equal_bytes, floor_line
 from flows.run.comparison import check_agrees
-from flows.run.forecast import forecast, stored
+from flows.run.forecast import forecast
 from flows.run.study_run import StudyRun
-from generator.transformer.local_folders import tokenizer_location
-from generator.transformer.tokenizer import token_reader
+from generator.generation import Work
+from generator.transformer.files.local_folders import tokenizer_location
+from generator.transformer.files.tokenizer import token_reader
 from log.checked_files import WEEK
 from log.store import Store
 from schema.frozen_text import with_measured
 from schema.study import FINITE_STATE, POOLED, Study
-from sql.catalog import MOMENT_VIEWS, Views, open_views, refresh_catalog
-from sql.materialization import materialize_moments
+from sql.catalog import MOMENT_VIEWS, Views, open_views
+from sql.catalog_file import refresh_catalog
+from sql.materialized.storing import materialize_moments
 from stats.ends import STUDENTIZED
 from stats.reduction.saving import saving
 
@@ -213,7 +216,7 @@ def keep_up(run: StudyRun) -> None:
 
 def is_planned(run: StudyRun) -> bool:
     """Whether the study's plan is frozen, as the study file has it, and is not to be made anew."""
-    store = stored(run)
+    store = run.stored
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
     return plan is not None and not run.replan and grown_plan(plan, run.study) is plan
 
@@ -224,7 +227,7 @@ def is_finished(run: StudyRun) -> bool:
 
 
 def branching_efficiency(views: Views, study: str, model: str, split: str) -> dict[str, float | None]:
-    """Return the efficiency in seconds of residual branching by action, pooled; None where it is undefined."""
+    """Return the efficiency in seconds of residual branching by action, pooled; None if it is undefined."""
     rows = views.rows("swrb_efficiency", study=study, model=model, split=split, stratum=POOLED)
     return dict(zip(rows["action"].to_pylist(), rows["efficiency_in_seconds"].to_pylist(), strict=True))
 

@@ -23,7 +23,7 @@ from schema.study import Study
 def run_file(
     studies: Sequence[Study],
     store: str | Path | None,
-    addresses: Sequence[ServiceAddress],
+    address: ServiceAddress | None,
     progress: Progress,
     limit: int | None = None,
     redo: Sequence[str] = (),
@@ -35,11 +35,10 @@ def run_file(
 ) -> Outcome:
     """Run the studies of one file, one to a model and law.
 
-    Without ``addresses`` of services or a ``cluster`` this process generates. The run stops where it has generated
+    Without the ``address`` of a service or a ``cluster`` this process generates. The run stops where it has generated
     ``limit`` documents, and with ``plan_only`` where the plans are frozen. The units of the actions ``redo`` are
     superseded first, and with ``replan`` the plans are made anew. At its end the run puts small files together, unless
-    ``compacts`` is False. Where ``progress`` is the open page of a flow run,
-    the stages are tasks of that run.
+    ``compacts`` is False. If ``progress`` is the open page of a flow run, the stages are tasks of that run.
 
     Raises:
         InputError: the study file, the store, a service or a worker is not as it must be.
@@ -49,7 +48,7 @@ def run_file(
     location = absolute(store if store is not None else default_location(studies))
     shared, gathered = DocumentLimit(limit), SharedMaterial()
     page = progress if isinstance(progress, FlowRunPage) else FlowRunPage(progress)
-    with generators(studies, addresses, cluster, page) as by:
+    with generators(studies, address, cluster, page) as by:
         runs = [
             StudyRun(
                 study,

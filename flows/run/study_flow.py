@@ -8,13 +8,11 @@ releases the interpreter's lock where it multiplies and sorts, and processes wou
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from flows.estimate.parts import AnalysisPart, estimate_part
 from flows.orchestration.page import FlowRunPage
 from flows.orchestration.retries import retried
 from flows.orchestration.server import orchestration
@@ -24,10 +22,10 @@ from flows.run.comparison import check_agrees
 from flows.run.laws_page import compare_laws, laws_are_compared, laws_folder
 from flows.run.revisions import begun_revisions, redo_actions
 from flows.run.study_run import StudyRun
+from flows.run.tasks import as_stage, as_task, estimate_in_tasks
 from schema.location import is_local
 from schema.locking import run_alone
 from schema.study import FIXED, Study
-from stats.intervals import Estimates
 
 FLOW = "kvdrift study"
 ABREAST = max(2, min(os.cpu_count() or 2, 4))  # not more, for memory: a part's draws take up to 400 MB
@@ -39,9 +37,9 @@ class Outcome:
 
     Attributes:
         location: the store.
-        pages: the report of each model; none where the limit stopped the run before.
+        pages: the report of each model; none if the limit stopped the run before.
         documents_left: how many documents the limit leaves to generate.
-        did_something: False where everything was there.
+        did_something: False if everything was there.
 
     """
 
@@ -66,8 +64,8 @@ def run_studies(
         before: is called before anything is written, unless nothing is left to do.
         redo: names of actions whose units are superseded and generated anew.
         plan_only: stop when the plans are frozen; the outcome has no pages then.
-        page: shows the run where a Prefect server of the user's does. One that is open already is that of the flow run
-            that this is called in: the stages are its tasks, and are tried again where that may help.
+        page: shows the run on a Prefect server of the user's. If the page is open already, this is called in its flow
+            run: the stages are tasks of that flow run, and a stage is tried again if that may help.
 
     """
     location = runs[0].location
@@ -101,7 +99,7 @@ def _is_finished(runs: Sequence[StudyRun]) -> bool:
 
 
 def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
-    """Say what study files ask for more than the store has; whether that is anything."""
+    """Say what the study files ask for beyond what the store has; return whether they ask for anything more."""
     growth = False
     for run in runs:
         for difference in check_agrees(run, redo):
@@ -111,38 +109,8 @@ def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
     return growth
 
 
-def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
-    """Estimate the parts of an analysis as tasks of the running flow, which all begin; yield them in their order."""
-    futures = _task(estimate_part).map(parts)
-    return (future.result() for future in futures)
-
-
-def _task(function: Callable[..., Any], **options: Any) -> Any:
-    """A stage as a task. What it did is in the store: Prefect's cache would skip the second derivation of a flow."""
-    from prefect import task  # noqa: PLC0415 - once the orchestration has set Prefect's environment
-    from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
-
-    name = function.__name__.removeprefix("_")
-    return task(name=name, cache_policy=NO_CACHE, persist_result=False, **options)(function)
-
-
-def _stage(function: Callable[..., object], idle: str, **options: Any) -> Any:
-    """A stage as a task; one that had nothing to do, and returns 0, ends in a state "Skipped" that says why.
-
-    The state is Prefect's own Completed under another name: to whatever waits for the task, it has succeeded.
-    """
-    from prefect.states import Completed  # noqa: PLC0415
-
-    @wraps(function)
-    def stage(*given: Any) -> object:
-        done = function(*given)
-        return done or Completed(name="Skipped", message=idle)
-
-    return _task(stage, **options)
-
-
 def _plan(run: StudyRun) -> bool:
-    """Freeze the plan; whether that was to be done."""
+    """Freeze the plan; return whether it was still to be frozen."""
     frozen = stages.is_planned(run)
     stages.plan(run)
     return not frozen
@@ -153,21 +121,21 @@ def _analyze(run: StudyRun) -> int:
 
 
 def _report(run: StudyRun, beside: Path | None) -> bool:
-    """Write the report; whether that was to be done."""
+    """Write the report; return whether it was still to be written."""
     current = report_is_current(run.store, run.page.parent)
     stages.report(run, beside)
     return not current
 
 
 def _compare(*runs: StudyRun) -> bool:
-    """Write the page that has several laws side by side; whether that was to be done."""
+    """Write the page that has several laws side by side; return whether it was still to be written."""
     return compare_laws(runs)
 
 
 def _take_looks(
     laws: Sequence[StudyRun], evaluate: Any, derive: Any, after: Sequence[Callable[[StudyRun], object]], look: Any
 ) -> None:
-    """Evaluate until sequential studies stop, or what there is of others in one go."""
+    """Evaluate until sequential studies stop; other studies evaluate all documents in one go."""
     while True:
         evaluate(*laws)
         derive(laws[0])
@@ -211,17 +179,17 @@ def run_name(studies: Sequence[Study]) -> str:
 def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool, scheduled: bool) -> Outcome:
     """Take the studies through their stages, as tasks of the running flow."""
     again = retried() if scheduled else {}
-    develop = _stage(stages.develop, "the development documents have all of their units", **again)
-    derive = _stage(stages.derive, "all units are derived", **again)
-    score = _stage(
+    develop = as_stage(stages.develop, "the development documents have all of their units", **again)
+    derive = as_stage(stages.derive, "all units are derived", **again)
+    score = as_stage(
         stages.score, "all pairs of documents with answers are scored, or their tokenizer is not here", **again
     )
-    plan = _stage(_plan, "the plan is frozen", **again)
-    evaluate = _stage(stages.evaluate, "the evaluation documents have all units that the plan asks for", **again)
-    check, look, keep_up = _task(stages.check), _task(stages.look, **again), _task(stages.keep_up, **again)
-    analyze = _stage(_analyze, "the estimates are those of the present moments", **again)
-    report = _stage(_report, "the page is that of the present tables", **again)
-    compare = _stage(_compare, "the page is that of the present tables", **again)
+    plan = as_stage(_plan, "the plan is frozen", **again)
+    evaluate = as_stage(stages.evaluate, "the evaluation documents have all units that the plan asks for", **again)
+    check, look, keep_up = as_task(stages.check), as_task(stages.look, **again), as_task(stages.keep_up, **again)
+    analyze = as_stage(_analyze, "the estimates are those of the present moments", **again)
+    report = as_stage(_report, "the page is that of the present tables", **again)
+    compare = as_stage(_compare, "the page is that of the present tables", **again)
     for laws in _by_model(runs):
         _develop(laws, develop, derive, score, plan_only=plan_only)
         if not laws[0].limit.left_over:
@@ -245,7 +213,7 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
 
 
 def _develop(laws: Sequence[StudyRun], develop: Any, derive: Any, score: Any, *, plan_only: bool) -> None:
-    """Generate development documents, and derive them where that is not done once with the evaluation documents."""
+    """Generate development documents, and derive them now unless one derivation covers the evaluation documents too."""
     develop(*laws)
     if laws[0].limit.left_over or plan_only or not all(map(stages.is_planned, laws)):
         derive(laws[0])
@@ -265,7 +233,7 @@ def _several_laws(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
 
 
 def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
-    """The page that will have a run's law beside the others of its model; None where it is the only one."""
+    """The page that will have a run's law beside the others of its model; None if it is the only one."""
     laws = [other for other in runs if other.study.model.id == run.study.model.id]
     return laws_folder(laws) / "index.html" if len(laws) > 1 else None
 
@@ -279,5 +247,5 @@ def _shown_pages(runs: Sequence[StudyRun], page: FlowRunPage | None) -> list[Pat
 
 
 def _pages(runs: Sequence[StudyRun]) -> list[Path]:
-    """The report of each study, and of the laws of each model side by side where there are several."""
+    """The report of each study, and of the laws of each model side by side if there are several."""
     return [*(run.page for run in runs), *(laws_folder(laws) / "index.html" for laws in _several_laws(runs))]

@@ -8,17 +8,17 @@ from functools import cached_property
 from pathlib import Path
 
 from flows.generate.local import LocalGenerator
-from flows.generate.pending import Work
-from flows.generate.side_processes import SideProcesses
 from flows.generate.storing import GenerateInto, Identify
 from flows.material import Material, gather_material
 from flows.pages.reports import report_folder
 from flows.plan.stored_documents import held_documents
 from generator.actions import Action
 from generator.documents.held import NOTHING_HELD
+from generator.generation import Work
 from generator.identity import ActionIdentity
 from log.store import Store
 from schema.errors import MissingStoreError
+from schema.own_process import OwnProcesses
 from schema.progress import SILENT, NamedProgress, Progress
 from schema.study import Study
 from transforms.pipeline import run_derivation
@@ -42,7 +42,7 @@ class DocumentLimit:
         return len(self._kept_back)
 
     def take(self, model: str, work: Work) -> Work:
-        """Return as much of a model's work as the limit allows, and count it."""
+        """Return as much of a model's work as the limit allows, and count the documents."""
         taken = []
         for document, pending in work:
             key = (model, document.doc)
@@ -65,10 +65,10 @@ class StudyRun:
         made_by: what generates the events and stores them.
         progress: who is told how far the work on the whole study file is.
         limit: how many documents may be generated before the run stops.
-        identify: says what makes the units; by default, what makes those that this process generates.
+        identify: says what makes the units; by default, of units that this process generates.
         derived_by: derives what the store at a location lacks; by default, this process.
-        sides: returns the processes that work beside this one, where there are some.
-        offline: whether what of the model is not on this machine is done without: nothing can be generated then.
+        sides: returns the processes that work beside this one, if there are some.
+        offline: whether to do without files of the model that are not on this machine; nothing can be generated then.
         replan: whether the plan is made anew, as a later revision of the one that is there.
         gathered: makes the study's documents and actions.
         compacts: whether many small files are put together at the end.
@@ -82,19 +82,19 @@ class StudyRun:
     limit: DocumentLimit = field(default_factory=DocumentLimit)
     identify: Identify = field(default_factory=lambda: LocalGenerator().identify)
     derived_by: Callable[[str], DerivationReport] = run_derivation
-    sides: Callable[[], SideProcesses | None] = lambda: None
+    sides: Callable[[], OwnProcesses | None] = lambda: None
     offline: bool = False
     replan: bool = False
     gathered: Callable[..., Material] = gather_material
     compacts: bool = True
 
     def say(self, line: str) -> None:
-        """Say something of this study; where its file has several temperatures or models, with its name."""
+        """Say a line about this study, with its name if its file has several temperatures or models."""
         self.own_progress.say(line)
 
     @property
     def own_progress(self) -> Progress:
-        """Who is told how far this study is; where its file has several temperatures or models, with its name."""
+        """Who is told how far this study is, with its name if its file has several temperatures or models."""
         several = self.study.name != self.study.name_in_file
         return self._named(self.study.name if several else "")
 
@@ -109,7 +109,7 @@ class StudyRun:
         return NamedProgress(self.progress, told) if told else self.progress
 
     def identity(self, action: Action) -> ActionIdentity:
-        """Return what makes the units of an action; its weights are None where they are not known yet.
+        """Return what makes the units of an action; its weights are None if they are not known yet.
 
         No model is loaded for it.
 
@@ -156,6 +156,19 @@ class StudyRun:
 
         """
         return Store.open(self.location)
+
+    @property
+    def stored(self) -> Store | None:
+        """The study's store; None before there is one.
+
+        Raises:
+            InputError: the store is of a newer version, or damaged.
+
+        """
+        try:
+            return self.store
+        except MissingStoreError:
+            return None
 
     @property
     def page(self) -> Path:

@@ -36,9 +36,9 @@ class StudySchedule:
         cron: when it runs; None for runs that are started by hand.
         timezone: of the times in ``cron``, such as Europe/Berlin.
         limit: how many documents a run generates at most.
-        endpoints: the services that generate.
-        token_file: what they ask for.
-        tls_root_certs: whom they are trusted by.
+        endpoint: the service that generates.
+        token_file: the file with the service's token.
+        tls_root_certs: the file of the authorities that the service is trusted by.
         cluster: the Dask scheduler whose workers generate.
         gpus: how many GPUs of the worker's machine generate.
         notify: the notification block that is told how runs end, as TYPE/NAME.
@@ -51,7 +51,7 @@ class StudySchedule:
     cron: str | None
     timezone: str
     limit: int | None = None
-    endpoints: Sequence[str] = ()
+    endpoint: str | None = None
     token_file: Path | None = None
     tls_root_certs: Path | None = None
     cluster: str | None = None
@@ -65,7 +65,7 @@ class StudySchedule:
 
     @property
     def name(self) -> str:
-        """The deployment's name: the study's, with the store's where that is another one."""
+        """The deployment's name: the study's, with the store's if that is another one."""
         study, folder = self.studies[0].name_in_file, self.store.rstrip("/").rpartition("/")[2]
         return study if folder == study else f"{study}, {folder}"
 
@@ -76,7 +76,7 @@ class StudySchedule:
             "study_file": str(self.study_file),
             "store": self.store,
             "limit": self.limit,
-            "endpoints": list(self.endpoints) or None,
+            "endpoints": None if self.endpoint is None else [self.endpoint],
             "token_file": None if self.token_file is None else str(self.token_file.absolute()),
             "tls_root_certs": None if self.tls_root_certs is None else str(self.tls_root_certs.absolute()),
             "cluster": self.cluster,
@@ -99,7 +99,7 @@ class Deployed:
 
     Attributes:
         name: FLOW/NAME, as Prefect's commands take it.
-        page: the address of its page; None where the server has none.
+        page: the address of its page; None if the server has none.
 
     """
 

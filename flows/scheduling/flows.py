@@ -20,7 +20,7 @@ from pydantic import Field
 
 from flows.orchestration.page import FlowRunPage
 from flows.orchestration.retries import retried
-from flows.run.options import named_services, named_workers
+from flows.run.options import named_service, named_workers
 from flows.run.study_flow import ABREAST, FLOW, run_name
 from schema.errors import InputError, KvdriftError
 from schema.location import absolute
@@ -76,9 +76,9 @@ def study(
         store: Folder or URL of the store; stores/NAME in the working folder by default.
         limit: Generate so many documents at most, then stop; the next run goes on.
         redo: Names of actions that are generated anew.
-        endpoints: grpc://HOST:PORT of each kvdrift serve that generates.
-        token_file: File with the token that endpoints ask for.
-        tls_root_certs: PEM file of the authorities that endpoints are trusted by.
+        endpoints: grpc://HOST:PORT of the kvdrift serve that generates: a list of one.
+        token_file: File with the token that the endpoint asks for.
+        tls_root_certs: PEM file of the authorities that the endpoint is trusted by.
         cluster: tcp://HOST:PORT of a Dask scheduler whose workers generate; local:N starts N on the worker's machine.
         gpus: Generate on all GPUs of the worker's machine, or on so many: all, or a number.
 
@@ -88,9 +88,9 @@ def study(
     studies = load_studies(Path(study_file))
     page = FlowRunPage()
     page.open(studies[0].name_in_file)
-    services = named_services(endpoints or [], _path(token_file), _path(tls_root_certs), _TIMEOUT)
-    workers = named_workers(studies, cluster, gpus, served=bool(services))
-    outcome = run_file(studies, store, services, page, limit, redo or [], cluster=workers)
+    service = named_service(endpoints or [], _path(token_file), _path(tls_root_certs), _TIMEOUT)
+    workers = named_workers(studies, cluster, gpus, served=service is not None)
+    outcome = run_file(studies, store, service, page, limit, redo or [], cluster=workers)
     if not outcome.did_something:
         return f"finished before: nothing to do; store {outcome.location}"
     if outcome.documents_left:
@@ -106,7 +106,7 @@ def _recompute_run_name() -> str:
 @flow(name=RECOMPUTE, flow_run_name=_recompute_run_name, task_runner=_THREADS, persist_result=False)
 @_in_one_line
 def recompute(store: Name) -> str:
-    """Derive a store's events, estimate and write the reports of its studies, where they are not up to date.
+    """Derive a store's events, estimate and write the reports of its studies, if they are not up to date.
 
     Args:
         store: Folder or URL of the store; a relative path is one of the deployment's working folder.

@@ -1,4 +1,4 @@
-"""What follows from a store's events, computed where it is not up to date: derivation, estimates and reports."""
+"""What follows from a store's events, computed if it is not up to date: derivation, estimates and reports."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from flows.estimate.stored import analyze_stored
 from flows.generate.tokens import record_tokens
 from flows.orchestration.page import FlowRunPage
 from flows.pages.reports import page_beside, report_folder, report_is_current, write_report
-from generator.transformer.tokenizer import token_reader
+from generator.transformer.files.tokenizer import token_reader
 from log.store import Store
-from sql.catalog import refresh_catalog
-from sql.materialization import materialize_moments
+from sql.catalog_file import refresh_catalog
+from sql.materialized.storing import materialize_moments
 from transforms.pipeline import run_derivation
 
 

@@ -7,12 +7,15 @@ streams are decoded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from generator.attention.layer_terms import PLAIN, LayerTerms
+from generator.attention.network_layers import attention_modules
 
 IMPLEMENTATION = "kvdrift"
 
@@ -26,7 +29,7 @@ class LayerAttention(Protocol):
         """Compute the attention of one layer.
 
         Args:
-            layer: The layer's number, from 0.
+            layer: The layer's number among those with attention, from 0.
             query: [B, heads, T, size], rotated.
             key: [B, KV heads, T, size], rotated.
             value: [B, KV heads, T, size].
@@ -36,6 +39,33 @@ class LayerAttention(Protocol):
         Returns:
             The attention output, [B, heads, T, size].
         """
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """``LayerAttention`` that is given the numbers of a hybrid's layers."""
+
+    attention: LayerAttention
+    numbers: Mapping[int, int]
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms = PLAIN
+    ) -> Tensor:
+        """Attend in the layer, counted among those with attention."""
+        return self.attention.attend(self.numbers[layer], query, key, value, scaling, terms)
+
+
+def counted(attention: LayerAttention, network: Any) -> LayerAttention:
+    """Return what counts layers with attention alone, for a network of which some layers have none.
+
+    Args:
+        attention: Attends in every layer that has attention.
+        network: A transformers causal language model.
+    """
+    found = attention_modules(network)
+    if len(found) == len(network.model.layers):
+        return attention
+    return _Counted(attention, {number: own for own, number in enumerate(found)})
 
 
 def _attend(

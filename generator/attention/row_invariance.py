@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from generator.attention.network_layers import attention_modules
 from generator.attention.parts import attend_prompt
-from generator.attention.shared_prefix import TILE, tile_of
+from generator.attention.streams.rows import TILE, tile_of
 
 _MULTIPLES = (8, 16, 32, TILE)  # with the last one, attention to a prompt always has one shape
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them
@@ -148,7 +149,7 @@ def _modules(network: Any) -> list[tuple[nn.Module, int]]:
 
 
 def _attention_deviations(network: Any, multiple: int, generator: torch.Generator) -> Iterator[float]:
-    weight, attention = next(network.parameters()), network.model.layers[0].self_attn
+    weight, attention = next(network.parameters()), next(iter(attention_modules(network).values()))
     group = attention.num_key_value_groups
     kv_heads, size = network.config.num_attention_heads // group, attention.head_dim
     tile, scaling = tile_of(weight, multiple), attention.scaling

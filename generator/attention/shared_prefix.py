@@ -14,21 +14,16 @@ import torch
 from torch import Tensor
 
 from generator.attention.cache_rules import CacheRule
-from generator.attention.cpu_products import fits_onednn
 from generator.attention.fused.attention import FusedAttention, are_fused
 from generator.attention.layer_terms import PLAIN, LayerTerms, with_sinks
 from generator.attention.parts import attend_part, attend_prompt, join_parts
-from generator.attention.ruled_streams import RuledStreams
-from generator.attention.stream_slots import StreamSlots
+from generator.attention.streams.rows import Tile, few_rows, pack_tiles, rounded, tile_of
+from generator.attention.streams.ruled import RuledStreams
+from generator.attention.streams.slots import StreamSlots
+from generator.attention.streams.suffixes import copy_suffixes, suffix_buffers
 from schema.errors import InputError
 
-_STEPS = 8  # numbers of rows between one and its double, where they are few
-TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, at most; by oneDNN, twice as many
-
-_CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of suffixes copied at once
-
 _Indices = dict[torch.device, dict[str, Tensor]]  # of each device, vectors by their name
-_Suffixes = list[Tensor]  # keys and values of one layer
 
 
 @dataclass(frozen=True)
@@ -41,15 +36,6 @@ class PrefixLayer:
     key: Tensor
     value: Tensor
     terms: LayerTerms = PLAIN
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """Streams of one cache: packed rows ``first .. last - 1``; copies of the first one fill up the last ones."""
-
-    cache: int
-    first: int
-    last: int
 
 
 class SharedPrefix:
@@ -80,7 +66,8 @@ class SharedPrefix:
         usual = tile_of(caches[0][0].key, row_multiple) if share_reads else 1
         self._at_once = [(tile if share_reads else 0) or usual for tile in tiles or [0] * len(caches)]
         self._slots = StreamSlots(streams)
-        self._buffers, self._suffix = _suffix_buffers(caches[0], streams + parked, horizon)
+        entries = [(layer.key, layer.value) for layer in caches[0]]
+        self._buffers, self._suffix = suffix_buffers(entries, streams + parked, horizon)
         self._ruled: RuledStreams | None = None
         # A rule is asked about the layers without a window, which have numbers of their own, from 0.
         whole = [number for number, layer in enumerate(caches[0]) if layer.terms.window is None]
@@ -97,7 +84,7 @@ class SharedPrefix:
                 ([layer.key for layer in part], [layer.value for layer in part]) for part in zip(*caches, strict=True)
             ]
             self._fused = FusedAttention(layers, group)
-        self._tiles: list[_Tile] = []
+        self._tiles: list[Tile] = []
         self._packing: dict[str, Tensor] = {}
         self._copied_length = 0
         self._indices: _Indices = {}
@@ -125,7 +112,7 @@ class SharedPrefix:
     def rows_of(self, streams: int) -> int:
         """Rows that the model computes for so many streams: few different numbers where operations are fused."""
         if self._fused is None:
-            return _rounded(streams, self._row_multiple)
+            return rounded(streams, self._row_multiple)
         return few_rows(streams, self._row_multiple)
 
     def counts_to_try(self, streams: int) -> list[int]:
@@ -196,13 +183,13 @@ class SharedPrefix:
         for buffer in self._buffers:
             own = indices[buffer.device]
             if len(own["source"]):
-                _copy_suffixes(buffer[:, :, :, : self._copied_length], own["source"], own["target"])
+                copy_suffixes(buffer[:, :, :, : self._copied_length], own["source"], own["target"])
         self._slots.length += 1
         if self._ruled is not None:
             for scores in self._ruled.buffers.values():
                 own, columns = indices[scores.device], self._ruled.columns(self._copied_length)
                 if len(own["source"]):
-                    _copy_suffixes(scores[:, :, :, columns], own["source"], own["target"])
+                    copy_suffixes(scores[:, :, :, columns], own["source"], own["target"])
             slots = {device: indices[device]["ruled"] for device in self.devices}
             self._ruled.before_step(slots, [self._suffix[number] for number in self._whole], self._slots.length)
 
@@ -301,65 +288,5 @@ class SharedPrefix:
         if self._fused is not None:
             self._packing |= self._fused.pack(self.stream_cache, self.slots, self.rows)
             return
-        self._tiles = []
-        packed, unpacked = [], torch.empty_like(self.slots)
-        caches, counts = torch.unique_consecutive(self.stream_cache, return_counts=True)
-        first = 0
-        for cache, slots in zip(caches.tolist(), torch.split(self.slots, counts.tolist()), strict=True):
-            for part in torch.split(slots, self._at_once[cache]):
-                last = first + _rounded(len(part), self._row_multiple)
-                self._tiles.append(_Tile(cache, first, last))
-                packed += [part, part[:1].expand(last - first - len(part))]
-                unpacked[part] = torch.arange(first, first + len(part))
-                first = last
-        # The slot of each packed row, and one packed row of each slot.
-        self._packing |= {"packed": torch.cat(packed) if packed else self.slots[:0], "unpacked": unpacked}
-
-
-def _suffix_buffers(layers: Sequence[PrefixLayer], slots: int, horizon: int) -> tuple[list[Tensor], list[_Suffixes]]:
-    """Room for suffixes: parts of one device and shape in one buffer, [parts, slots, KV heads, H, size].
-
-    Returns:
-        The buffers, and of each layer its keys and values in them, [slots, KV heads, H, size] each.
-    """
-    parts = [part for layer in layers for part in (layer.key, layer.value)]
-    kinds = [(part.device, part.dtype, part.shape[0], part.shape[2]) for part in parts]
-    rooms, buffers = {}, []
-    for kind in dict.fromkeys(kinds):
-        device, dtype, heads, size = kind
-        shape = (kinds.count(kind), slots, heads, horizon, size)
-        buffers.append(torch.empty(shape, dtype=dtype, device=device))
-        rooms[kind] = iter(buffers[-1].unbind())
-    own = [next(rooms[kind]) for kind in kinds]
-    return buffers, [own[first : first + 2] for first in range(0, len(own), 2)]
-
-
-def _copy_suffixes(buffer: Tensor, source: Tensor, target: Tensor) -> None:
-    """Copy slots ``source`` to slots ``target``, all at once, in every part of a buffer, [parts, slots, ...]."""
-    room = _CPU_BYTES if buffer.device.type == "cpu" else _OTHER_BYTES
-    moved = len(source) * buffer[0, 0].numel() * buffer.itemsize
-    for parts in torch.split(buffer, max(room // max(moved, 1), 1)):
-        parts.index_copy_(1, target, parts[:, source])
-
-
-def tile_of(key: Tensor, multiple: int) -> int:
-    """How many streams' queries are multiplied with a prompt's keys at once, at most, with a multiple of rows.
-
-    If the multiple is ``TILE``, there is one number of them only.
-    """
-    return 2 * TILE if multiple < TILE and fits_onednn(key) else TILE
-
-
-def few_rows(streams: int, multiple: int) -> int:
-    """A number of rows for so many streams, at most an eighth above them, or below the next multiple.
-
-    A GPU's libraries choose their kernels by the number of rows. Between a number and its double there are eight.
-    """
-    step = multiple
-    while streams > 2 * _STEPS * step:
-        step *= 2
-    return _rounded(streams, step)
-
-
-def _rounded(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
+        self._tiles, indices = pack_tiles(self.stream_cache, self.slots, self._at_once, self._row_multiple)
+        self._packing |= indices

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from generator.attention.network_layers import attention_modules
 from schema.errors import KvdriftError, OperationError, failure_of
 
 Gathered = TypeVar("Gathered")
@@ -68,6 +71,7 @@ class _LayerInput:
     hidden: Tensor
     cos: Tensor
     sin: Tensor
+    rotary: Rotary
 
 
 class Gathering:
@@ -77,7 +81,8 @@ class Gathering:
         self._statistics = tuple(dict.fromkeys(statistics))
         self._layers: dict[int, dict[Statistic[Any], Any]] = {}
         self._input: _LayerInput | None = None
-        self._rotary: Rotary | None = None
+        self._rotary: Any = None
+        self._types: Sequence[str] = ()  # of all layers, if the embedding gives each type angles of its own
 
     @contextlib.contextmanager
     def listening(self, network: Any) -> Iterator[None]:
@@ -86,8 +91,10 @@ class Gathering:
             if self._statistics:
                 # A copy: rotary embeddings that scale with the length change themselves when asked about more of it.
                 self._rotary = copy.deepcopy(network.model.rotary_emb)
-                for layer in network.model.layers:
-                    hook = layer.self_attn.register_forward_pre_hook(self._listen, with_kwargs=True)
+                if "layer_type" in inspect.signature(self._rotary.forward).parameters:
+                    self._types = network.config.layer_types
+                for module in attention_modules(network).values():
+                    hook = module.register_forward_pre_hook(self._listen, with_kwargs=True)
                     hooks.callback(hook.remove)
             yield
 
@@ -95,12 +102,12 @@ class Gathering:
         """Add a layer's next chunk, shaped as in ``QueryChunk``, to every statistic."""
         if not self._statistics:
             return
-        if self._input is None or self._rotary is None:
+        if self._input is None:
             message = "statistics of a prompt are gathered while listening to its model"
             raise RuntimeError(message)
         seen = self._input
         chunk = QueryChunk(
-            query, key, value, seen.hidden, seen.cos, seen.sin, scaling, module=seen.module, rotary=self._rotary
+            query, key, value, seen.hidden, seen.cos, seen.sin, scaling, module=seen.module, rotary=seen.rotary
         )
         gathered = self._layers.setdefault(layer, {})
         for statistic in self._statistics:
@@ -123,4 +130,8 @@ class Gathering:
 
     def _listen(self, module: nn.Module, _: Any, inputs: Mapping[str, Any]) -> None:
         cos, sin = inputs["position_embeddings"]
-        self._input = _LayerInput(module, inputs["hidden_states"][0], cos[0], sin[0])
+        rotary: Any = self._rotary
+        if self._types:
+            number: Any = module.layer_idx
+            rotary = partial(rotary, layer_type=self._types[number])
+        self._input = _LayerInput(module, inputs["hidden_states"][0], cos[0], sin[0], rotary)

@@ -8,8 +8,8 @@ from generator.actions import Action
 from generator.checks.check import require
 from generator.embedded.documents import make_document
 from generator.generation import PendingUnit, generate_units
+from generator.transformer.files.local_folders import EMBEDDED_ID
 from generator.transformer.loading import load_model
-from generator.transformer.local_folders import EMBEDDED_ID
 from log.store import Unit
 from schema.document import Document
 

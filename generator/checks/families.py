@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from generator.actions import CODEC_FAMILY
+from generator.actions import CODEC_KIND
 from generator.checks.check import Check
 from generator.checks.codecs import CODEC_CHECKS, CodecSubject
 from generator.checks.elsewhere import Decided
@@ -25,10 +25,10 @@ from generator.checks.subject import Subject
 from generator.checks.tried import Tried
 from generator.codecs import CODECS
 from generator.selectors import SELECTORS
-from generator.selectors.own.families import SELECTOR_FAMILY, Family
+from generator.selectors.own.kinds import SELECTOR_KIND, PartKind
 from generator.selectors.own.names import entry_point_names, own_class
 from generator.selectors.parameters import Value
-from generator.selectors.policies import POLICIES, POLICY_FAMILY
+from generator.selectors.policies import POLICIES, POLICY_KIND
 from schema.errors import InputError, nearest
 
 
@@ -36,28 +36,28 @@ from schema.errors import InputError, nearest
 class _Checked:
     """A family, the package's classes of it, and how one of it is tried."""
 
-    family: Family[Any]
+    kind: PartKind[Any]
     known: Mapping[str, type[Any]]
     subject: type[Tried[Any]]
     checks: tuple[Check[Any], ...]
 
     def has(self, name: str) -> bool:
         """Whether a class of the package or an entry point has the name."""
-        return name in self.known or name in entry_point_names(self.family)
+        return name in self.known or name in entry_point_names(self.kind)
 
     def finds(self, name: str, folder: Path | None) -> bool:
         """Whether a name stands for a class of one's own that is of this family."""
         try:
-            own_class(self.family, name, folder, self.known)
+            own_class(self.kind, name, folder, self.known)
         except InputError:
             return False
         return True
 
 
 _FAMILIES = {
-    "selector": _Checked(SELECTOR_FAMILY, SELECTORS, Subject, CHECKS),
-    "codec": _Checked(CODEC_FAMILY, CODECS, CodecSubject, CODEC_CHECKS),
-    "policy": _Checked(POLICY_FAMILY, POLICIES, PolicySubject, POLICY_CHECKS),
+    "selector": _Checked(SELECTOR_KIND, SELECTORS, Subject, CHECKS),
+    "codec": _Checked(CODEC_KIND, CODECS, CodecSubject, CODEC_CHECKS),
+    "policy": _Checked(POLICY_KIND, POLICIES, PolicySubject, POLICY_CHECKS),
 }
 
 
@@ -68,7 +68,7 @@ def tried_of(name: str, parameters: Mapping[str, Value], folder: Path | None, ki
         name: Of one of the package, an entry point's, or ``module:Class``.
         parameters: Those that differ from the defaults.
         folder: Where a module is looked for before installed ones, if anywhere.
-        kind: "selector", "codec" or "policy", where the name stands for several; None for the one that it stands for.
+        kind: "selector", "codec" or "policy" if the name stands for several of them; None if it is unambiguous.
     """
     return _FAMILIES[_kind_of(name, folder) if kind is None else _known(kind)].subject(name, parameters, folder)
 

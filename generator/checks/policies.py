@@ -24,8 +24,8 @@ from generator.coupling.uniforms import uniform_table
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full
 from generator.selectors.policies import Policy
+from generator.transformer.files.local_folders import EMBEDDED_ID
 from generator.transformer.loading import load_model
-from generator.transformer.local_folders import EMBEDDED_ID
 from generator.transformer.model import LoadedModel
 from log.store import Unit
 from schema.document import Document
@@ -37,6 +37,7 @@ from schema.tables import PLAIN, SWRB
 _PROMPT, _HORIZON, _SEED = 131, 20, 7
 _FEW = 12  # entries: fewer than are generated
 _ROOM = 400  # what a policy can need: prompts stay short enough for a step to be tried with every entry
+_RANDOM = "random:llama"
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,9 +117,6 @@ class PolicySubject(Tried[Policy]):
 
 def _digest(unit: Unit) -> str:
     return hashlib.sha256(json.dumps(unit.events.drop_columns(["model"]).to_pylist()).encode()).hexdigest()
-
-
-_RANDOM = "random:llama"
 
 
 def _side(network: str, model: LoadedModel, document: Document, action: Action, horizon: int) -> RealSide:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from generator.transformer.configuration import library, quiet
+from generator.transformer.files.configuration import library, quiet
 from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
 from schema.document import Document

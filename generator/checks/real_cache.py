@@ -27,8 +27,8 @@ from generator.coupling.streams import ALL_SAVINGS
 from generator.selectors import Selector
 from generator.selectors.policies import Policy
 from generator.selectors.policies.guarded import GuardedRule, rule_of
-from generator.transformer.configuration import library, quiet
-from generator.transformer.local_folders import model_source
+from generator.transformer.files.configuration import library, quiet
+from generator.transformer.files.local_folders import model_source
 from generator.transformer.model import LoadedModel
 from schema.document import Document
 from schema.errors import OperationError
@@ -177,7 +177,7 @@ class _Watched(Policy):
 
 
 class _WatchedRule(GuardedRule):
-    """Another rule, with what it reads."""
+    """A policy's rule that also records which entries it reads."""
 
     def __init__(self, policy: Policy, rule: CacheRule, budget: int, read: dict[int, Sequence[Sequence[int]]]) -> None:
         super().__init__(policy, rule, budget)

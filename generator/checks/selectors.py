@@ -19,8 +19,8 @@ from generator.checks.exactness import first_token_found, require_unmoved
 from generator.checks.random_models import random_document
 from generator.checks.subject import KV_HEADS, LAYERS, SIZE, Kind, Subject, model_of
 from generator.selectors import Recent, Selector, build_selector
-from generator.transformer.eviction import CompactCache, evict
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.eviction import CompactCache, evict
+from generator.transformer.prompts.prompt import Prompt
 from schema.retention import Retention
 from schema.tables import ACTIONS
 

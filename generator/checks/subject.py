@@ -11,8 +11,8 @@ from generator.checks.random_models import random_document, random_model
 from generator.checks.tried import Tried
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SELECTORS, Full, Selector
-from generator.transformer.eviction import CompactCache, evict
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.eviction import CompactCache, evict
+from generator.transformer.prompts.prompt import Prompt
 from log.store import Unit
 from schema.errors import InputError
 from schema.retention import Retention

@@ -17,8 +17,19 @@ from schema.errors import OperationError
 _PROMPT, _STEPS, _SEED = 48, 6, 5
 _CLOSE = 0.05  # of the largest logit: what batches may do where an adapter does not promise that rows are invariant
 
-Logits = NDArray[np.float32]
+Values = NDArray[np.float32]
 Tried = ParamSpec("Tried")
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The outcome of a promise that could not be tried.
+
+    Attributes:
+        why: What the engine does not say, and what follows from that.
+    """
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -34,27 +45,28 @@ class Promise(Generic[Tried]):
 
     name: str
     tried: str
-    function: Callable[Tried, str]
+    function: Callable[Tried, str | Unknown]
 
 
-def _tokens(side: Side, count: int) -> list[int]:
-    drawn = np.random.default_rng(_SEED).integers(0, side.facts.vocabulary, count)
-    return [int(token) for token in drawn]
+def tokens_of(side: Side, count: int) -> list[int]:
+    """Return some tokens that end no text, at most 48, the same at each call."""
+    others = [token for token in range(side.facts.vocabulary) if token not in side.facts.eos_tokens]
+    return [others[place] for place in np.random.default_rng(_SEED).integers(0, len(others), _PROMPT)[:count]]
 
 
 @contextmanager
-def _opened(side: Side, streams: int = 8) -> Iterator[tuple[Session, Logits]]:
-    """A session with a prompt and room for some streams, and the logits after the prompt."""
+def prompted(side: Side, streams: int = 8) -> Iterator[tuple[Session, Values]]:
+    """Open a session with a prompt of 48 tokens and room for some streams; yields it with what the prefill returned."""
     session = side.open(_PROMPT + streams * _STEPS)
     try:
-        yield session, session.prefill(_tokens(side, _PROMPT))
+        yield session, session.prefill(tokens_of(side, _PROMPT))
     finally:
         session.close()
 
 
-def _written(session: Session, side: Side, streams: Sequence[int], first: int = 0) -> Logits:
+def _written(session: Session, side: Side, streams: Sequence[int], first: int = 0) -> Values:
     """Logits after some steps in which all streams get the same tokens."""
-    for token in _tokens(side, _PROMPT)[first : first + _STEPS // 2]:
+    for token in tokens_of(side, _PROMPT)[first : first + _STEPS // 2]:
         logits = session.step(streams, [token] * len(streams))
     return logits
 
@@ -65,8 +77,8 @@ def _side(engine: Engine, weights: Path) -> Side:
 
 def _check_logits(engine: Engine, weights: Path) -> str:
     side = _side(engine, weights)
-    with _opened(side) as (session, first):
-        rows = session.step([session.fork(), session.fork()], _tokens(side, 2))
+    with prompted(side) as (session, first):
+        rows = session.step([session.fork(), session.fork()], tokens_of(side, 2))
         if first.shape != (side.facts.vocabulary,) or rows.shape != (2, side.facts.vocabulary):
             raise OperationError(f"logits have the shapes {first.shape} and {rows.shape}")
         if not (np.isfinite(first).all() and np.isfinite(rows).all()):
@@ -76,14 +88,14 @@ def _check_logits(engine: Engine, weights: Path) -> str:
 
 def _check_fork(engine: Engine, weights: Path) -> str:
     side = _side(engine, weights)
-    with _opened(side) as (session, _):
+    with prompted(side) as (session, _):
         first = session.fork()
         _written(session, side, [first])
         both = _written(session, side, [first, session.fork(first)], _STEPS)
         apart = float(np.abs(both[0] - both[1]).max() / np.abs(both).max())
         if apart > (0.0 if side.capabilities.row_invariant else _CLOSE):
             raise OperationError(f"two streams of one history part by {apart:.2g} of the largest logit")
-        other = session.step([first, session.fork(first)], _tokens(side, 2))
+        other = session.step([first, session.fork(first)], tokens_of(side, 2))
         if np.array_equal(other[0], other[1]):
             raise OperationError("two streams that got unlike tokens have the same logits")
     return f"copies part by {apart:.1g} of the largest logit"
@@ -92,7 +104,7 @@ def _check_fork(engine: Engine, weights: Path) -> str:
 def _check_drop(engine: Engine, weights: Path) -> str:
     side = _side(engine, weights)
     most = min(side.capabilities.most_streams, 16)
-    with _opened(side, most) as (session, _):
+    with prompted(side, most) as (session, _):
         for _ in range(12):
             streams = [session.fork() for _ in range(most)]
             _written(session, side, streams)
@@ -104,26 +116,49 @@ def _check_drop(engine: Engine, weights: Path) -> str:
 def _check_repetition(engine: Engine, weights: Path) -> str:
     side, found = _side(engine, weights), []
     for _ in range(2):
-        with _opened(side) as (session, first):
+        with prompted(side) as (session, first):
             found.append((first, _written(session, side, [session.fork() for _ in range(3)])))
     if not all(np.array_equal(one, other) for one, other in zip(*found, strict=True)):
         raise OperationError("the same calls gave other logits the second time")
     return "the same bits twice"
 
 
-def _check_bytes(engine: Engine, weights: Path) -> str:
+def _check_rows(engine: Engine, weights: Path) -> str:
+    side, found = _side(engine, weights), []
+    for beside in (0, 1, 6):
+        with prompted(side) as (session, _):
+            streams = [session.fork() for _ in range(beside + 1)]
+            for token in tokens_of(side, _STEPS):
+                rows = session.step(streams, [token, *tokens_of(side, beside)])
+            found.append(rows[0])
+    apart = max(float(np.abs(one - found[0]).max() / np.abs(found[0]).max()) for one in found)
+    if apart > (0.0 if side.capabilities.row_invariant else _CLOSE):
+        raise OperationError(
+            f"a stream with others beside it parts from itself alone by {apart:.2g} of the largest logit"
+        )
+    return (
+        f"{apart:.1g} of the largest logit apart; the floor of a study measures what this does"
+        if apart
+        else ("the same bits, so that a floor of 0 is to be expected")
+    )
+
+
+def _check_bytes(engine: Engine, weights: Path) -> str | Unknown:
     sizes = []
     for settings in ({}, engine.fewer_bits):
-        with _opened(engine.side(weights, settings, "check")) as (session, _):
-            sizes.append(session.prompt_bytes() or 0)
-    if not 0 < sizes[1] < sizes[0]:
-        raise OperationError(f"{dict(engine.fewer_bits)} holds {sizes[1]:,} bytes, and the defaults {sizes[0]:,}")
-    return f"{sizes[1]:,} bytes instead of {sizes[0]:,}"
+        with prompted(engine.side(weights, settings, "check")) as (session, _):
+            sizes.append(session.prompt_bytes())
+    full, fewer = sizes
+    if full is None or fewer is None:
+        return Unknown("the engine does not say: nothing is ruled out by bytes")
+    if not 0 < fewer < full:
+        raise OperationError(f"{dict(engine.fewer_bits)} holds {fewer:,} bytes, and the defaults {full:,}")
+    return f"{fewer:,} bytes instead of {full:,}"
 
 
 def _check_read_back(engine: Engine, weights: Path) -> str:
     side = engine.side(weights, engine.fewer_bits, "check")
-    with _opened(side) as (session, _):
+    with prompted(side) as (session, _):
         said = {name: value for name, value in session.read_back.items() if name in side.asked}
     for name in engine.fewer_bits:
         if said.get(name) != side.asked[name]:
@@ -136,6 +171,7 @@ PROMISES = (
     Promise("fork", "a stream and its copy, given the same tokens and then unlike ones", _check_fork),
     Promise("drop", "many more streams than there is room for, one lot after the other", _check_drop),
     Promise("repetition", "the same calls in two sessions", _check_repetition),
+    Promise("rows", "a stream alone, with one beside it, and with six", _check_rows),
     Promise("bytes", "the prompt's bytes at the defaults and at fewer bits", _check_bytes),
     Promise("read back", "settings as the engine says them", _check_read_back),
 )

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from generator.engines.engine import Session
 from generator.engines.http.engine import ServerSide
-from generator.engines.promises import Promise
+from generator.engines.promises import Promise, Unknown, prompted, tokens_of
 from schema.errors import OperationError
 
-_PROMPT, _STEPS, _SEED = 48, 6, 5
+_STEPS = 6
 _CLOSE = 0.05  # total variation: what batches may do on a server
 
 Laws = NDArray[np.float64]
-
-
-def _tokens(side: ServerSide, count: int) -> list[int]:
-    allowed = [token for token in range(side.facts.vocabulary) if token not in side.facts.eos_tokens]
-    return [allowed[place] for place in np.random.default_rng(_SEED).integers(0, len(allowed), count)]
-
-
-@contextmanager
-def _opened(side: ServerSide) -> Iterator[tuple[Session, Laws]]:
-    """A session with a prompt, and the law after the prompt."""
-    session = side.open(0)
-    try:
-        yield session, _law(side, session.prefill(_tokens(side, _PROMPT)))
-    finally:
-        session.close()
 
 
 def _law(side: ServerSide, values: NDArray[np.float32]) -> Laws:
@@ -49,22 +33,23 @@ def _apart(one: Laws, other: Laws) -> float:
     return float(np.abs(one - other).sum()) / 2
 
 
-def _check_law(side: ServerSide) -> str:
-    with _opened(side) as (session, law):
-        rows = _stepped(side, session, [session.fork()], _tokens(side, 1))
+def _check_law(side: ServerSide) -> str | Unknown:
+    with prompted(side) as (session, values):
+        law = _law(side, values)
+        rows = _stepped(side, session, [session.fork()], tokens_of(side, 1))
     if law.shape != (side.facts.vocabulary,) or rows.shape != (1, side.facts.vocabulary):
         raise OperationError(f"laws have the shapes {law.shape} and {rows.shape}")
     if not side.capabilities.full_laws:
-        return "tokens without laws"
+        return Unknown("tokens alone are asked for, and no laws")
     return f"all {side.facts.vocabulary:,} log-probabilities, which sum to {law.sum():.6f} and {rows.sum():.6f}"
 
 
 def _check_repetition(side: ServerSide) -> str:
     found: list[list[Laws]] = []
     for _ in range(2):
-        with _opened(side) as (session, law):
-            stream, own = session.fork(), [law]
-            own.extend(_stepped(side, session, [stream], [token])[0] for token in _tokens(side, _STEPS))
+        with prompted(side) as (session, values):
+            stream, own = session.fork(), [_law(side, values)]
+            own.extend(_stepped(side, session, [stream], [token])[0] for token in tokens_of(side, _STEPS))
             found.append(own)
     apart = max(_apart(one, other) for one, other in zip(*found, strict=True))
     if apart > _CLOSE:
@@ -73,8 +58,8 @@ def _check_repetition(side: ServerSide) -> str:
 
 
 def _check_streams(side: ServerSide) -> str:
-    tokens = _tokens(side, _STEPS)
-    with _opened(side) as (session, _):
+    tokens = tokens_of(side, _STEPS)
+    with prompted(side) as (session, _):
         first = session.fork()
         for token in tokens:
             before = _stepped(side, session, [first], [token])
@@ -98,17 +83,17 @@ def _check_streams(side: ServerSide) -> str:
 
 
 def _check_read_back(side: ServerSide) -> str:
-    with _opened(side) as (session, _):
+    with prompted(side) as (session, _):
         said = {name: value for name, value in session.read_back.items() if value not in (None, "", [])}
     unknown = sorted(name for name, value in side.said.items() if value is None)
     named = ", ".join(f"{name} {value}" for name, value in said.items() if name != "chat_template")
     return f"{named}; unknown: {', '.join(unknown)}" if unknown else named
 
 
-def _check_bytes(side: ServerSide) -> str:
-    with _opened(side) as (session, _):
+def _check_bytes(side: ServerSide) -> str | Unknown:
+    with prompted(side) as (session, _):
         held = session.prompt_bytes()
-    return "the server does not say: nothing is ruled out by bytes" if held is None else f"{held:,} bytes"
+    return Unknown("the server does not say: nothing is ruled out by bytes") if held is None else f"{held:,} bytes"
 
 
 SERVER_PROMISES = (

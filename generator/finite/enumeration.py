@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from generator.finite.branching import ExactBranchingMoments, exact_branching_moments
+from generator.finite.exact_branching import ExactBranchingMoments, exact_branching_moments
 from generator.finite.paths import PairPaths, pair_paths
 from generator.finite.system import FiniteSystem, FloatArray
 

@@ -12,8 +12,8 @@ from generator.engines.http.engine import Servers, check_same_model, check_slots
 from generator.engines.http.settings import OPENAI, Requests
 from generator.engines.llama_cpp import NAME, LlamaCpp
 from generator.engines.model import EngineModel
-from generator.transformer.fingerprints import file_sha256, tokenizer_sha256
-from generator.transformer.local_folders import gguf_file, model_location, tokenizer_location
+from generator.transformer.files.fingerprints import file_sha256, tokenizer_sha256
+from generator.transformer.files.local_folders import gguf_file, model_location, tokenizer_location
 from schema.errors import InputError, nearest
 from schema.study import FLOOR_ACTION, HTTP, ActionSection, ModelSection, Study
 

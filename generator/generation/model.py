@@ -32,7 +32,7 @@ class Model(Protocol):
 
     @property
     def logits_dtype(self) -> str | None:
-        """The floating-point type of logits; None where it is that of the model."""
+        """The floating-point type of logits; None if it is that of the model."""
 
     @property
     def law(self) -> SamplingLaw:

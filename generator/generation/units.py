@@ -140,7 +140,7 @@ def generate_together(
         for of, estimator in itertools.product(laws, (PLAIN, SWRB)):
             for group in _groups(prepared, of, estimator):
                 # 3) Decode and couple: the items side by side, as many replicates at once as there is memory for,
-                # and half as many where it was not enough; the laws one after the other, from the same caches
+                # and half as many if it was not enough; the laws one after the other, from the same caches
                 decoded, seconds = _decode(group, of, estimator, horizon, savings)
 
                 # 4) Record: one unit for each item, with its share of the time

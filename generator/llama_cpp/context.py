@@ -1,4 +1,14 @@
-"""A context of llama.cpp: a prompt decoded once, and streams that go on from it."""
+"""A context of llama.cpp: a prompt decoded once, and streams that go on from it.
+
+With flash attention, a stream's logits are the same bits whatever streams are decoded beside it. This rests on three
+properties of llama.cpp on a CPU, which ``tests/generator/llama_cpp/test_rows.py`` measures:
+
+- Calls of 2 to 63 rows compute every row alike. A call of one row, and calls of more, use other kernels. So a call has
+  at most ``rows`` streams, and a lone stream has a row beside it that is thrown away.
+- Attention skips the entries of other streams, and adds up a stream's own in the order in which they lie in the cache.
+  So entries must lie in the order of their positions.
+- New entries take the first free places. So the places of a closed stream stay taken while other streams are open.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +28,15 @@ from generator.llama_cpp.structures import Batch
 from generator.llama_cpp.weights import Weights, check_decoded
 from schema.errors import InputError, OperationError
 
-MOST_STREAMS = 255  # of one context: the library has 256 sequences, and one is the prompt's
-_PROMPT = 0  # the prompt's sequence
+_SEQUENCES = 256  # of one context, by the library
+_PROMPT, _CLOSED, _BESIDE = range(3)  # sequences: the prompt, entries of closed streams, and a lone stream's second row
+MOST_STREAMS = _SEQUENCES - 3
+_NO_ROOM = 1  # what llama_decode returns if the cache is full; it has then changed nothing
 _PADDING = 256  # of the number of entries, by the library
 
 
 class Context:
-    """One side's cache, with its settings: sequence 0 is the prompt, the others are streams.
+    """One side's cache, with its settings.
 
     Args:
         weights: The side's model, which may be shared by several contexts.
@@ -38,8 +50,8 @@ class Context:
         self._calls = self._library.calls
         room = -(-max(entries, settings.ubatch) // _PADDING) * _PADDING  # a smaller cache has a smaller ubatch
         parameters = self._library.context_parameters(
-            n_ctx=room, n_batch=max(settings.ubatch, MOST_STREAMS + 1), n_ubatch=settings.ubatch,
-            n_seq_max=MOST_STREAMS + 1, n_outputs_max=MOST_STREAMS + 1, n_threads=settings.threads,
+            n_ctx=room, n_batch=max(settings.ubatch, _SEQUENCES), n_ubatch=settings.ubatch,
+            n_seq_max=_SEQUENCES, n_outputs_max=_SEQUENCES, n_threads=settings.threads,
             n_threads_batch=settings.threads, type_k=CACHE_TYPES[settings.type_k], type_v=CACHE_TYPES[settings.type_v],
             flash_attn_type=int(settings.flash_attention), kv_unified=True,
         )  # fmt: skip
@@ -54,7 +66,7 @@ class Context:
         self._memory = self._calls.llama_get_memory(self._handle)
         self._vocabulary = weights.facts.vocabulary
         self._lengths: dict[int, int] = {}  # tokens of each open sequence
-        self._idle = list(range(1, MOST_STREAMS + 1))
+        self._idle = _streams()
 
     def close(self) -> None:
         """Free the cache; the weights stay."""
@@ -63,7 +75,7 @@ class Context:
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Decode a prompt, in place of the one before, and return the logits after it, float32 [V]."""
         self._calls.llama_memory_clear(self._memory, True)  # noqa: FBT003 - a C function has no keywords
-        self._lengths, self._idle = {_PROMPT: len(tokens)}, list(range(1, MOST_STREAMS + 1))
+        self._lengths, self._idle = {_PROMPT: len(tokens)}, _streams()
         at_once = self.settings.ubatch
         for start in range(0, len(tokens), at_once):
             part = tokens[start : start + at_once]
@@ -85,11 +97,13 @@ class Context:
         return new
 
     def drop(self, stream: int) -> None:
-        """Close a stream; entries that no other stream has are free again."""
-        if not self._calls.llama_memory_seq_rm(self._memory, stream, -1, -1):
-            raise OperationError(f"llama.cpp: a stream cannot be closed: {self._library.last_words()}")
+        """Close a stream; its entries are free again as soon as no stream is open."""
+        self._calls.llama_memory_seq_cp(self._memory, stream, _CLOSED, self._lengths[_PROMPT], -1)
+        self._remove(stream)
         del self._lengths[stream]
         heapq.heappush(self._idle, stream)
+        if not self.open_streams:
+            self._remove(_CLOSED)
 
     def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append one token to each of some streams, and return the next logits, float32 [streams, V]."""
@@ -97,8 +111,7 @@ class Context:
         at_once = self.settings.rows
         for start in range(0, len(streams), at_once):
             own = streams[start : start + at_once]
-            positions = [self._lengths[stream] for stream in own]
-            self._decode(tokens[start : start + at_once], positions, own, [1] * len(own), "a step")
+            self._advance(own, tokens[start : start + at_once])
             for row, stream in enumerate(own):
                 laws[start + row] = self._logits(row)
                 self._lengths[stream] += 1
@@ -113,9 +126,19 @@ class Context:
         """How many streams are open."""
         return len(self._lengths) - 1
 
+    def _advance(self, streams: Sequence[int], tokens: Sequence[int]) -> None:
+        """Append one token to each of some streams in one call; a lone stream has a row beside it, unless rows = 1."""
+        positions = [self._lengths[stream] for stream in streams]
+        if len(streams) > 1 or self.settings.rows == 1:
+            self._decode(tokens, positions, streams, [1] * len(streams), "a step")
+        else:
+            self._decode([*tokens, *tokens], [*positions, 0], [*streams, _BESIDE], [1, 1], "a step")
+            self._remove(_BESIDE)
+
     def _decode(
         self, tokens: Sequence[int], positions: Sequence[int], streams: Sequence[int], wanted: Sequence[int], what: str
     ) -> None:
+        """Decode some rows; if the cache is full, entries of closed streams give their places to later ones."""
         count = len(tokens)
         each = (c_int32 * count)(*streams)
         own = (POINTER(c_int32) * count)(
@@ -126,7 +149,16 @@ class Context:
             own, (c_int8 * count)(*wanted),
         )  # fmt: skip
         self._library.said.clear()
-        check_decoded(self._calls.llama_decode(self._handle, batch), what, self._library)
+        result = self._calls.llama_decode(self._handle, batch)
+        if result == _NO_ROOM:
+            self._remove(_CLOSED)
+            result = self._calls.llama_decode(self._handle, batch)
+        check_decoded(result, what, self._library)
+
+    def _remove(self, sequence: int) -> None:
+        """Free the entries that only this sequence has."""
+        if not self._calls.llama_memory_seq_rm(self._memory, sequence, -1, -1):
+            raise OperationError(f"llama.cpp: entries cannot be freed: {self._library.last_words()}")
 
     def _logits(self, row: int) -> NDArray[np.float32]:
         """Copy the logits of a row of the last call, float32 [V]."""
@@ -162,6 +194,11 @@ class Context:
                 raise InputError(f"{self.weights.file}: llama.cpp has {name} = {found}, and {value} was asked for")
         if (entries := self._calls.llama_n_ctx(self._handle)) < room:
             raise InputError(f"{self.weights.file}: llama.cpp has a cache of {entries} entries; {room} are needed")
+
+
+def _streams() -> list[int]:
+    """Return the sequences of streams, ascending."""
+    return list(range(_SEQUENCES - MOST_STREAMS, _SEQUENCES))
 
 
 def _free(calls: Any, handle: int, _weights: Weights) -> None:  # the weights outlive their contexts

@@ -26,7 +26,7 @@ BYTES: Final = {
 
 _EXACT: Final = ("f32", "f16", "bf16")
 _BLOCK = 32  # values that a quantized type has one scale for
-_MOST_ROWS = 256
+_ROWS, _MOST_ROWS = 32, 256
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class ContextSettings:
         flash_attention: Whether attention is computed in one pass over the cache.
         ubatch: How many tokens are computed at once, at most: of a prompt, and of a step.
         threads: How many threads compute; 0 is one for each processor, which is what units record.
-        rows: How many streams one call advances, at most.
+        rows: How many streams one call advances, at most. From 64 on, flash attention computes otherwise, and a
+            stream's logits depend on how many others are beside it.
     """
 
     type_k: str = "f16"
@@ -47,7 +48,7 @@ class ContextSettings:
     flash_attention: bool = True
     ubatch: int = 512
     threads: int = 0
-    rows: int = _MOST_ROWS
+    rows: int = _ROWS
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> ContextSettings:

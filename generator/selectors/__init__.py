@@ -14,7 +14,7 @@ from generator.selectors.kvpress import PREFIX, build_kvpress
 from generator.selectors.numerics import Numerics
 from generator.selectors.own.building import build, check_statistics
 from generator.selectors.own.classes import default_parameters
-from generator.selectors.own.families import SELECTOR_FAMILY
+from generator.selectors.own.kinds import SELECTOR_KIND
 from generator.selectors.parameters import Value
 from generator.selectors.pyramidkv import PyramidKV
 from generator.selectors.random_entries import RandomEntries
@@ -62,7 +62,7 @@ def build_selector(name: str, parameters: Mapping[str, Value], folder: Path | No
     """
     if name.startswith(PREFIX):
         return build_kvpress(name, parameters)
-    selector = build(SELECTOR_FAMILY, name, parameters, SELECTORS, folder, [PREFIX + "NAME"])
+    selector = build(SELECTOR_KIND, name, parameters, SELECTORS, folder, [PREFIX + "NAME"])
     if name in SELECTORS:
         for key in _POSITIONS:
             if int(parameters.get(key, 0)) > _MOST_POSITIONS:

@@ -36,7 +36,7 @@ _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
 class EndpointLost(OperationError):  # noqa: N818 - says what happened
-    """An endpoint does not answer, or not by this protocol; another endpoint can do the work."""
+    """An endpoint does not answer, or not by this protocol; it may do the work later."""
 
 
 class WorkFailed(OperationError):  # noqa: N818 - says what happened

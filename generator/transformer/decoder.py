@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from generator.attention.layer_traits import UNKNOWN, LayerTraits
 from generator.attention.row_invariance import RowInvariance, TriedSteps
 from generator.transformer.memory import ModelShape
 from schema.document import Document
@@ -44,6 +45,8 @@ class Decoder:
         memory_share: How much of the memory that is available decoding may take.
         logits_dtype: "float32", or None for the dtype of the weights, to which logits are rounded.
         law: What is made of logits before tokens are drawn.
+        traits: What selectors may need to know of its layers.
+        switch: The number of positions beyond which RoPE has other frequencies, if there is one.
         steps: Whole steps that have been tried, and how exact they were.
         before_pass: Is called before every pass through the network; what it raises ends the pass.
     """
@@ -60,6 +63,8 @@ class Decoder:
     memory_share: float = 1.0
     logits_dtype: str | None = None
     law: SamplingLaw = FULL_SOFTMAX
+    traits: LayerTraits = UNKNOWN
+    switch: int | None = None
     steps: TriedSteps = field(default_factory=TriedSteps)
     before_pass: Callable[[], None] = lambda: None
 
@@ -132,14 +137,25 @@ def is_device_lost(error: Exception) -> bool:
     return _DEVICE_LOST.search(str(error)) is not None
 
 
-def check_prompt(document: Document, horizon: int, positions: int | None, vocabulary: int | None) -> None:
-    """Refuse a document that the model cannot read; ``positions`` and ``vocabulary`` are None where not known."""
+def check_prompt(
+    document: Document, horizon: int, positions: int | None, vocabulary: int | None, switch: int | None = None
+) -> None:
+    """Refuse a document that the model cannot read; ``positions`` and ``vocabulary`` are None where not known.
+
+    If RoPE has other frequencies beyond ``switch`` positions, prompt and continuation lie on one side of it.
+    """
     if not document.tokens:
         raise InputError(f"document '{document.doc}': the tokenizer makes no token of its prompt")
     if positions is not None and document.prompt_tokens + horizon > positions:
         raise InputError(
             f"document '{document.doc}': a prompt of {document.prompt_tokens} tokens and a horizon of {horizon} exceed "
             f"the {positions} positions of the model (max_position_embeddings)"
+        )
+    if switch is not None and document.prompt_tokens <= switch < document.prompt_tokens + horizon:
+        raise InputError(
+            f"document '{document.doc}': the model's RoPE (longrope) has other frequencies after {switch} positions, "
+            f"within the {horizon} tokens that follow a prompt of {document.prompt_tokens}; give prompts of at most "
+            f"{switch - horizon} tokens, or of more than {switch}"
         )
     if vocabulary is not None and (beyond := max(document.tokens)) >= vocabulary:
         raise InputError(

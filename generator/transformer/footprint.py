@@ -12,7 +12,7 @@ import torch
 
 from generator.attention.holding import DTYPES, Holding, bytes_as_stored
 from generator.attention.shared_prefix import PrefixLayer
-from generator.transformer.local_folders import local_configuration, safetensors_files
+from generator.transformer.files.local_folders import local_configuration, safetensors_files
 from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes, inner_width, replicates_within
 from schema.errors import InputError
 
@@ -31,7 +31,8 @@ class Footprint:
     def cache_bytes(self, entries: int, holding: Holding, *, indexed: bool) -> int:
         """Bytes of payload, scales, index and metadata of ``entries`` per KV head and layer, as they are stored.
 
-        A layer with a window holds the window's own entries, of a prompt that is longer than the window.
+        A layer with a window holds the window's own entries, of a prompt that is longer than the window, and a layer
+        with a state holds that.
 
         ``indexed`` says whether entries are ever removed; without that there is no index.
         """
@@ -40,7 +41,8 @@ class Footprint:
         stored = bytes_as_stored(PrefixLayer(part, part), holding).total
         index = shape.kv_heads * entries * _INDEX_BYTES if indexed else 0
         windows = sum(2 * part[:, :1].nbytes * (window - 1) for window in shape.windows)
-        return windows + (shape.layers - len(shape.windows)) * (stored + index + _EXTENT_BYTES)
+        evictable = shape.layers - shape.without_attention - len(shape.windows)
+        return windows + shape.state_bytes + evictable * (stored + index + _EXTENT_BYTES)
 
 
 @dataclass(frozen=True)

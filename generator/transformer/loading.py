@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,24 +10,40 @@ import torch
 from generator.attention.cpu_products import replace_activations, replace_linear_layers
 from generator.attention.holding import DTYPES
 from generator.attention.interface import IMPLEMENTATION
+from generator.attention.layer_traits import UNKNOWN
+from generator.attention.network_layers import attention_modules
 from generator.attention.row_invariance import find_row_multiple
-from generator.transformer.configuration import eos_tokens, known_by_family, library, quiet
 from generator.transformer.decoder import torch_threads, whole_sums
-from generator.transformer.fingerprints import model_identity
+from generator.transformer.files.configuration import (
+    causal_class,
+    eos_tokens,
+    known_by_family,
+    library,
+    quiet,
+    rope_switch,
+)
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import is_multimodal, model_source, stored_bytes
+from generator.transformer.files.remembered_proofs import Proof, remember, remembered
+from generator.transformer.files.stored_tensors import check_complete
 from generator.transformer.fused.layers import join_weights, layers_fault
-from generator.transformer.local_folders import model_source, stored_bytes
 from generator.transformer.memory import ModelShape
 from generator.transformer.model import LoadedModel
 from generator.transformer.model_checks import checked_configuration
 from generator.transformer.proof.forward import Probe, own_forward
 from generator.transformer.proof.proof import refusal
-from generator.transformer.proof.remembered import remember, remembered
-from generator.transformer.stored_tensors import check_complete
+from generator.transformer.proof.traits import traits_of
 from schema.errors import InputError, first_line, reading
 
 # With fewer parameters, handing a matrix product to a second thread takes longer than computing it, and on a busy
 # machine many times longer.
 ONE_THREAD_PARAMETERS = 20_000_000
+
+# What names of a language model's tensors begin with in a multimodal checkpoint, and what by themselves.
+_OF_TOWERS = {
+    r"^model\.language_model\.": "model.", r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head": "lm_head",
+}  # fmt: skip
 
 
 def load_model(
@@ -48,15 +65,23 @@ def load_model(
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
     before = model_identity(model_id, revision)
-    network = _network(model_id, revision, dtype, device_map)
+    network = _network(model_id, revision, dtype, device_map, config)
     files = model_identity(model_id, revision)
     if before.weights_sha256 not in (None, files.weights_sha256):  # not on this machine before, or the same
         raise InputError(f"model.id = '{model_id}': its files changed while they were loaded; run the command again")
+    if not attention_modules(network):
+        line = "its network has no attention by the name model.layers[i].self_attn"
+        raise InputError(f"model.id = '{model_id}': not supported: {line}")
     device = _place(network, device, device_map)
     network.eval().requires_grad_(requires_grad=False)
-    proven = known_by_family(config) or remembered(files.weights_sha256, dtype, device)[0]
+    proof = remembered(files.weights_sha256, dtype, device)
+    if known_by_family(config) and not is_multimodal(model_id, revision):
+        proof = Proof(None, turned_by_halves=True)
     probe = Probe.of(config.vocab_size)
-    own = None if proven else own_forward(network, probe)
+    own = None
+    if proof is None:  # the network's parts are still transformers' own
+        with reading(f"model.id = '{model_id}': not supported: its own forward pass fails on a probe", Exception):
+            own = own_forward(network, probe)
     small = sum(parameter.numel() for parameter in network.parameters()) < ONE_THREAD_PARAMETERS
     threads = 1 if small else None
     if torch.device(device).type == "cpu":
@@ -70,18 +95,22 @@ def load_model(
         id=model_id if name is None else name, network=network, device=device, dtype=dtype,
         eos_tokens=eos_tokens(model_id, network.generation_config, config), positions=config.max_position_embeddings,
         shape=ModelShape.of(config.to_dict(), dtype), rows=rows, threads=threads, files=files,
-        logits_dtype=logits_dtype, stored_bytes=stored_bytes(model_id, revision),
+        logits_dtype=logits_dtype, stored_bytes=stored_bytes(model_id, revision), switch=rope_switch(config),
     )  # fmt: skip
     if own is not None:
         problem = refusal(model, probe, own)
-        remember(files.weights_sha256, dtype, device, model_id, problem)
-        if problem is not None:
-            raise InputError(f"model.id = '{model_id}': not supported: {problem}")
-    return model
+        proof = Proof.of(traits_of(model, probe)) if problem is None else Proof(problem)
+        remember(files.weights_sha256, dtype, device, model_id, proof)
+    if proof is not None and proof.refusal is not None:
+        raise InputError(f"model.id = '{model_id}': not supported: {proof.refusal}")
+    return replace(model, traits=UNKNOWN if proof is None else proof.traits(config.model_type))
 
 
-def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None) -> Any:
+def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None, config: Any) -> Any:
     loader: Any = library().AutoModelForCausalLM
+    tower: dict[str, Any] = {}
+    if is_multimodal(model_id, revision):  # the rest of the checkpoint is left where it is
+        loader, tower = getattr(library(), causal_class(config) or ""), {"config": config, "key_mapping": _OF_TOWERS}
     with reading(f"model.id = '{model_id}': cannot load its weights", Exception), quiet():
         network, loaded = loader.from_pretrained(
             model_source(model_id),
@@ -92,6 +121,7 @@ def _network(model_id: str, revision: str | None, dtype: str, device_map: str | 
             device_map=device_map,
             ignore_mismatched_sizes=True,  # reported below
             output_loading_info=True,
+            **tower,
         )
     # Transformers fills what the files lack with random numbers and only warns.
     check_complete(model_id, [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])])

@@ -14,6 +14,7 @@ import torch
 
 from generator.attention.holding import DTYPES
 from generator.attention.parts import CHUNK
+from generator.attention.streams.state_sizes import layers_without_attention, state_bytes
 from schema.tables import SWRB
 
 # Prompt tokens processed at once: enough for matrix products, and their memory is small beside any model's weights. The
@@ -44,6 +45,8 @@ class ModelShape:
     vocabulary: int
     dtype: str
     windows: tuple[int, ...] = ()  # of each layer that has one, how many positions it sees
+    without_attention: int = 0  # layers of a hybrid that have a state in the place of entries
+    state_bytes: int = 0  # of all states of a stream
 
     @classmethod
     def of(cls, config: Mapping[str, Any], dtype: str) -> ModelShape:
@@ -63,6 +66,8 @@ class ModelShape:
             vocabulary=int(config["vocab_size"]),
             dtype=dtype,
             windows=_windows(config),
+            without_attention=layers_without_attention(config),
+            state_bytes=state_bytes(config, DTYPES[dtype].itemsize),
         )
 
     @property
@@ -73,7 +78,8 @@ class ModelShape:
     @property
     def entry_bytes(self) -> int:
         """Bytes of the keys and values of one token in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_size * self.item_bytes
+        layers = self.layers - self.without_attention
+        return 2 * layers * self.kv_heads * self.head_size * self.item_bytes
 
     @property
     def activation_bytes(self) -> int:
@@ -113,7 +119,8 @@ class ModelShape:
         stream has room for them.
         """
         streams, kept = (3 * actions, 2 * actions) if estimator == SWRB else (1 + 2 * actions, 0)
-        suffix = self.entry_bytes * horizon + (self.score_bytes(scored + horizon) if scored else 0)
+        suffix = self.entry_bytes * horizon + self.state_bytes
+        suffix += self.score_bytes(scored + horizon) if scored else 0
         stream = suffix + self.law_bytes + self.activation_bytes + self.partial_bytes(entries)
         return streams * stream + kept * suffix + actions * 3 * self.probabilities_bytes
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from generator.actions import Action
 from generator.identity import ActionIdentity, ModelIdentity
 from generator.transformer.decoder import Decoder, check_prompt
-from generator.transformer.prompt import PrefilledPrompt
+from generator.transformer.prompts.prefilled import PrefilledPrompt
 from schema.document import Document
 
 _UNKNOWN = ModelIdentity(None, None)
@@ -37,7 +37,8 @@ class LoadedModel(Decoder):
     def pairs_at_once(self) -> int:
         """Up to how many pairs documents are decoded side by side: where one has too few to keep a CPU busy."""
         busy = self.threads != 1 or self.device != "cpu"  # what a large model or a GPU computes takes the time
-        return 0 if busy or self.batch_deviation else _PAIRS_AT_ONCE
+        alone = busy or self.batch_deviation or self.switch is not None  # all rows of a step have RoPE's frequencies
+        return 0 if alone else _PAIRS_AT_ONCE
 
     def twins(self, count: int, before: Callable[[], None]) -> Iterator[LoadedModel]:
         """Make the model ``count`` times for as many threads, each with its share of the memory that is available.
@@ -75,5 +76,5 @@ class LoadedModel(Decoder):
             horizon: H.
             sharing: How many actions share the prefill's time, if not ``actions`` alone.
         """
-        check_prompt(document, horizon, self.positions, self.shape.vocabulary)
+        check_prompt(document, horizon, self.positions, self.shape.vocabulary, self.switch)
         return PrefilledPrompt(self, document, actions, horizon, sharing)

@@ -9,16 +9,24 @@ from typing import Any
 import torch
 
 from generator.attention.holding import DTYPES
-from generator.transformer.configuration import (
+from generator.attention.layer_traits import LayerTraits
+from generator.transformer.files.configuration import (
     absent_eos_tokens,
     check_supported,
     known_by_family,
     read_configuration,
 )
-from generator.transformer.fingerprints import model_identity
-from generator.transformer.local_folders import has_local_weights, local_folder, model_source
-from generator.transformer.proof.remembered import remembered
-from generator.transformer.stored_tensors import check_tensors
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import (
+    ARCHITECTURES,
+    has_local_weights,
+    is_multimodal,
+    local_configuration,
+    local_folder,
+    model_source,
+)
+from generator.transformer.files.remembered_proofs import remembered
+from generator.transformer.files.stored_tensors import check_tensors
 from schema.errors import InputError, first_line, nearest
 
 
@@ -31,12 +39,24 @@ def check_model(
         Whether its weights were checked too, by their headers: not where they are not on this machine.
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
-    if not known_by_family(config):
-        made, problem = remembered(model_identity(model_id, revision).weights_sha256, dtype, device)
-        if problem is not None:
-            raise InputError(f"model.id = '{model_id}': not supported: {problem}")
-        return made  # its tensors are of names that transformers alone knows
+    if not known_by_family(config) or is_multimodal(model_id, revision):
+        proof = remembered(model_identity(model_id, revision).weights_sha256, dtype, device)
+        if proof is not None and proof.refusal is not None:
+            raise InputError(f"model.id = '{model_id}': not supported: {proof.refusal}")
+        return proof is not None  # its tensors are of names that transformers alone knows
     return check_tensors(model_id, config, revision)
+
+
+def known_traits(model_id: str, *, dtype: str, revision: str | None, device: str) -> LayerTraits:
+    """Return what is known of a model's layers without loading the model: by its family, or by a proof of before."""
+    stated = local_configuration(model_id, revision) or {}
+    kind = stated.get("model_type")
+    if kind in ARCHITECTURES.values():
+        return LayerTraits(kind, None, turned_by_halves=True)
+    proof = remembered(model_identity(model_id, revision).weights_sha256, dtype, device)
+    if proof is not None:
+        return proof.traits(str(kind))
+    return LayerTraits(kind, stated.get("attn_logit_softcapping"), None)
 
 
 def check_placement(dtype: str, device: str, device_map: str | None) -> None:

@@ -15,6 +15,7 @@ from schema.errors import InputError, KvdriftError, OperationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from generator.engines.promises import Promise, Unknown
     from generator.selectors.parameters import Value
 
 _WIDTH = 10  # of the names of an engine's checks
@@ -41,7 +42,7 @@ def check(
         str | None,
         typer.Option(
             metavar="selector|codec|policy",
-            help="Which of them, where several have the name, as of h2o and tova a selector and a policy.",
+            help="Which of them, if several have the name, as of h2o and tova a selector and a policy.",
         ),
     ] = None,
 ) -> None:
@@ -62,7 +63,7 @@ def check(
     from generator.checks.source_notes import source_notes
 
     tried = tried_of(name, dict(map(_parameter, parameter or [])), Path.cwd(), kind)
-    checks, holds = checks_of(tried), list[bool]()
+    checks, holds = checks_of(tried), list[bool | None]()
     width = max(len(one.name) for one in checks)
     for one in checks:
         finding = one(tried)
@@ -76,10 +77,10 @@ def _check_engine(name: str, weights: Path | None) -> NoReturn:
     """Try what an engine's adapter must hold, and end with the exit code."""
     from generator.engines.promises import PROMISES
     from generator.generation.engine_models import ENGINES
-    from generator.transformer.local_folders import EMBEDDED_GGUF
+    from generator.transformer.files.local_folders import EMBEDDED_GGUF
 
     engine, file = ENGINES[name](), EMBEDDED_GGUF / "tiny-F32.gguf" if weights is None else weights
-    _end(name, [_held(one.name, one.tried, partial(one.function, engine, file)) for one in PROMISES])
+    _end(name, [_kept(one, partial(one.function, engine, file)) for one in PROMISES])
 
 
 def _check_study(path: Path) -> NoReturn:
@@ -87,7 +88,7 @@ def _check_study(path: Path) -> NoReturn:
     from generator.engines.http.engine import ServerSide
     from generator.engines.server_promises import SERVER_PROMISES
     from generator.generation.engine_models import engine_model
-    from generator.transformer.local_folders import gguf_file
+    from generator.transformer.files.local_folders import gguf_file
     from schema.study import FLOOR_ACTION, HTTP, load_studies
 
     study = load_studies(path)[0]
@@ -95,32 +96,41 @@ def _check_study(path: Path) -> NoReturn:
         raise InputError(f"{path}: has no engine to check; name a selector, codec or policy of it")
     if study.model.engine != HTTP:
         _check_engine(study.model.engine, gguf_file(study.model.id, study.model.folder))
-    model, holds = engine_model(study), []
+    model, holds = engine_model(study), list[bool | None]()
     for name, side in {"reference": model.reference, **model.sides}.items():
         if isinstance(side, ServerSide) and name != FLOOR_ACTION:
             typer.echo(f"{name} at {side.connection.url}")
-            holds += [_held(one.name, one.tried, partial(one.function, side), KvdriftError) for one in SERVER_PROMISES]
+            holds += [_kept(one, partial(one.function, side), KvdriftError) for one in SERVER_PROMISES]
     _end(str(path), holds)
 
 
-def _held(name: str, tried: str, function: Callable[[], str], faults: type[KvdriftError] = OperationError) -> bool:
-    """Whether a promise holds, which is printed with what was found; errors of ``faults`` are failures."""
+def _kept(
+    promise: Promise[...], function: Callable[[], str | Unknown], faults: type[KvdriftError] = OperationError
+) -> bool | None:
+    """Whether a promise holds, None if that is unknown; prints what was found. Errors of ``faults`` are failures."""
+    from generator.engines.promises import Unknown
+
+    holds: bool | None
     try:
         holds, found = True, function()
     except faults as error:
         holds, found = False, str(error)
-    return _said(name, tried, found, holds=holds)
+    if isinstance(found, Unknown):
+        holds, found = None, found.why
+    return _said(promise.name, promise.tried, found, holds=holds, width=_WIDTH)
 
 
-def _said(name: str, tried: str, found: str, *, holds: bool, width: int = _WIDTH) -> bool:
+def _said(name: str, tried: str, found: str, *, holds: bool | None, width: int) -> bool | None:
     """Print one check's line, and return whether the check holds."""
-    typer.echo(f"{'holds' if holds else 'FAILS'}  {name:<{width}}  {tried}: {found}")
+    outcome = {True: "holds", False: "FAILS", None: "?    "}[holds]
+    typer.echo(f"{outcome}  {name:<{width}}  {tried}: {'' if holds is not None else 'unknown: '}{found}")
     return holds
 
 
-def _end(name: str, holds: Sequence[bool]) -> NoReturn:
-    failed = len(holds) - sum(holds)
-    typer.echo(f"{name}: {f'{failed} of {len(holds)} checks fail' if failed else f'all {len(holds)} checks hold'}")
+def _end(name: str, holds: Sequence[bool | None]) -> NoReturn:
+    failed, unknown, tried = holds.count(False), holds.count(None), len(holds) - holds.count(None)
+    result = f"{failed} of {tried} checks fail" if failed else f"all {tried} checks hold"
+    typer.echo(f"{name}: {result}{f'; {unknown} could not be tried' if unknown else ''}")
     raise typer.Exit(OperationError.exit_code if failed else 0)
 
 

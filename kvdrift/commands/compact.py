@@ -32,8 +32,8 @@ def compact(
     """
     from kvdrift.console import ConsoleProgress
     from log.store import Store
-    from sql.catalog import refresh_catalog
-    from sql.materialization import keep_up_moments
+    from sql.catalog_file import refresh_catalog
+    from sql.materialized.storing import keep_up_moments
     from transforms.compaction import compact as compacted
     from transforms.pipeline import run_derivation
 

@@ -70,8 +70,8 @@ def _derive(runner: str, options: list[str], cluster: str | None, location: str)
 def _once(location: str, derive: Callable[[str], DerivationReport], *, compacts: bool) -> str:
     from log.store import Store
     from schema.location import is_local
-    from sql.catalog import may_write_catalog, refresh_catalog
-    from sql.materialization import materialize_moments
+    from sql.catalog_file import may_write_catalog, refresh_catalog
+    from sql.materialized.storing import materialize_moments
 
     report, store = derive(location), Store.open(location)
     nothing = f"nothing to derive: events version {report.events_version} is covered"

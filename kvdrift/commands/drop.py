@@ -22,13 +22,13 @@ def drop(
         ),
     ],
     study: Annotated[
-        str | None, typer.Option("--study", metavar="NAME", help="The action's study, where several have one.")
+        str | None, typer.Option("--study", metavar="NAME", help="The action's study, if several have one.")
     ] = None,
 ) -> None:
     """Drop an action that no plan names: no view shows it any more. Its events stay in the log."""
     from flows.run.revisions import drop_action
     from log.store import Store
-    from sql.catalog import refresh_catalog
+    from sql.catalog_file import refresh_catalog
 
     Store.open(store)  # refuses a folder that is no store, of which the next line would make one
     opened = Store.create(store)

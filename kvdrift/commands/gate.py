@@ -13,7 +13,7 @@ from kvdrift.options import StoreArgument
 from schema.errors import printable
 
 if TYPE_CHECKING:
-    from flows.estimate.gate import Verdict
+    from flows.estimate.gate_question import Verdict
     from log.store import Store
 
 
@@ -69,7 +69,8 @@ def gate(
     code is 2 for a mistake or a study that is not finished, 4 for a failure. A JUnit file has a failure for worse, a
     skipped test for unresolved, and an error without an answer.
     """
-    from flows.estimate.gate import GateQuestion, gate_stored
+    from flows.estimate.gate import gate_stored
+    from flows.estimate.gate_question import GateQuestion
     from flows.estimate.junit import write_junit
     from log.store import Store
     from schema.errors import InputError, KvdriftError
@@ -117,7 +118,7 @@ def _to_page(store: Store, verdict: Verdict, fields: dict[str, Any]) -> None:
 
 
 def _line(verdict: Verdict, *, named: bool) -> str:
-    """The answer for people, in one line; with the study where that was named, as it must be of several."""
+    """The answer for people, in one line; with the study if that was named, as it must be of several."""
     from report.printing.numbers import count, fixed, scaled
     from report.printing.numbers import level as percent
     from report.reading.estimates import FEW_CLUSTERS

@@ -13,7 +13,7 @@ import typer
 from schema.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from ingestion.ingest import IngestReport, Tally
+    from ingestion.report import IngestReport, Tally
 
 NAMED_FINDINGS = 20  # lines of one kind, before the rest is a count
 _WORTH_A_BAR = 500_000  # events
@@ -45,7 +45,7 @@ def ingest(
     ] = False,
     horizon: Annotated[
         int | None,
-        typer.Option("--horizon", min=1, metavar="H", help="Positions of a replicate, where the store knows no H yet."),
+        typer.Option("--horizon", min=1, metavar="H", help="Positions of a replicate, if the store knows no H yet."),
     ] = None,
     interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks with --watch.")] = 1.0,
 ) -> None:

@@ -38,7 +38,7 @@ def init(
         typer.Option(
             "--sweep",
             metavar="SELECTOR:KEEP,...",
-            help="An action for each retention, as in snapkv:1/8,1/4,1/2; repeat it for several, the baseline first.",
+            help="An action for each retention, as in snapkv:3/4,1/2,1/4; repeat it for several, the baseline first.",
         ),
     ] = None,
     horizon: Annotated[

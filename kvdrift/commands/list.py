@@ -13,7 +13,7 @@ from kvdrift.options import JsonOption
 from schema.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from generator.selectors.own.families import Family
+    from generator.selectors.own.kinds import PartKind
 
 
 def list_(
@@ -43,37 +43,37 @@ def _selectors() -> list[tuple[str, str]]:
     from generator.selectors import SELECTORS
     from generator.selectors.kvpress import PREFIX, KVPress
     from generator.selectors.kvpress_presses import PRESSES
-    from generator.selectors.own.families import SELECTOR_FAMILY
+    from generator.selectors.own.kinds import SELECTOR_KIND
 
-    rows = _of_family(SELECTOR_FAMILY, SELECTORS)
+    rows = _of_kind(SELECTOR_KIND, SELECTORS)
     return [*rows, (f"{PREFIX}NAME", f"{KVPress.summary}, with its options: {', '.join(PRESSES)}")]
 
 
 def _codecs() -> list[tuple[str, str]]:
-    from generator.actions import CODEC_FAMILY
+    from generator.actions import CODEC_KIND
     from generator.codecs import CODECS
 
-    return _of_family(CODEC_FAMILY, CODECS)
+    return _of_kind(CODEC_KIND, CODECS)
 
 
 def _policies() -> list[tuple[str, str]]:
-    from generator.selectors.policies import POLICIES, POLICY_FAMILY
+    from generator.selectors.policies import POLICIES, POLICY_KIND
 
-    return _of_family(POLICY_FAMILY, POLICIES)
+    return _of_kind(POLICY_KIND, POLICIES)
 
 
-def _of_family(family: Family[Any], known: Mapping[str, type[Any]]) -> list[tuple[str, str]]:
+def _of_kind(part: PartKind[Any], known: Mapping[str, type[Any]]) -> list[tuple[str, str]]:
     """The package's classes, those that entry points name, and the form of one's own."""
     from generator.selectors.own.names import distribution_of, entry_point, entry_point_names, own_class
 
     rows = [(name, _described(kind)) for name, kind in known.items()]
-    for name in entry_point_names(family):
+    for name in entry_point_names(part):
         try:
-            source = distribution_of(entry_point(family, name))
+            source = distribution_of(entry_point(part, name))
             if name in known:
-                text = f"not usable: kvdrift has a {family.noun} of this name; rename the entry point of {source}"
+                text = f"not usable: kvdrift has a {part.noun} of this name; rename the entry point of {source}"
             else:
-                text = f"{_described(own_class(family, name, None, []).kind)}; of {source}"
+                text = f"{_described(own_class(part, name, None, []).kind)}; of {source}"
         except InputError as error:
             text = f"not usable: {error}"
         rows.append((name, text))
@@ -110,8 +110,8 @@ def _views() -> list[tuple[str, str]]:
 
 
 def _models() -> list[tuple[str, str]]:
-    from generator.transformer.local_folders import ARCHITECTURES, EMBEDDED_ID, cached_models, has_local_weights
-    from generator.transformer.proof.remembered import results
+    from generator.transformer.files.local_folders import ARCHITECTURES, EMBEDDED_ID, cached_models, has_local_weights
+    from generator.transformer.files.remembered_proofs import results
     from schema.study import FINITE_STATE
 
     rows = [

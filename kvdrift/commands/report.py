@@ -39,13 +39,13 @@ def report(
     """Write the report of a store's studies, one page each, or one page that compares several stores.
 
     Several stores, or with --side-by-side the studies of one, stand side by side on a leaderboard: models, say, or
-    versions of a selector. Where two of them have the same documents, their actions are subtracted over these. Studies
+    versions of a selector. If two of them have the same documents, their actions are subtracted over these. Studies
     that differ in temperature alone have a figure of divergence against it.
 
     With --live a study that runs has a page of what is there, in the folder live of its report: it says that it is
     preliminary, recommends nothing and reloads itself. It ends with the study.
     """
-    # A report shows tokens as text where the tokenizer is on this machine; it does not go and look for one.
+    # A report shows tokens as text if the tokenizer is on this machine; it does not go and look for one.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if output_format not in REPORT_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
@@ -83,14 +83,14 @@ def _compare(stores: list[str], output: Path | None, study: str | None, *, latex
 def report_pages(location: str, output: Path | None, study: str | None, *, latex: bool) -> list[Path]:
     """Write the report of each study of a store, or of one; return the paths of the pages.
 
-    ``output`` is the folder of the page, or of the pages' folders where there are several; in the store by default.
+    ``output`` is the folder of the page, or of the pages' folders if there are several; in the store by default.
 
     Raises:
         InputError: there is no such store or study.
 
     """
     from flows.pages.reports import page_beside, report_folder, write_report
-    from generator.transformer.tokenizer import token_reader
+    from generator.transformer.files.tokenizer import token_reader
     from log.store import Store
     from log.studies import model_revisions
     from schema.location import folder_name

@@ -50,7 +50,8 @@ def run(
     token_file: TokenOption = None,
     tls_root_certs: RootCertsOption = None,
     endpoint_timeout: Annotated[
-        float, typer.Option("--endpoint-timeout", min=5, help="Seconds of silence after which an endpoint is given up.")
+        float,
+        typer.Option("--endpoint-timeout", min=5, help="Seconds of silence after which the endpoint is lost."),
     ] = 60.0,
     cluster: ClusterOption = None,
     gpus: Annotated[
@@ -61,28 +62,28 @@ def run(
 ) -> None:
     """Run a study from its documents to its report, or go on where an earlier run stopped.
 
-    This process generates the events, or the services that --endpoint names, or the workers of a --cluster or of
+    This process generates the events, or the service that --endpoint names, or the workers of a --cluster or of
     --gpus; the events are the same.
     """
     from kvdrift.console import ConsoleProgress
 
     with ConsoleProgress() as console:
         console.doing(f"loading what {study.name} needs")  # the libraries take seconds
-        from flows.run.options import named_services, named_workers
+        from flows.run.options import named_service, named_workers
         from schema.study import load_studies
 
         studies = load_studies(study)
-        addresses = named_services(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
-        workers = named_workers(studies, cluster, gpus, served=bool(addresses))
+        address = named_service(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
+        workers = named_workers(studies, cluster, gpus, served=address is not None)
     if dry_run:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not on this machine is not fetched
         from flows.run.options import default_location
-        from kvdrift.dry_run import describe_studies
+        from kvdrift.dry_run.description import describe_studies
         from schema.location import absolute
 
         location = absolute(store if store is not None else default_location(studies))
         on_gpus = len(workers.workers or ()) if workers is not None and gpus is not None else 0
-        served = bool(addresses or cluster)
+        served = address is not None or cluster is not None
         with ConsoleProgress() as console:
             console.doing("checking and measuring")
             for line in describe_studies(studies, location, redo or [], served=served, gpus=on_gpus, replan=replan):
@@ -94,14 +95,14 @@ def run(
             from flows.run.study_file import run_file
 
             outcome = run_file(
-                studies, store, addresses, console, limit, redo or [], plan_only=plan_only, replan=replan,
+                studies, store, address, console, limit, redo or [], plan_only=plan_only, replan=replan,
                 cluster=workers, compacts=not no_compact,
             )  # fmt: skip
     except KeyboardInterrupt:
         _say_what_is_kept(studies, store)
         raise
     if plan_only and not outcome.documents_left:
-        from flows.plan.frozen_plan import require_plan
+        from flows.plan.agreement import require_plan
         from kvdrift.plan_lines import plan_lines
         from log.store import Store
 

@@ -62,7 +62,7 @@ def schedule(
     a time; others wait.
     """
     from flows.cluster.address import check_gpus
-    from flows.run.options import default_location, named_services, named_workers
+    from flows.run.options import default_location, named_service, named_workers
     from flows.scheduling.deployments import StudySchedule, check_cron, deploy, users_server
     from flows.scheduling.deployments import serve as serve_deployment
     from schema.location import absolute
@@ -71,16 +71,16 @@ def schedule(
     if serve and work_pool is not None:
         raise InputError(f"--work-pool {work_pool}: says who runs it, and so does --serve; give one of them")
     studies = load_studies(study)
-    services = named_services(endpoint or [], token_file, tls_root_certs, timeout=60.0)
-    if gpus is None or cluster is not None or services:
-        named_workers(studies, cluster, gpus, served=bool(services))
+    service = named_service(endpoint or [], token_file, tls_root_certs, timeout=60.0)
+    if gpus is None or cluster is not None or service is not None:
+        named_workers(studies, cluster, gpus, served=service is not None)
     else:
         check_gpus(gpus, studies)  # how many there are is known where it runs
     if cron is not None:
         check_cron(cron, timezone)
     planned = StudySchedule(
         study.absolute(), studies, absolute(store if store is not None else default_location(studies)), cron, timezone,
-        limit, endpoint or [], token_file, tls_root_certs, cluster, gpus, notify,
+        limit, None if service is None else service.location, token_file, tls_root_certs, cluster, gpus, notify,
     )  # fmt: skip
     when = "when it is started by hand" if cron is None else f"{cron} ({timezone})"
     with users_server() as server:

@@ -48,7 +48,7 @@ def show(
 
     A model whose tokenizer is not on this machine has the tokens' numbers in place of their text.
     """
-    from generator.transformer.tokenizer import token_reader
+    from generator.transformer.files.tokenizer import token_reader
     from kvdrift.queries.formats import print_table
     from kvdrift.queries.lost_lines import record_lines, record_rows
     from log.store import Store

@@ -225,7 +225,7 @@ def _pending(
     by_now: Mapping[str, int],
 ) -> list[Row]:
     """What the present actions lack, by split and action."""
-    from flows.plan.work import Cell, planned_work
+    from flows.plan.left import Cell, units_done
 
     covered = Counter[Cell]()
     for (place, own), count in current.items():
@@ -238,7 +238,7 @@ def _pending(
         if place.split and place.stratum:
             wanted[place.split, place.stratum] += count
     found = []
-    for work in planned_work(actions, wanted, covered, plan, by_now):
+    for work in units_done(actions, wanted, covered, plan, by_now):
         if lacking := work.wanted - work.done:
             reason = (
                 "missing" if work.action in known else "redone" if actions[work.action]["action_revision"] else "new"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from log.store import Store
     from schema.progress import Progress
-    from verification.findings import Check, Fault
+    from verification.findings import Fault, Verified
 
 NAMED_FAULTS = 20  # lines of one check, before the rest is a count
 
@@ -48,7 +48,7 @@ def verify(
     """
     from kvdrift.console import ConsoleProgress
     from log.store import Store
-    from verification.findings import counted
+    from verification.findings import number_of
 
     within = None if since is None else seconds_of(since)
     if repair and since is not None:
@@ -66,15 +66,15 @@ def verify(
     if as_json:
         typer.echo(json.dumps(_fields(location, checks, repaired), ensure_ascii=False))
     else:
-        typer.echo(f"{location}: {counted(len(faults), 'fault') if faults else 'sound'}")
+        typer.echo(f"{location}: {number_of(len(faults), 'fault') if faults else 'sound'}")
     raise typer.Exit(OperationError.exit_code if faults else 0)
 
 
-def _faults(checks: Sequence[Check]) -> list[Fault]:
+def _faults(checks: Sequence[Verified]) -> list[Fault]:
     return [fault for check in checks for fault in check.faults]
 
 
-def _fields(location: str, checks: Sequence[Check], repaired: Sequence[str]) -> dict[str, Any]:
+def _fields(location: str, checks: Sequence[Verified], repaired: Sequence[str]) -> dict[str, Any]:
     """The outcome for programs, with every fault."""
     return {
         "store": location,
@@ -107,23 +107,23 @@ def seconds_of(age: str) -> float:
     return int(said[1]) * {"m": 60.0, "h": 3600.0, "d": 86400.0}[said[2]]
 
 
-def _verified(store: Store, console: Progress, tell: Callable[[str], None], within: float | None) -> list[Check]:
+def _verified(store: Store, console: Progress, tell: Callable[[str], None], within: float | None) -> list[Verified]:
     """Tell the checks of a store, with the faults that they find; return them.
 
     ``within`` says that only files are read, and only those that were not found whole within so many seconds.
     """
-    from verification.findings import counted
+    from verification.findings import number_of
     from verification.whole_store import scrub
     from verification.whole_store import verify as verified
 
-    found: list[Check] = []
+    found: list[Verified] = []
     for check in verified(store, console) if within is None else scrub(store, within):
         found.append(check)
         tell(str(check))
         for fault in check.faults[:NAMED_FAULTS]:
             tell(f"  fault: {fault}")
         if len(check.faults) > NAMED_FAULTS:
-            tell(f"  and {counted(len(check.faults) - NAMED_FAULTS, 'more fault')} of {check.subject}")
+            tell(f"  and {number_of(len(check.faults) - NAMED_FAULTS, 'more fault')} of {check.subject}")
         for note in check.notes:
             tell(f"  note: {note}")
     return found

@@ -12,7 +12,7 @@ import typer
 
 from flows.estimate.live import LiveStore, StudyLook
 from flows.pages.reports import end_preliminary, report_folder, write_preliminary
-from generator.transformer.tokenizer import token_reader
+from generator.transformer.files.tokenizer import token_reader
 from kvdrift.live.display import progress_text
 from log.store import Store
 from log.studies import model_revisions
@@ -32,7 +32,7 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
 
     Args:
         location: the store's folder or URL.
-        output: the folder of the page, or of the pages' folders where there are several; in the report's by default.
+        output: the folder of the page, or of the pages' folders if there are several; in the report's by default.
         study: the study's name; None for all of the store.
         interval: seconds between looks.
 

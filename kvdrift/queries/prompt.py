@@ -129,7 +129,7 @@ def is_whole(text: str) -> bool:
 
 
 def history_file() -> Path | None:
-    """Return where the prompt keeps its history, in the user's own state folder; None where that takes no file."""
+    """Return where the prompt keeps its history, in the user's own state folder; None if that takes no file."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser(), "kvdrift")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from kvdrift.study_files.keys import Heading, headings, toml
 from schema.study.sweeps import of_each_member
 
 _WIDTH = 100
-_FEWEST = 12  # evaluation documents of a stratum, where it has so many
+_FEWEST = 12  # evaluation documents of a stratum, if it has so many
 Table = dict[str, Any]
 
 

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.transformer.local_folders import EMBEDDED_GGUF, gguf_file
+from generator.engines.llama_cpp import NAME
+from generator.llama_cpp.settings import ContextSettings
+from generator.transformer.files.local_folders import EMBEDDED_GGUF, gguf_file
 from kvdrift.study_files.commented import Table
-from schema.errors import InputError
+from schema.errors import InputError, nearest
+from schema.study import HTTP
 
 _EMBEDDED = "kvdrift/tiny-F32.gguf"
 _CACHE_TYPES = ("q8_0", "q4_0")
@@ -43,11 +46,8 @@ class EngineChoice:
 
     def actions(self, folder: Path) -> list[Table]:
         """Values of each action: cache types first, then weights."""
-        made: list[Table] = []
-        for kind in self.cache_types or ([] if self.weights else _CACHE_TYPES):
-            keys, _, values = kind.partition("/")
-            settings = {"type_k": keys, "type_v": values or keys}
-            made.append({"name": "cache-" + kind.replace("/", "-"), "settings": settings})
+        kinds = self.cache_types or ([] if self.weights else _CACHE_TYPES)
+        made: list[Table] = [{"name": "cache-" + kind.replace("/", "-"), "settings": _types(kind)} for kind in kinds]
         return [*made, *({"name": file.stem, "weights": _named(file, folder, "--weights")} for file in self.weights)]
 
 
@@ -58,10 +58,24 @@ def engine_choice(
     given = {"--gguf": gguf is not None, "--cache-types": cache_types is not None, "--weights": bool(weights)}
     if engine is None:
         if option := next((name for name, there in given.items() if there), None):
-            raise InputError(f"{option}: belongs to an engine; add --engine llama.cpp")
+            raise InputError(f"{option}: belongs to an engine; add --engine {NAME}")
         return None
+    if engine == HTTP:
+        raise InputError(
+            f"--engine {HTTP}: a study of servers is written by hand; docs/engines.md has one to start from"
+        )
+    if engine != NAME:
+        raise InputError(f"--engine {engine}: {nearest(engine, [NAME])}")
     kinds = [] if cache_types is None else [kind.strip() for kind in cache_types.split(",") if kind.strip()]
+    for kind in kinds:
+        ContextSettings.of(_types(kind), f"--cache-types {kind}")
     return EngineChoice(engine, gguf, kinds, weights)
+
+
+def _types(kind: str) -> Table:
+    """Settings of a cache type, or of two as in ``q8_0/q4_0``."""
+    keys, _, values = kind.partition("/")
+    return {"type_k": keys, "type_v": values or keys}
 
 
 def _named(file: Path, folder: Path, option: str) -> str:

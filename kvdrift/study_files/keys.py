@@ -20,9 +20,9 @@ class Key:
     Attributes:
         name: The key.
         kind: Which values it takes, in words.
-        default: Its default as TOML; None where it has none, or where to leave it out says something of its own.
+        default: Its default as TOML; None without one, or if omitting the key has a meaning of its own.
         required: Whether a study of transformers needs it.
-        unit: The unit of its value; empty where it has none.
+        unit: The unit of its value; empty without one.
         meaning: What it means, in sentences.
 
     """

@@ -13,7 +13,7 @@ from typing import Any
 from flows.material import checked_actions
 from generator.documents.files import read_rows
 from generator.documents.registry import SOURCES, check_source
-from generator.transformer.local_folders import EMBEDDED_ID, check_hub_id, local_folder
+from generator.transformer.files.local_folders import EMBEDDED_ID, check_hub_id, local_folder
 from kvdrift.study_files.commented import Draft, Table, commented_study
 from kvdrift.study_files.engine_study import EngineChoice
 from schema.document import split_of
@@ -48,7 +48,7 @@ def new_study(
         path: the file that it is for.
         model: a folder, from the working folder on, a Hugging Face id or the embedded model's.
         documents: a JSON Lines file of prompts, from the working folder on.
-        tasks: tasks of the source that makes prompts for the model, where no file is given.
+        tasks: tasks of the source that makes prompts for the model, if no file is given.
         length: the most tokens of a prompt.
         actions: values of each action, the baseline first; two actions by default.
         horizon: H in tokens.
@@ -173,7 +173,7 @@ def swept_action(text: str) -> Table:
     selector, colon, listed = text.rpartition(":")
     values = [one.strip() for one in listed.split(",")]
     if not (colon and selector and all(values)) or len(values) < 2:
-        raise InputError(f"--sweep {text}: write SELECTOR:KEEP,KEEP, as in snapkv:1/8,1/4,1/2")
+        raise InputError(f"--sweep {text}: write SELECTOR:KEEP,KEEP, as in snapkv:3/4,1/2,1/4")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", selector).lstrip("._-") or "sweep"
     return {"name": name, "selector": selector, "keep": [_kept(one) for one in values]}
 

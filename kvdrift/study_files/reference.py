@@ -10,7 +10,7 @@ from generator.codecs import CODECS
 from generator.documents.registry import SOURCES
 from generator.selectors import SELECTORS, default_parameters
 from generator.selectors.policies import POLICIES
-from generator.transformer.local_folders import EMBEDDED_ID
+from generator.transformer.files.local_folders import EMBEDDED_ID
 from kvdrift.study_files.keys import Heading, Key, headings, toml
 from kvdrift.study_files.new_study import new_study
 from schema.study import CONTROL_ACTION, FINITE_STATE

@@ -8,15 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow.fs
 from deltalake import Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
-from log.delta.parquet_files import StoredFile
 from schema.location import filesystem_of, join
+
+if TYPE_CHECKING:
+    from log.delta.parquet_files import StoredFile
 
 REPAIR = "REPAIR"
 """The operation of an empty commit that stands in for a lost one."""

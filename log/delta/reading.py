@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,11 +17,13 @@ from schema.location import join
 from schema.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from log.delta.snapshot import Snapshot
 
 _DAMAGED = (pa.ArrowException, OSError, ValueError)  # the last of nulls where none may be
+
+_Made = TypeVar("_Made")
 
 READABLE_SINCE = "kvdrift.readable-since"  # the application id of the first version whose files are all there
 
@@ -33,6 +35,7 @@ class TableReading(TableVersions):
         """Take a location without looking at it; ``TableVersions`` says what is raised."""
         super().__init__(location)
         self._changing: dict[tuple[str, int], bool] = {}  # whether a version changed rows
+        self._made: dict[tuple[str, Callable[[pa.Table], Any]], dict[str, Any]] = {}  # by path; see ``of_files``
 
     def _check_readable(self, snapshot: Snapshot) -> None:
         if self._newest_known(snapshot.table) == snapshot.version:
@@ -117,7 +120,6 @@ class TableReading(TableVersions):
         where: pc.Expression | None = None,
         paths: Sequence[str] | None = None,
         coded: bool = False,
-        with_path: bool = False,
     ) -> pa.Table:
         """Read the visible rows in some columns and verify page checksums.
 
@@ -127,7 +129,6 @@ class TableReading(TableVersions):
             where: What holds of the rows; columns that came after the table are null there in rows of older files.
             paths: The files to read, some of the visible ones; all of them by default.
             coded: Whether texts come as dictionaries, which may be other ones from chunk to chunk.
-            with_path: Whether a last column ``path`` names each row's file.
 
         Raises:
             InputError: A file is missing or damaged.
@@ -135,18 +136,63 @@ class TableReading(TableVersions):
         """
         table = snapshot.table
         texts = [name for name in columns if coded and TABLES[table].schema.field(name).type == pa.string()]
-        named = [*columns, "__filename"] if with_path else list(columns)
         try:
-            rows = self.dataset(snapshot, paths, texts).to_table(columns=named, filter=where)
-            found = _filled(table, rows.select(columns), _declared(table, texts))
+            rows = self.dataset(snapshot, paths, texts).to_table(columns=list(columns), filter=where)
+            return _filled(table, rows, _declared(table, texts))
         except _DAMAGED as error:
-            damaged = f"{table}/{paths[0]}" if paths is not None and len(paths) == 1 else f"table '{table}'"
-            raise InputError(f"{self.location}: {damaged} is damaged ({first_line(error)})") from None
-        if with_path:
-            beginning = len(join(self._root, table, ""))
-            names = rows["__filename"].cast(pa.string())
-            found = found.append_column("path", pc.utf8_slice_codeunits(names, beginning))
+            raise self._is_damaged(table, paths, error) from None
+
+    def of_files(
+        self,
+        snapshot: Snapshot,
+        columns: Sequence[str],
+        make: Callable[[pa.Table], _Made],
+        paths: Sequence[str] | None = None,
+    ) -> dict[str, _Made]:
+        """Return what a function makes of each visible file's rows, by path.
+
+        A file does not change, so what was made of it is kept while it is asked for: a look at a table that grows costs
+        what its new files hold.
+
+        Args:
+            snapshot: The table.
+            columns: Names of declared columns, the same ones at each call with this function.
+            make: The function of a file's rows in these columns, texts as dictionaries.
+            paths: The files, some of the visible ones; all of them by default.
+
+        Raises:
+            InputError: A file is missing or damaged.
+
+        """
+        table, kept = snapshot.table, self._made.get((snapshot.table, make), {})
+        wanted = snapshot.paths() if paths is None else paths
+        if new := [path for path in wanted if path not in kept]:
+            kept = kept | {path: make(rows) for path, rows in self._each_file(snapshot, columns, new).items()}
+        found = self._made[table, make] = {path: kept[path] for path in wanted}
         return found
+
+    def _each_file(self, snapshot: Snapshot, columns: Sequence[str], paths: Sequence[str]) -> dict[str, pa.Table]:
+        """Read files as ``read`` does, all of them at once and texts coded, and return the rows of each by path."""
+        texts = [name for name in columns if TABLES[snapshot.table].schema.field(name).type == pa.string()]
+        scanner = self.dataset(snapshot, paths, texts).scanner(columns=list(columns))
+        batches = {path: list[pa.RecordBatch]() for path in paths}
+        beginning = len(join(self._root, snapshot.table, ""))
+        declared = _declared(snapshot.table, texts)
+        try:
+            for tagged in scanner.scan_batches():
+                batches[tagged.fragment.path[beginning:]].append(tagged.record_batch)
+            tables = {path: pa.Table.from_batches(own, scanner.projected_schema) for path, own in batches.items()}
+            return {path: _filled(snapshot.table, rows, declared).unify_dictionaries() for path, rows in tables.items()}
+        except _DAMAGED as error:
+            raise self._is_damaged(snapshot.table, paths, error) from None
+
+    def _is_damaged(self, table: str, paths: Sequence[str] | None, error: Exception) -> InputError:
+        damaged = f"{table}/{paths[0]}" if paths is not None and len(paths) == 1 else f"table '{table}'"
+        return InputError(f"{self.location}: {damaged} is damaged ({first_line(error)})")
+
+    def made_of_file(self, table: str, path: str, rows: pa.Table, make: Callable[[pa.Table], _Made]) -> None:
+        """Take note of a file that is about to become visible, so that ``of_files`` need not read it."""
+        self._made.setdefault((table, make), {})[path] = make(rows)
 
     def read_file(self, table: str, path: str) -> pa.Table:
         """Read the rows of a file, which need not be visible, in the columns that it has."""
@@ -155,7 +201,7 @@ class TableReading(TableVersions):
             with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
                 return parquet.read()
         except _DAMAGED as error:
-            raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
+            raise self._is_damaged(table, [path], error) from None
 
     def parts(self, snapshot: Snapshot, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Read one visible file in some columns, a part after the other; ``read`` says what is raised.
@@ -170,7 +216,7 @@ class TableReading(TableVersions):
             for batch in scan.to_batches():
                 yield _filled(table, pa.Table.from_batches([batch]), _declared(table, ()))
         except _DAMAGED as error:
-            raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
+            raise self._is_damaged(table, [path], error) from None
 
 
 def _filled(table: str, rows: pa.Table, declared: pa.Schema) -> pa.Table:

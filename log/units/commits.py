@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from log.delta.commits import Commit, guards
 from log.units.kept_sets import COMPARED, check_alike
 from log.units.records import as_rows, footer_of, missing_records
-from log.units.rows import by_path
 from log.units.unit import SPAN, conform_unit, group_of, unit_name, unit_number
 from schema.errors import InputError
 from schema.tables import GROUP_KEY
@@ -45,7 +44,6 @@ class UnitCommits:
 
     def __init__(self, folder: DeltaFolder, rows: UnitRows) -> None:
         self._folder, self._rows = folder, rows
-        self._groups: dict[str, frozenset[int]] = {}  # by path; see ``_groups_of``
         self._healed = False
 
     def append(self, units: Sequence[Unit]) -> int:
@@ -111,7 +109,7 @@ class UnitCommits:
         new: list[Mapping[str, Any]] = []
 
         def attempt(units: Snapshot) -> Commit | None:
-            there = set(self._rows.counts(units).number.tolist())
+            there = self._rows.known(units, [record["unit"] for record in records])
             new[:] = [record for record in records if record["unit"] not in there]
             if not new:
                 return None
@@ -130,11 +128,11 @@ class UnitCommits:
         """Find the stored units of the documents and actions of some records; their rows may be about to come.
 
         Returns:
-            Their rows in the columns that are compared, and the numbers of all units that are there.
+            Their rows in the columns that are compared, and the numbers of those of the records that are there.
 
         """
         missing = missing_records(self._folder, self._rows, units, events)
-        taken = set(self._rows.counts(units).number.tolist()) | {record["unit"] for record in missing}
+        taken = self._rows.known(units, [record["unit"] for record in of]) | {record["unit"] for record in missing}
         stored = self._rows_of(units, of)
         wanted = {group_of(record) for record in of}
         return [*stored, *(record for record in missing if group_of(record) in wanted)], taken
@@ -143,7 +141,9 @@ class UnitCommits:
         """Read the rows that have the study, model, document and action of one of some records."""
         wanted = {hash(tuple(row[name] for name in GROUP_KEY)) for row in of}
         files = {file.path: file for file in units.files()}
-        groups = self._groups_of(units, [path for path, file in files.items() if (file.rows or 0) <= ROW_GROUP_ROWS])
+        small = [path for path, file in files.items() if (file.rows or 0) <= ROW_GROUP_ROWS]
+        # A writer of new units reads none of their rows.
+        groups = self._folder.of_files(units, GROUP_KEY, _hashes, small)
         paths = [path for path in files if path not in groups or not wanted.isdisjoint(groups[path])]
         if not paths or not wanted:
             return []
@@ -155,18 +155,10 @@ class UnitCommits:
         found: list[dict[str, Any]] = self._folder.read(units, _READ, where=where, paths=paths).to_pylist()
         return found
 
-    def _groups_of(self, units: Snapshot, paths: Sequence[str]) -> dict[str, frozenset[int]]:
-        """Return the hashes of the groups that small files have rows of: a writer of new ones reads none of their rows.
 
-        What was read of a file is kept, since a file does not change.
-        """
-        found = {path: self._groups[path] for path in paths if path in self._groups}
-        if new := [path for path in paths if path not in found]:
-            rows = self._folder.read(units, GROUP_KEY, paths=new, with_path=True)
-            for path, own in by_path(rows):
-                found[path] = frozenset(map(hash, zip(*(own[name].to_pylist() for name in GROUP_KEY), strict=True)))
-        self._groups = found
-        return found
+def _hashes(rows: pa.Table) -> frozenset[int]:
+    """The hashes of the combinations of values that rows have."""
+    return frozenset(map(hash, zip(*(column.to_pylist() for column in rows.columns), strict=True)))
 
 
 def _guards(records: Iterable[Mapping[str, Any]]) -> list[Any]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from log.delta.snapshot import Snapshot
 
 _AT_ONCE = 256  # files that one scan looks into: Arrow holds their footers
+_NEWEST = 8  # files that are looked into first: rows that are asked for are mostly those that came last
 
 
 class RowsOfUnits:
@@ -36,28 +37,32 @@ class RowsOfUnits:
         self._folder, self._table, self._spans = folder, table, spans
         self.unreadable = dict[str, str]()
 
-    def read(self, units: Collection[int], docs: Collection[str], columns: Sequence[str]) -> pa.Table:
-        """Read rows in the order of files, and verify page checksums.
+    def read(
+        self, units: Collection[int], docs: Collection[str], columns: Sequence[str], count: int | None = None
+    ) -> pa.Table:
+        """Read rows, and verify page checksums.
 
         Args:
             units: Numbers of units.
             docs: The documents that these units are of.
             columns: Names of declared columns.
+            count: How many rows the units have. The newest files are then read first, and once so many rows are found
+                no others; by default all files are read.
 
         Returns:
             The rows of the units in ``columns``, names as dictionaries; those in unreadable files are missing.
 
         """
         names = [*dict.fromkeys((*columns, *keys_of(self._table.table)))]
-        paths = [path for path in self._table.paths() if path not in self.unreadable]
-        found = [self._part(paths[at : at + _AT_ONCE], docs, names) for at in range(0, len(paths), _AT_ONCE)]
-        if not found:
-            return self._folder.read(self._table, columns, paths=[], coded=True)
-        rows = pa.concat_tables(found).unify_dictionaries()
         wanted = pa.array(sorted(units), pa.int64())
-        if rows["unit"].null_count:
-            rows = with_numbers(self._table.table, rows, self._spans())
-        return rows.filter(pc.is_in(rows["unit"], wanted)).select(columns)
+        paths = [path for path in self._table.newest_paths() if path not in self.unreadable]
+        size, found = _AT_ONCE if count is None else _NEWEST, [self._read([], docs, names)]
+        while paths and (count is None or sum(rows.num_rows for rows in found) < count):
+            rows, paths, size = self._part(paths[:size], docs, names), paths[size:], _AT_ONCE
+            if rows["unit"].null_count:
+                rows = with_numbers(self._table.table, rows, self._spans())
+            found.append(rows.filter(pc.is_in(rows["unit"], wanted)))
+        return pa.concat_tables(found).unify_dictionaries().select(columns)
 
     def read_each(self, units: Sequence[int], docs: Collection[str], columns: Sequence[str]) -> list[pa.Table]:
         """Read the events of some units, each sorted by replicate, a scan before its branch, and position.

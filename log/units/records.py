@@ -66,13 +66,14 @@ def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events
     are accounted for.
     """
     counts = rows.counts(units)
-    known = set(counts.number.tolist())
     unknown = bool(np.any(counts.event_rows < 0))
     left = folder.count_rows(events) - int(counts.event_rows.sum())
-    found: dict[int, dict[str, Any]] = {}
+    if not left and not unknown:
+        return []
     if left < 0 and not unknown:
         raise folder.damaged(f"'events' has {-left:,} rows fewer than its units have: events are lost")
-    for path in events.newest_paths() if left or unknown else ():
+    known, found = set(counts.number.tolist()), dict[int, dict[str, Any]]()
+    for path in events.newest_paths():
         new = {number: count for number, count in rows.rows_by_unit(events, path).items() if number not in known}
         if new:
             found |= records_of(folder, events, path, new, known)

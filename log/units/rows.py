@@ -7,10 +7,9 @@ that nothing is lacking without a look into any file.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,16 +17,18 @@ import pyarrow.compute as pc
 
 from log.units.numbers import NUMBERED, keys_of, numbers_of, with_numbers
 from log.units.unit import DERIVED, SPAN
-from schema.rows import Flags, Wide, run_begins
+from schema.rows import Flags, Wide
 from schema.tables import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from log.delta.folder import DeltaFolder
     from log.delta.snapshot import Snapshot
 
-_COUNTED = ("unit", "estimator", "replicates", "horizon", "event_rows")
+COUNTED: Final = ("unit", "estimator", "replicates", "horizon", "event_rows")
+"""The columns of ``units`` that are counted."""
+
 _UNKNOWN = -1  # rows of an older unit whose number nobody has counted
 
 
@@ -92,7 +93,6 @@ class UnitRows:
 
     def __init__(self, folder: DeltaFolder) -> None:
         self._folder = folder
-        self._counts: dict[str, UnitCounts] = {}  # by path of a file of ``units``
         self._columns: dict[tuple[str, str], Mapping[int, int]] = {}  # rows by unit, by table and path
 
     def counts(self, units: Snapshot) -> UnitCounts:
@@ -102,18 +102,25 @@ class UnitRows:
             InputError: A file is damaged.
 
         """
-        there = {path: self._counts[path] for path in units.paths() if path in self._counts}
-        if new := [path for path in units.paths() if path not in there]:
-            rows = self._folder.read(units, _COUNTED, paths=new, with_path=True)
-            if rows["unit"].null_count:  # of an older schema version: the names tell
-                rows = self._folder.read(units, [*dict.fromkeys((*_COUNTED, *SPAN))], paths=new, with_path=True)
-            there |= {path: UnitCounts.of(own) for path, own in by_path(rows)}
-        self._counts = there
-        return UnitCounts.all([*there.values()])
+        return UnitCounts.all([*self._counts(units).values()])
+
+    def read(self, units: Snapshot, numbers: Wide, columns: Sequence[str]) -> pa.Table:
+        """Read the rows of ``units`` that have some numbers, out of the files that have them."""
+        paths = [path for path, own in self._counts(units).items() if np.isin(own.number, numbers).any()]
+        rows = self._folder.read(units, _numbered(units, (*columns, "unit")), paths=paths)
+        return rows.filter(np.isin(numbers_of(rows), numbers)).select(list(columns))
+
+    def _counts(self, units: Snapshot) -> dict[str, UnitCounts]:
+        return self._folder.of_files(units, _numbered(units, COUNTED), UnitCounts.of)
 
     def remember(self, path: str, rows: pa.Table) -> None:
         """Take note of the rows of a file of ``units`` that is about to become visible."""
-        self._counts[path] = UnitCounts.of(rows)
+        self._folder.made_of_file("units", path, rows, UnitCounts.of)
+
+    def known(self, units: Snapshot, numbers: Sequence[int]) -> set[int]:
+        """Return those of some numbers that rows of ``units`` have."""
+        there = self.counts(units).number
+        return set(there[np.isin(there, numbers)].tolist())
 
     def numbers_in(self, table: Snapshot) -> Wide:
         """Return the numbers of the units that a table has rows of, sorted."""
@@ -164,14 +171,11 @@ class UnitRows:
         counts = self.counts(self._folder.load("units", at.get("units")))
         found: dict[str, Wide] = {}
         for few, many in DERIVED.values():
-            found[few] = self._lacking(derived[few], counts, np.unique(counts.number[counts.rows_in(few) != 0]))
-            rows = counts.rows_in(many)
-            wanted = counts.number[rows != 0]
+            found[few] = self._lacking(derived[few], counts)
             # Rows of the small table are committed first, so a unit that it lacks is lacking in the large one, too.
-            there = ~np.isin(wanted, found[few])
-            expected = rows[rows != 0][there]
+            expected = counts.rows_in(many)[~np.isin(counts.number, found[few])]
             whole = not np.any(expected < 0) and expected.sum() == self._folder.count_rows(derived[many])
-            found[many] = found[few] if whole else self._lacking(derived[many], counts, np.unique(wanted))
+            found[many] = found[few] if whole else self._lacking(derived[many], counts)
         return found
 
     def files_with(self, table: Snapshot, numbers: Collection[int]) -> list[str]:
@@ -206,14 +210,15 @@ class UnitRows:
                 return set()
         return set(np.intersect1d(wanted, self.numbers_in(table)).tolist())
 
-    def _lacking(self, table: Snapshot, counts: UnitCounts, wanted: Wide) -> Wide:
+    def _lacking(self, table: Snapshot, counts: UnitCounts) -> Wide:
         rows = counts.rows_in(table.table)
         if not np.any(rows < 0) and rows.sum() == self._folder.count_rows(table):
             return np.zeros(0, dtype=np.int64)
         there = self.numbers_in(table)
-        if lost := np.setdiff1d(there, counts.number).size:
+        if lost := np.count_nonzero(np.isin(there, counts.number, invert=True)):
             raise self._folder.damaged(f"'{table.table}' has rows of {lost} units that 'units' does not have")
-        return np.setdiff1d(wanted, there)
+        wanted = counts.number[rows != 0]
+        return np.unique(wanted[np.isin(wanted, there, invert=True)])
 
     def check_whole(self, versions: Mapping[str, int]) -> None:
         """Check that no table has fewer events, or more derived rows, than its units have; reads logs and ``units``.
@@ -240,12 +245,9 @@ class UnitRows:
         return self._folder.count_rows(self._folder.load("events")) < rows
 
 
-def by_path(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield each file's path and rows, of rows with a column ``path``; the rows of a file follow each other."""
-    coded = rows["path"].combine_chunks().dictionary_encode()
-    begins = [*np.flatnonzero(run_begins(coded.indices.to_numpy())), rows.num_rows] if rows.num_rows else []
-    for begin, end in itertools.pairwise(begins):
-        yield coded[int(begin)].as_py(), rows.slice(begin, end - begin)
+def _numbered(units: Snapshot, columns: Sequence[str]) -> list[str]:
+    """Return columns of ``units`` with those that tell the numbers of rows of older schema versions."""
+    return [*dict.fromkeys((*columns, *(SPAN if "unit" in units.last_versions_without() else ())))]
 
 
 def _counted(parts: Iterable[pa.Table]) -> dict[int, int]:

@@ -8,8 +8,8 @@ The arrays, one after the other, with n trajectories of H positions and s differ
     f      float32     [n, H]     its bits, exclusive-or those of delta: nothing as long as the histories are one
 
 A token index has 2 bytes, or 4 where there are more than 65,536 different tokens. The bytes of each array are apart by
-their place in the number, the lowest first, which makes them smaller when they are compressed. ``trajectories.js``
-reads both texts.
+their place in the number, the lowest first, which makes them smaller when they are compressed. ``packed.js`` reads
+both texts.
 """
 
 from __future__ import annotations

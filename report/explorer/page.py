@@ -18,7 +18,9 @@ from report.reading.content import PageContent
 
 EXPLORER = "trajectories.html"
 
-_TEMPLATES = Path(__file__).parents[1] / "templates"
+_TEMPLATES = Path(__file__).parents[1] / "templates" / "explorer"
+_SCRIPTS = ("words", "packed", "overview", "score", "prompt", "explorer")
+"""One after the other they are the page's script."""
 
 
 def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int], str] | None) -> Path | None:
@@ -47,8 +49,8 @@ def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int
         loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    script = "".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in ("prompt.js", "trajectories.js"))
-    html = environment.get_template("trajectories.html.j2").render(
+    script = "".join((_TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
+    html = environment.get_template("explorer.html.j2").render(
         names,
         packed=pack(outcomes, sample, streams, token_text, names, read_prompts(content.source, outcomes, sample)),
         law=facts.other_law,
@@ -57,7 +59,7 @@ def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int
         script=script,
         # The browser runs this script and no other, whatever a token's text may be.
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
-        style=(_TEMPLATES / "trajectories.css").read_text(encoding="utf-8"),
+        style=(_TEMPLATES / "explorer.css").read_text(encoding="utf-8"),
     )
     path = folder / EXPLORER
     path.write_text(html, encoding="utf-8", newline="\n")

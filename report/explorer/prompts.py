@@ -46,7 +46,7 @@ class Prompt:
         tokens: int32[n].
         records: where it states its answers: rows of answer, piece, first and last.
         layers: those of the model; 0 if no action says.
-        kept: action's place, step and shares, uint8[groups, n], of each action and step.
+        kept: of each action and step.
 
     """
 
@@ -54,7 +54,25 @@ class Prompt:
     tokens: NDArray[np.int32]
     records: list[list[int]]
     layers: int
-    kept: list[tuple[int, int, NDArray[np.uint8]]]
+    kept: list[Kept]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an action keeps of a prompt after a counted step.
+
+    Attributes:
+        action: its place in the outcomes.
+        step: 0 for what is kept after prefill.
+        first_layers: the first layer of each group.
+        shares: uint8[groups, n].
+
+    """
+
+    action: int
+    step: int
+    first_layers: list[int]
+    shares: NDArray[np.uint8]
 
 
 def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[Prompt]:
@@ -92,13 +110,13 @@ def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict
     for prompt in prompts:
         index = np.searchsorted(tokens, prompt.tokens).astype(kind)
         planes = index.view(np.uint8).reshape(-1, kind.itemsize).T.tobytes()
-        data = planes + b"".join(shares.tobytes() for _, _, shares in prompt.kept)
+        data = planes + b"".join(kept.shares.tobytes() for kept in prompt.kept)
         text = base64.b64encode(gzip.compress(data, mtime=0)).decode("ascii")
         if len(text) > room:
             break
         room -= len(text)
         texts.append(text)
-        kept = [[action, step, len(shares)] for action, step, shares in prompt.kept]
+        kept = [[one.action, one.step, one.first_layers] for one in prompt.kept]
         said.append({"place": prompt.place, "entries": len(index), "records": prompt.records, "kept": kept})
     return said, texts
 
@@ -124,22 +142,22 @@ def _prompt(outcomes: Outcomes, place: int, rows: list[ViewRow]) -> Prompt | Non
     tokens = np.array(newest["tokens"], np.int32)
     records = [[record[name] for name in ("answer", "piece", "first", "last")] for record in newest["records"] or ()]
     kept = [
-        (outcomes.actions.index(row["action"]), int(row["step"]), _shares(row, len(tokens)))
+        Kept(outcomes.actions.index(row["action"]), int(row["step"]), *_shares(row, len(tokens)))
         for row in rows
         if row["action"] in outcomes.actions
     ]
     layers = max((row["layers"] or 0 for row in rows), default=0)
-    return Prompt(place, tokens, records, layers, sorted(kept, key=lambda one: one[:2]))
+    return Prompt(place, tokens, records, layers, sorted(kept, key=lambda one: (one.action, one.step)))
 
 
-def _shares(row: ViewRow, entries: int) -> NDArray[np.uint8]:
-    """Return the shares of a row's groups of layers, joined if they are too many."""
+def _shares(row: ViewRow, entries: int) -> tuple[list[int], NDArray[np.uint8]]:
+    """Return the first layer of each group and the groups' shares; groups are joined if they are too many."""
     counts = np.array(row["kept"], np.int64).reshape(-1, entries)
     layers, groups = int(row["layers"]), len(counts)
-    of_group = np.diff([group * layers // groups for group in range(groups + 1)])
     fewer = max(1, min(groups, MOST_SHARES // entries))
-    bounds = [group * groups // fewer for group in range(fewer)]
-    counts, of_group = np.add.reduceat(counts, bounds, axis=0), np.add.reduceat(of_group, bounds)
-    pairs = int(row["pairs"]) // layers * of_group[:, None]
+    joined = [group * groups // fewer for group in range(fewer)]
+    first_layers = [group * layers // groups for group in joined]
+    pairs = int(row["pairs"]) // layers * np.diff([*first_layers, layers])[:, None]
+    counts = np.add.reduceat(counts, joined, axis=0)
     shares = np.rint(255 * counts / pairs).clip(1, 254)
-    return np.where(counts == 0, 0, np.where(counts == pairs, 255, shares)).astype(np.uint8)
+    return first_layers, np.where(counts == 0, 0, np.where(counts == pairs, 255, shares)).astype(np.uint8)

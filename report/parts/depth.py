@@ -64,14 +64,14 @@ def section(content: PageContent) -> Section:
     """What a window of each depth leaves open."""
     depths = read_depths(content)
     if not depths.intervals:
-        return Section("depth", "What a branch window leaves open", TEMPLATE)
+        return Section("depth", "What a short window cannot tell", TEMPLATE)
     name, title = "identified_interval", "Identified interval of R by depth"
     ordering = (ordering_table(depths, content),) if depths.orderings else ()
     tables = (depth_table(depths.intervals, content.windows, name, title), *ordering)
     words = "Identified interval of R and of its contrasts by depth of the branch window"
     drawing = Drawing("depth", words, partial(depth_figure, depths, content))
     values = {"both": enclosure_sentence(content, depths)}
-    return Section("depth", "What a branch window leaves open", TEMPLATE, tables, (drawing,), values)
+    return Section("depth", "What a short window cannot tell", TEMPLATE, tables, (drawing,), values)
 
 
 def enclosure_sentence(content: PageContent, depths: Depths) -> str:

@@ -20,11 +20,11 @@ from report.printing.tables import Cell, Column, PrintedTable, label_column, tab
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate
 from schema.frozen_text import with_measured
-from stats.intervals import PRESPECIFIED, SEEN
 from stats.quantities import ALL_QUANTITIES
 from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.reduction.saving import saving
 from stats.registry import Quantity, Scale
+from stats.resampling.intervals import PRESPECIFIED, SEEN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -25,8 +25,8 @@ _DECOMPOSITION_PAGE = """
 <p>R and E count all positions up to H. After both texts have ended the positions agree by construction; the written positions are those up to the later end alone.</p>
 {{ table(tables.written) }}
 {% if widths %}
-<details><summary>The same with less of chance: reduced estimates</summary>
-<p>At every position the chance of a mismatch is known, so what chance added to the tokens can be taken off again. These estimates are of the same quantities, with coefficients that development documents gave: they have the same expectation. {{ widths }}</p>
+<details><summary>Variance-reduced estimates</summary>
+<p>At every position the probability of a mismatch is known, so the noise of drawing tokens can be subtracted. These estimates have the same expectation as those above; their coefficients come from the development documents. {{ widths }}</p>
 {{ table(tables.reduced) }}
 </details>
 {% endif %}

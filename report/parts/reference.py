@@ -37,7 +37,7 @@ DEFINITIONS = """
 {% if lags %}
 <dt id="means-blocks">Blocks</dt><dd>{% for first, last in windows.blocks %}{{ first }}–{{ last }}{% if not loop.last %}, {% endif %}{% endfor %}</dd>
 {% endif %}
-<dt id="means-intervals">Intervals</dt><dd>from a bootstrap over documents within strata, with the same draws for every action; documents that share a question are one cluster and are drawn together. <em>Studentized</em>: ends from the draws’ distances to the estimate, each in its own standard error, cut to what the quantity can be. <em>Expanded</em>: percentiles of the draws, taken further out by Student’s t, where standard errors vanish, over fewer than five clusters, and for shares of a gap. <em>Percentile</em>: percentiles of the draws, as in the paper, where the plan asks for them{% if branched %}, and for residual branching{% endif %}{% if few %}; * marks intervals over fewer than {{ few }} clusters, which may cover less than their level{% endif %}. <code>tables/estimates.csv</code> says which each one is, and over how many clusters</dd>
+<dt id="means-intervals">Intervals</dt><dd>from a bootstrap over documents within strata, with the same draws for every action; documents that share a question are one cluster and are drawn together. <em>Studentized</em>: ends from the draws’ distances to the estimate, each in its own standard error, no nearer than Student’s law puts them, and cut to what the quantity can be. <em>Skewed</em>: studentized, but a few documents decide the number, and an end was held to 1.5 times Student’s distance. <em>Alike</em>: nearly all documents have one value, and the interval leaves room for documents of other values that were not met. <em>Expanded</em>: percentiles of the draws, taken further out by Student’s t, where standard errors vanish, over fewer than five clusters, and for shares of a gap. <em>Simultaneous</em>: intervals that hold for all pairs of actions together. <em>Percentile</em>: percentiles of the draws, as in the paper, where the plan asks for them{% if branched %}, and for residual branching{% endif %}. * marks intervals that may hold the truth less often than their level says: those from fewer than {{ few }} clusters, and skewed ones. <code>tables/estimates.csv</code> says which each one is, and over how many clusters</dd>
 <dt>pp</dt><dd>percentage points</dd>
 </dl>
 """  # noqa: E501
@@ -64,8 +64,7 @@ def definitions(content: PageContent) -> Section:
     """What the page's symbols mean."""
     lags = not content.facts.finite or content.windows.early_last >= 1
     branched = bool(content.residual_risks)
-    few = FEW_CLUSTERS if any(row.of_few_clusters for row in content.estimates.all()) else 0
-    values = {"lags": lags, "branched": branched, "few": few}
+    values = {"lags": lags, "branched": branched, "few": FEW_CLUSTERS}
     return Section("definitions", "Definitions", DEFINITIONS, values=values)
 
 
@@ -108,11 +107,11 @@ def _versions(versions: Mapping[str, object]) -> str:
 
 
 def _batches(multiple: str) -> str:
-    """What decoding fills its batches up to, in words; several numbers where units were made on unlike machines."""
+    """To how many rows decoding pads its batches, in words; several numbers if unlike machines made units."""
     numbers = [number for number in multiple.split(", ") if number not in {"", "1"}]
     if not numbers:
         return ""
     return (
-        f"filled up to a multiple of {' or of '.join(numbers)} rows, the least one that a test of model and machine "
-        "found, lest rounding depend on how many continuations are decoded at once"
+        f"padded to a multiple of {' or of '.join(numbers)} rows, which a test of this model and machine found, so "
+        "that batch size cannot change results"
     )

@@ -81,8 +81,12 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         label_column("action"),
         label_column("what it does"),
         *(weights_column if facts.own_weights else ()),
-        Column("entries m", "", "prompt entries kept after prefill, per KV head and layer"),
-        Column("keys, values", "", "mean bytes of keys and values per document, as they are stored"),
+        Column("entries m", "", "prompt entries kept after prefill, per KV head and layer with full attention"),
+        Column(
+            "keys, values",
+            "",
+            "mean bytes per document, as they are stored; with windows and states, which nothing evicts",
+        ),
         Column(
             "scales, index, metadata" if coded else "index, metadata",
             "",

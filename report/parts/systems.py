@@ -10,7 +10,6 @@ import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,6 @@ from report.printing.tables import Cell, Column, PrintedTable, label_column, tab
 from report.reading.content import PageContent
 from report.reading.estimates import ReportedEstimates
 from report.reading.facts import natural
-from report.reading.published import is_model
-from report.reading.source import ViewRow
 from schema.tables import PLAIN, SWRB
 from stats.registry import Scale
 
@@ -33,9 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STUDY, _HORIZON = "finite-state", 3  # the paper's, in the view ``published``
-_ESTIMATORS = (PLAIN, SWRB)
-_PAPERS_NAMES = {PLAIN: "naive_estimate", SWRB: "swrb_estimate"}
+from report.reading.systems import ESTIMATORS, System, Systems, read_systems
+
 _STYLES = {PLAIN: (ACTION_COLOURS[1], "s", "coupled pairs"), SWRB: (ACTION_COLOURS[0], "o", "SWRB")}
 
 TEMPLATE = """
@@ -52,55 +48,6 @@ TEMPLATE = """
 """  # noqa: E501
 
 
-@dataclass(frozen=True)
-class System:
-    """One system under one action, or one of the paper's: its exact R, and what was measured of it by estimator.
-
-    Attributes:
-        variances: of one replicate.
-        errors: standard errors of the means of the replicates.
-        variance_ratio: of a coupled pair to an SWRB replicate.
-        enumerated: its other exact values by name, such as variances and evaluations of one replicate.
-
-    """
-
-    doc: str
-    exact: float
-    estimates: dict[str, float]
-    action: str = ""
-    stratum: str = ""
-    variances: dict[str, float] = field(default_factory=dict)
-    errors: dict[str, float] = field(default_factory=dict)
-    variance_ratio: float | None = None
-    enumerated: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def exact_ratio(self) -> float | None:
-        """The exact variance ratio; None where it is not known or SWRB's variance is 0."""
-        plain, swrb = (self.enumerated.get(f"{estimator}_variance") for estimator in (PLAIN, SWRB))
-        return plain / swrb if plain is not None and swrb else None
-
-
-@dataclass(frozen=True)
-class Systems:
-    """A study's systems, none where its model is no finite-state system, and what the paper prints of its own."""
-
-    own: list[System] = field(default_factory=list)
-    published: list[System] = field(default_factory=list)
-    published_ratios: list[float] = field(default_factory=list)
-    printed: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def ratios(self) -> list[float]:
-        """Variance ratios of the systems that have one, ascending."""
-        return sorted(system.variance_ratio for system in self.own if system.variance_ratio is not None)
-
-    @property
-    def exact_ratios(self) -> list[float]:
-        """Exact variance ratios of the systems that have one, ascending."""
-        return sorted(ratio for ratio in (system.exact_ratio for system in self.own) if ratio is not None)
-
-
 def section(content: PageContent) -> Section | None:
     """The systems of known risk; None where there are none."""
     systems = read_systems(content)
@@ -114,39 +61,11 @@ def section(content: PageContent) -> Section | None:
     return Section("systems", "Systems of known risk", TEMPLATE, tables, (drawing,), values)
 
 
-def read_systems(content: PageContent) -> Systems:
-    """The systems of the page's split in natural order, and the paper's where they are of the same kind."""
-    source, split = content.source, content.split
-    exact_values = source.of("exact_values", x=None)
-    if not exact_values:
-        return Systems()
-    rows = [row for row in source.of("swrb", split=split) if row["exact_risk"] is not None]
-    if not rows:
-        return Systems()
-    gains = {(row["action"], row["doc"]): row["variance_ratio"] for row in source.of("swrb_efficiency", split=split)}
-    enumerated: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for row in exact_values:
-        enumerated[row["action"], row["doc"]][row["quantity"]] = row["value"]
-    found: dict[tuple[str, str], list[ViewRow]] = defaultdict(list)
-    for row in rows:
-        found[row["action"], row["doc"]].append(row)
-    own = []
-    for (action, doc), members in sorted(found.items(), key=lambda item: tuple(map(natural, item[0]))):
-        exact, stratum = members[0]["exact_risk"], members[0]["stratum"]
-        estimates = {row["estimator"]: row["risk"] for row in members}
-        variances = {row["estimator"]: row["risk_variance"] for row in members if row["risk_variance"] is not None}
-        counts = {row["estimator"]: row["replicates"] for row in members}
-        errors = {estimator: (variance / counts[estimator]) ** 0.5 for estimator, variance in variances.items()}
-        ratio, others = gains.get((action, doc)), enumerated[action, doc]
-        own.append(System(doc, exact, estimates, action, stratum, variances, errors, ratio, others))
-    return _with_published(own, content)
-
-
 def validation_table(systems: Systems, estimates: ReportedEstimates) -> PrintedTable | None:
     """Variance ratios, the evaluations ratio and the efficiency: measured, exact, the paper's; None without SWRB."""
     if not systems.ratios:
         return None
-    both = [one.variances for one in systems.own if len(one.variances) == len(_ESTIMATORS)]
+    both = [one.variances for one in systems.own if len(one.variances) == len(ESTIMATORS)]
     smaller = sum(one[SWRB] < one[PLAIN] for one in both)
     own, exact, theirs = systems.ratios, systems.exact_ratios, systems.published_ratios
     zero = f"of the {len(own)} systems where SWRB’s is not 0" if len(own) < len(both) else ""
@@ -195,15 +114,15 @@ def systems_table(systems: Systems) -> PrintedTable:
             table_row(
                 f"{one.doc} · {one.action}" if one.action and one.action != one.doc else one.doc,
                 fixed(100 * one.exact, 2),
-                *(_estimate_cell(one, estimator) for estimator in _ESTIMATORS),
+                *(_estimate_cell(one, estimator) for estimator in ESTIMATORS),
                 ratio,
                 group=group if systems.published else "",
             )
         )
         records.append({
             "source": group, "action": one.action or None, "doc": one.doc, "exact_risk": one.exact,
-            **{f"{estimator}_risk": one.estimates.get(estimator) for estimator in _ESTIMATORS},
-            **{f"{estimator}_variance": one.variances.get(estimator) for estimator in _ESTIMATORS},
+            **{f"{estimator}_risk": one.estimates.get(estimator) for estimator in ESTIMATORS},
+            **{f"{estimator}_variance": one.variances.get(estimator) for estimator in ESTIMATORS},
             "variance_ratio": one.variance_ratio, "exact_variance_ratio": one.exact_ratio,
         })  # fmt: skip
     mean = "mean of its replicates; under it the error in standard errors"
@@ -229,24 +148,6 @@ def ratios_table(systems: Systems) -> PrintedTable | None:
     ]
     columns = (Column("rank"), Column("this study", "×"), Column("published", "×"))
     return PrintedTable("swrb_ratios", "Variance ratios by rank", columns, tuple(lines), "", tuple(records))
-
-
-def _with_published(own: list[System], content: PageContent) -> Systems:
-    if content.windows.horizon != _HORIZON:
-        return Systems(own)
-    found = content.source.views.rows("published", study=_STUDY).to_pylist()
-    rows = [row for row in found if is_model(content.facts.model, row["model"])]
-    by_system: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in rows:
-        if row["stratum"] is not None:
-            by_system[row["stratum"]][row["quantity"]] = row["value"]
-    published = [
-        System(name, values["exact_risk"], {kind: values[_PAPERS_NAMES[kind]] for kind in _ESTIMATORS})
-        for name, values in sorted(by_system.items(), key=lambda item: natural(item[0]))
-    ]
-    ratios = sorted(row["value"] for row in rows if row["quantity"] == "variance_ratio_sorted")
-    printed = {row["quantity"]: row["value"] for row in rows if row["stratum"] is None and row["x"] is None}
-    return Systems(own, published, ratios, printed)
 
 
 def _share(ratios: Sequence[float]) -> str:

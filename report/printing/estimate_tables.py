@@ -11,9 +11,9 @@ from report.printing.tables import Cell, Column, PrintedTable, label_column, tab
 from report.reading.content import PageContent
 from report.reading.estimates import ESTIMATE_COLUMNS, FEW_CLUSTERS, Estimate, ReportedEstimates
 from schema.study import POOLED
-from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.quantities import ALL_QUANTITIES, SIMULTANEOUS_OF
 from stats.registry import DIFFERENCE, Scale
+from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 NOISE_FLOOR = "noise floor"  # under the name of an action that numerics alone move
 
@@ -23,7 +23,7 @@ _STANDINGS = {
     EXPLORATORY: "exploratory, pointwise",
 }
 
-_FEW_MARK = "*"
+_LESS_MARK = "*"
 _ABREAST = 6  # quantities that stand side by side as columns
 _ACROSS = 4  # actions that stand side by side as columns
 
@@ -207,8 +207,8 @@ def estimate_cells(entries: Sequence[Estimate], scale: Scale, mark: Mapping[str,
     for entry in entries:
         printed = "" if entry.published is None else f"published {scaled(entry.published, scale, decimals)}"
         point, bounds = scaled(entry.estimate, scale, decimals), interval(entry, scale, decimals)
-        few = _FEW_MARK if entry.of_few_clusters else ""
-        known = Cell(point, bounds, mark.get(entry.standing, "") + few, printed)
+        less = _LESS_MARK if entry.of_few_clusters or entry.is_skewed else ""
+        known = Cell(point, bounds, mark.get(entry.standing, "") + less, printed)
         cells.append(Cell(MISSING) if entry.estimate is None else known)
     return cells
 
@@ -232,7 +232,11 @@ def status_note(estimates: Iterable[Estimate]) -> str:
             together = all(row.quantity in SIMULTANEOUS_OF.values() for row in bounded)
             said = "exploratory, simultaneous" if together else words
             parts.append(f"{mark[standing]} {said} {' and '.join(map(level, levels))} intervals".lstrip())
-    if any(row.of_few_clusters for row in bounded):
-        parts.append(f"{_FEW_MARK} fewer than {FEW_CLUSTERS} clusters of documents, whose interval may cover less")
+    because = [
+        *([f"from fewer than {FEW_CLUSTERS} clusters of documents"] * any(row.of_few_clusters for row in bounded)),
+        *(["decided by a few documents"] * any(row.is_skewed for row in bounded)),
+    ]
+    if because:
+        parts.append(f"{_LESS_MARK} {' or '.join(because)}: the interval may hold the truth less often")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."

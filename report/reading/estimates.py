@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 from report.reading.source import StudyRows, ViewRow
 from schema.study import POOLED
-from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
+from stats.ends import SKEWED
 from stats.quantities import ALL_QUANTITIES, PAIR_QUANTITIES, SIMULTANEOUS_GAP
 from stats.registry import Quantity
+from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 FEW_CLUSTERS = 20  # intervals over fewer are marked
 
@@ -72,6 +73,11 @@ class Estimate:
     def of_few_clusters(self) -> bool:
         """Whether it has an interval over fewer clusters than its coverage is sure of."""
         return self.has_interval and self.clusters is not None and self.clusters < FEW_CLUSTERS
+
+    @property
+    def is_skewed(self) -> bool:
+        """Whether a few documents decide it, so that its interval may cover less."""
+        return self.interval == SKEWED
 
     @property
     def reduced(self) -> Estimate:

@@ -19,8 +19,8 @@ HTTP: Final = "http"
 class ModelSection(Section):
     """``[model]``: a transformer and how it is run; or finite-state systems, drawn or read.
 
-    ``id`` is the model's name in the store, as the study file writes it; ``generator.transformer.local_folders`` finds
-    the folder that it names.
+    ``id`` is the model's name in the store, as the study file writes it;
+    ``generator.transformer.files.local_folders`` finds the folder that it names.
     """
 
     id: Annotated[

@@ -121,7 +121,7 @@ class PlanSection(Section):
             raise InputError(f"plan.looks = {self.looks}: write exact fractions of the documents, as in 1/4") from None
 
     def check_stopping(self) -> None:
-        """Check that what looks need is there, and nothing of them where there are none."""
+        """Check that the keys for looks are complete, and absent without looks."""
         fields = type(self).model_fields
         given = [name for name in ("looks", "resolve", "margin") if getattr(self, name) != fields[name].default]
         if self.stopping == FIXED and given:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from schema.errors import InputError, nearest
 from stats.quantities import actions, contrasts  # noqa: F401 - which register theirs, in this order
 from stats.quantities.answers import ANSWER_QUANTITIES
-from stats.quantities.branching import BRANCHING_QUANTITIES
+from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
 from stats.registry import Quantity, difference_of, registered
 
 QUANTITIES: Mapping[str, Quantity] = registered()

@@ -17,12 +17,12 @@ import numpy as np
 from scipy.special import ndtr, stdtrit
 
 from stats.alike import alike_documents
-from stats.bootstrap import observed, observed_errors, resample
 from stats.ends import ALIKE, STUDENTIZED, Studentized, distance_quantiles, document_intervals, expanded_tails
-from stats.intervals import whole_clusters
 from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
+from stats.resampling.bootstrap import observed, observed_errors, resample
+from stats.resampling.intervals import whole_clusters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

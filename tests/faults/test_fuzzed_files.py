@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from generator.documents.files import read_object, read_rows
 from generator.finite.tables import read_system_file
-from generator.transformer.configuration import head_size, position_limit, vocabulary_size
+from generator.transformer.files.configuration import head_size, position_limit, vocabulary_size
 from generator.transformer.loading import load_model
 from generator.transformer.model_checks import check_model
 from ingestion.documents import read_documents

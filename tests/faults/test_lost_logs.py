@@ -22,7 +22,7 @@ from schema.tables import TABLES
 from sql.catalog import open_views
 from transforms.compaction import compact
 from transforms.segments import commit, derive_segment, pending
-from verification.findings import Check
+from verification.findings import Verified
 from verification.logs import check_leftovers, check_logs
 from verification.repair import repair
 
@@ -238,10 +238,10 @@ def test_units_whose_commit_and_whose_rows_are_lost(location: Path) -> None:
 
 
 def test_leftovers_are_named_and_are_no_fault(location: Path) -> None:
-    def found() -> Check:
+    def found() -> Verified:
         return check_leftovers(Store(location))
 
-    assert (found().counted, found().notes) == ("0 files", ())
+    assert (found().looked_at, found().notes) == ("0 files", ())
     left = ("events/x/.unit.parquet.0.part", "steps/_delta_log/00000000000000000009.json#1", ".catalog.duckdb.0")
     for name in left:
         (location / name).parent.mkdir(exist_ok=True)

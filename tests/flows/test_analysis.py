@@ -28,12 +28,12 @@ from log.store import Store, Unit
 from schema.errors import InputError
 from schema.tables import ACTIONS, DOCUMENTS
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
-from stats import bootstrap
-from stats.bootstrap import estimate
-from stats.intervals import COLUMNS, Estimates, Request
 from stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
 from stats.reduction.coefficients import fit_coefficients
 from stats.reduction.control_variates import is_reduced, reduced_documents
+from stats.resampling import bootstrap
+from stats.resampling.bootstrap import estimate
+from stats.resampling.intervals import COLUMNS, Estimates, Request
 from stats.simultaneous import simultaneous_gaps
 from transforms.pipeline import run_derivation
 
@@ -126,7 +126,7 @@ def test_many_tasks_of_a_flow_lock_no_database(
         # Prefect reads its environment when it is imported.
         from prefect import flow  # noqa: PLC0415
 
-        from flows.run.study_flow import estimate_in_tasks  # noqa: PLC0415
+        from flows.run.tasks import estimate_in_tasks  # noqa: PLC0415
 
         @flow(validate_parameters=False)
         def mapping(parts: list[AnalysisPart]) -> list[Estimates]:

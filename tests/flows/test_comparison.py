@@ -10,7 +10,8 @@ from fixtures.processes import run_command
 from fixtures.small_study import ADDED_ACTION, TEXT, run_of, write_study
 from fixtures.study_files import load_study
 
-from flows.run.comparison import Difference, Kind, check_agrees, differences
+from flows.run.comparison import check_agrees
+from flows.run.differences import Difference, Kind, differences
 from flows.run.study_run import StudyRun
 from log.store import Store
 from schema.errors import PlanError

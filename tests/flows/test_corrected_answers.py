@@ -12,7 +12,8 @@ from fixtures.own_files import prompts, write_own_study
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 
-from flows.estimate.gate import GateQuestion, gate_stored
+from flows.estimate.gate import gate_stored
+from flows.estimate.gate_question import GateQuestion
 from flows.estimate.scores import Scoring
 from flows.run import stages
 from flows.run.comparison import check_agrees

@@ -13,7 +13,7 @@ from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.study_files import load_study
 from oracles.plain_laws import plain_law
 
-from flows.plan.frozen_plan import grown_plan, require_plan
+from flows.plan.agreement import grown_plan, require_plan
 from flows.plan.size import NOTHING, size_bounds
 from flows.run.remarks import remarks
 from generator.finite.study_systems import study_systems

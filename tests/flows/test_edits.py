@@ -17,7 +17,8 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
 from flows.run import stages
-from flows.run.comparison import Kind, check_agrees, differences
+from flows.run.comparison import check_agrees
+from flows.run.differences import Kind, differences
 from flows.run.revisions import redo_actions
 from flows.run.study_run import DocumentLimit, StudyRun
 from schema.document import SPLITS, split_of

@@ -74,6 +74,7 @@ def test_the_page_says_nothing_that_is_not_true_of_engines(measured: Path) -> No
     text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page))
     for word in ("evict", "full cache", "the full one", "of full", "compressed", "retention", "left out or coded"):
         assert word not in text, word
+    assert re.search(r"own, has a mean δ of \d\.\de-\d\d: other batches", text)
     for words in ("the reference once more with streams of its own", "Engine", "fake, numpy, 1", "bits 4", "floor"):
         assert words in text, words
 
@@ -115,7 +116,7 @@ def test_gate_over_the_floor(measured: Path, capsys: pytest.CaptureFixture[str])
             for row in views.rows("estimates", quantity=SIMULTANEOUS_GAP, baseline="floor").to_pylist()
         }
     page = (measured / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
-    near = re.search(r"Not told from the floor (?:is|are) ([^.]*)", page)
+    near = re.search(r"Not told apart from the floor: ([^.]*)", page)
     for action, (low, high) in pairs.items():
         told = low > 0 or high < 0
         _, line, _ = call(capsys, *asked[:5], action, *asked[6:], "--over-floor")
@@ -149,6 +150,9 @@ def test_the_floor_is_0_where_the_engine_promises_it(tmp_path: Path) -> None:
     run = run_of(load_study(write_engine_study(tmp_path, ONE_BY_ONE)), tmp_path / "store")
     finish(run)
     assert floor_line(run.store, run.study) == "floor: exactly 0"
+    stages.report(run)
+    page = (tmp_path / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
+    assert "with streams of its own, has δ = 0 exactly: other batches" in page
 
 
 def test_a_promise_that_does_not_hold_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +169,8 @@ def test_the_dry_run_says_memory_and_sides(tmp_path: Path, capsys: pytest.Captur
     code, out, _ = call(capsys, "run", write_engine_study(tmp_path), "--store", tmp_path / "store", "--dry-run")
     assert code == 0
     assert "action bits-4: bits 4" in out
+    assert "development: 2 documents, 8 units, 24 trajectories and 8 of the floor, 384 events" in out
+    assert "full-retention" not in out
     assert re.search(r"memory of generation: [\d.]+ MiB of weights and [\d.]+ MiB of caches", out)
 
 

@@ -17,11 +17,11 @@ from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
 from flows.generate.local import LocalGenerator
-from flows.generate.pending import Work
 from flows.generate.storing import Generate, storing
 from flows.run import stages
 from flows.run.study_run import DocumentLimit, StudyRun
 from generator.finite.model import FiniteModel
+from generator.generation import Work
 from log.store import Unit
 from schema.errors import OperationError
 from schema.progress import SILENT

@@ -26,7 +26,7 @@ from flows.run import stages
 from flows.run.comparison import check_agrees
 from flows.run.study_run import DocumentLimit, StudyRun
 from kvdrift.commands.status import status_lines
-from kvdrift.dry_run import describe_studies
+from kvdrift.dry_run.description import describe_studies
 from kvdrift.plan_lines import plan_lines
 from schema.errors import PlanError
 from sql.catalog import open_views

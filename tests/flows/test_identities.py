@@ -27,7 +27,8 @@ from flows.generate.pending import pending_development
 from flows.generate.storing import generate
 from flows.run import stages
 from flows.run.checks import check_study
-from flows.run.comparison import check_agrees, differences
+from flows.run.comparison import check_agrees
+from flows.run.differences import differences
 from flows.run.revisions import redo_actions
 from flows.run.study_run import StudyRun
 from generator.generation.events import library_versions

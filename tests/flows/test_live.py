@@ -13,7 +13,7 @@ from fixtures.event_logs import documents_csv, make_log, write
 from scipy import special, stats
 
 from flows.estimate.live import Divergence, LiveStore, StudyLook
-from flows.plan.work import Work
+from flows.plan.left import UnitsDone
 from ingestion.ingest import ingest
 from kvdrift.live.display import show_live
 from log.store import Store
@@ -94,10 +94,10 @@ def test_the_quick_interval_is_the_textbooks() -> None:
 
 def test_a_line_for_each_change_until_all_is_finished(capsys: pytest.CaptureFixture[str]) -> None:
     first = StudyLook(
-        "s", "m", (Work("development", "half", 2, 4),), planned=False, stored=2, derived=8, rate=0.5,
+        "s", "m", (UnitsDone("development", "half", 2, 4),), planned=False, stored=2, derived=8, rate=0.5,
         split="development", divergence=(Divergence("half", 2, 0.25, 0.125, 0.375, 0.5, None, None),), finished=False,
     )  # fmt: skip
-    last = replace(first, work=(Work("development", "half", 4, 4),), planned=True, finished=True)
+    last = replace(first, work=(UnitsDone("development", "half", 4, 4),), planned=True, finished=True)
     whole = replace(last, derived=12, finished=False)
     show_live(iter([[first], [replace(first, rate=0.7)], [whole], [last], [first]]), 0.0)
     said = "; preliminary, development: half R = 0.250 [0.125, 0.375], P(tau <= H) = 0.500\n"

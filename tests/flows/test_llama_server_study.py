@@ -22,7 +22,7 @@ from generator.embedded.vocabulary import SYMBOLS
 from generator.engines.model import EngineModel
 from generator.generation import PendingUnit, generate_units
 from generator.generation.engine_models import engine_model
-from generator.transformer.local_folders import EMBEDDED_FOLDER
+from generator.transformer.files.local_folders import EMBEDDED_FOLDER
 from log.store import Unit
 from schema.sampling import SamplingLaw
 

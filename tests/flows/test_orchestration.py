@@ -20,8 +20,8 @@ from flows.generate.local import LocalGenerator
 from flows.generate.storing import storing
 from flows.orchestration.retries import may_pass
 from flows.orchestration.server import _failing_in_one_line, _own_home, orchestration
-from flows.run.study_flow import _stage, _task
 from flows.run.study_run import StudyRun
+from flows.run.tasks import as_stage, as_task
 from schema.errors import ControlError, DamagedStoreError, InputError, OperationError
 
 ROOT = Path(__file__).parents[2]
@@ -146,7 +146,7 @@ def test_a_stage_runs_as_often_as_the_flow_says(home: Path, tmp_path: Path, monk
 
         @flow(name="twice")
         def twice() -> list[int]:
-            stage = _task(derive)
+            stage = as_task(derive)
             return [stage(run), stage(run)]
 
         assert twice() == [1, 2]
@@ -154,7 +154,7 @@ def test_a_stage_runs_as_often_as_the_flow_says(home: Path, tmp_path: Path, monk
         @flow(name="idle")
         def idle() -> list[tuple[str, str, str | None]]:
             """The states of a stage that has nothing to do, and of one that has."""
-            states = (_stage(one, "all is there")(run, return_state=True) for one in (lambda _: 0, lambda _: 3))
+            states = (as_stage(one, "all is there")(run, return_state=True) for one in (lambda _: 0, lambda _: 3))
             return [(state.type.value, state.name, state.message) for state in states]
 
         assert idle() == [("COMPLETED", "Skipped", "all is there"), ("COMPLETED", "Completed", None)]

@@ -22,9 +22,10 @@ from flows.estimate.current import estimated_version
 from flows.estimate.estimation import replicate_moments
 from flows.plan import freezing
 from flows.plan import making as planning
-from flows.plan.frozen_plan import FrozenPlan, check_plan_agrees, find_plan, plan_section_sha256, plan_settings
+from flows.plan.agreement import check_plan_agrees, plan_section_sha256, plan_settings
+from flows.plan.frozen_plan import FrozenPlan, find_plan
 from flows.run import stages
-from flows.run.comparison import differences
+from flows.run.differences import differences
 from flows.run.study_run import StudyRun
 from kvdrift.plan_lines import plan_lines
 from log.store import Store

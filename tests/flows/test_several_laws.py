@@ -29,11 +29,11 @@ from flows.generate.local import LocalGenerator
 from flows.generate.named_work import named, with_actions
 from flows.generate.pending import pending_development
 from flows.generate.storing import storing
-from flows.plan.frozen_plan import require_plan
+from flows.plan.agreement import require_plan
 from flows.run import stages
 from flows.run.options import default_location
 from flows.run.study_run import DocumentLimit, StudyRun
-from generator.transformer.prompt import PrefilledPrompt
+from generator.transformer.prompts.prefilled import PrefilledPrompt
 from log.store import Store
 from schema.errors import InputError
 from schema.sampling import SamplingLaw

@@ -13,10 +13,11 @@ from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 from fixtures.table_systems import table_system, write_systems
 
-from flows.generate.local import LocalGenerator, load_transformer
+from flows.generate.local import LocalGenerator
 from flows.run import stages
 from flows.run.comparison import check_agrees
-from generator.transformer.local_folders import EMBEDDED_ID, model_location
+from generator.transformer.files.local_folders import EMBEDDED_ID, model_location
+from generator.transformer.other_weights.loading import load_transformer
 from schema.errors import PlanError
 from schema.study import Study
 
@@ -61,7 +62,7 @@ def test_a_models_folder_begins_at_the_study_file_and_its_name_stays(
     change = f'id = "{EMBEDDED_ID}"'
     study = load_study(write_study(tmp_path / "studies", (change, 'id = "../models/random"')))
     assert model_location(study.model) == str(tmp_path / "models" / "random")
-    assert load_transformer(study.model).id == study.model.id == "../models/random"
+    assert load_transformer(study).id == study.model.id == "../models/random"
     elsewhere: Study = pickle.loads(pickle.dumps(study))  # noqa: S301 - as side processes and workers get it
     assert model_location(elsewhere.model) == model_location(study.model)
     (action, *_) = run_of(study, tmp_path / "store").material.actions

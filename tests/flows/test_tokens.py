@@ -24,9 +24,9 @@ from fixtures.study_files import load_study
 
 from flows.generate.tokens import record_tokens
 from flows.run import stages
-from generator.transformer import tokenizer
-from generator.transformer.local_folders import EMBEDDED_FOLDER
-from generator.transformer.tokenizer import load_tokenizer, token_reader
+from generator.transformer.files import tokenizer
+from generator.transformer.files.local_folders import EMBEDDED_FOLDER
+from generator.transformer.files.tokenizer import load_tokenizer, token_reader
 from kvdrift.command import main
 from log.store import Store
 from sql.catalog import open_views

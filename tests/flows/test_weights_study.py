@@ -12,7 +12,7 @@ from fixtures.small_study import write_study
 
 import kvdrift
 from flows.run.study_file import run_file
-from generator.transformer.local_folders import EMBEDDED_FOLDERS
+from generator.transformer.files.local_folders import EMBEDDED_FOLDERS
 from log.store import Store
 from schema.progress import SILENT
 from schema.study import load_studies
@@ -38,7 +38,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights")
     study = study_in(folder, TEMPERATURES)
     for limit in (1, None):
-        run_file(load_studies(study), folder / "store", (), SILENT, limit)
+        run_file(load_studies(study), folder / "store", None, SILENT, limit)
     return folder
 
 
@@ -89,7 +89,7 @@ def test_the_page_says_whose_weights_and_nothing_untrue(measured: Path) -> None:
 def test_changed_weights_are_refused_until_they_are_redone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = study_in(tmp_path / "study")
     store = tmp_path / "store"
-    run_file(load_studies(study), store, (), SILENT, 1)
+    run_file(load_studies(study), store, None, SILENT, 1)
     copytree(EMBEDDED_FOLDERS["kvdrift/tiny-int8"], study.parent / "int4", dirs_exist_ok=True)
     line = mistake(capsys, "run", study, "--store", store)
     assert "weights 'int4'" in line

@@ -33,12 +33,12 @@ from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SELECTORS
 from generator.service.client import ServiceAddress
-from generator.service.dispatch import EndpointPool
 from generator.service.identity import identity_of
+from generator.service.remote import RemoteGenerator
 from generator.service.server import GenerationService
-from generator.transformer.eviction import evict
 from generator.transformer.loading import load_model
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.eviction import evict
+from generator.transformer.prompts.prompt import Prompt
 from log.store import Unit
 from schema.tables import PLAIN, SWRB
 
@@ -201,10 +201,10 @@ def test_a_service_on_the_device(device: Device, folder: Path, tmp_path: Path) -
     threading.Thread(target=serve, daemon=True).start()
     own = ('id = "kvdrift/tiny"', f'id = "{folder}"\ndevice = "{device.name}"')
     study = load_study(write_study(tmp_path, own, ("horizon = 12", "horizon = 16")))
-    pool = EndpointPool([ServiceAddress(f"grpc://127.0.0.1:{service.port}")], [study], print)
+    remote = RemoteGenerator(ServiceAddress(f"grpc://127.0.0.1:{service.port}"), [study], print)
     try:
-        pool.check()
-        (there,) = pool.generate(study, [(DOCUMENT, pending(6))])
+        remote.check()
+        (there,) = remote.generate(study, [(DOCUMENT, pending(6))])
     finally:
         service.close()
     here = generate_units(model, study.name, DOCUMENT, pending(6), 16, study.study.seed, ALL_SAVINGS)

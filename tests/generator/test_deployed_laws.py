@@ -35,9 +35,9 @@ from generator.documents.registry import stratum_documents
 from generator.generation import PendingUnit, StudyLaw, generate_together, generate_units
 from generator.selectors import Full
 from generator.selectors.policies import POLICIES
+from generator.transformer.files.local_folders import EMBEDDED_ID, model_folder
 from generator.transformer.loading import load_model
-from generator.transformer.local_folders import EMBEDDED_ID, model_folder
-from generator.transformer.prompt import PrefilledPrompt
+from generator.transformer.prompts.prefilled import PrefilledPrompt
 from log.store import Unit
 from schema.retention import Retention
 from schema.sampling import FULL_SOFTMAX, SamplingLaw

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, Steps, steps_of
-from fixtures.families import FAMILIES, saved_family
+from fixtures.families import FAMILIES, TOWERS, saved_family, saved_tower
 from fixtures.random_models import random_document
 from oracles.plain_generator import load_eager
-from transformers import LlamaConfig
+from transformers import AutoModelForImageTextToText, DynamicCache
 
 from generator.actions import Action
 from generator.attention.holding import AsComputed
@@ -28,19 +28,34 @@ from generator.selectors.expected_attention import ExpectedAttention
 from generator.selectors.kvpress import KVPress
 from generator.selectors.policies import POLICIES
 from generator.transformer import loading
+from generator.transformer.files import remembered_proofs as proofs
+from generator.transformer.files.configuration import position_switch
 from generator.transformer.footprint import local_footprint
 from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
-from generator.transformer.proof import remembered as proofs
+from generator.transformer.model_checks import check_model
+from generator.transformer.prompts.prompt import Prompt
 from log.units.unit import Unit
 from schema.errors import InputError
 from schema.retention import Retention
 from schema.sampling import SamplingLaw
+from schema.tables import SWRB
 
 HORIZON, SEED = 16, 3
 HALF_KNORM = Action("knorm-half", "knorm", SELECTORS["knorm"](), Retention.parse("1/2"))
 CAPPED = {"gemma2"}
-SEVERAL = ("mistral", "qwen3-moe", "gemma2", "gpt-oss")  # of each kind one; the others are among the long checks
+# Layers without RoPE, other pairs of channels, parts of heads, or angles that are not those of whole heads.
+NOT_BY_HALVES = {
+    "glm4", "glm4-moe", "smollm3", "cohere2", "exaone4", "gpt-oss", "qwen3-next", "qwen3.5", "qwen3.5-moe",
+}  # fmt: skip
+SEVERAL = (
+    "mistral",
+    "qwen3-moe",
+    "gemma2",
+    "gpt-oss",
+    "qwen3.5",
+    "falcon-h1",
+)  # of each kind one; the others are among the long checks
 OTHERS = [pytest.param(name, marks=() if name in SEVERAL else pytest.mark.slow) for name in FAMILIES]
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -106,6 +121,13 @@ def test_the_control_is_exactly_zero_and_eviction_is_not(family: str) -> None:
     for steps in evicted:
         assert not steps["delta"][:, 0].any()
         assert steps["delta"].any()
+
+
+@every_family
+def test_what_selectors_may_need_to_know_is_found(family: str) -> None:
+    traits = model_of(family).traits
+    assert traits.turned_by_halves is (family not in NOT_BY_HALVES)
+    assert traits.softcap == (50.0 if family in CAPPED else None)
 
 
 @some_families
@@ -178,7 +200,9 @@ def test_selectors_codecs_and_policies(family: str) -> None:
         assert np.isfinite(delta).all()
         assert not delta[:, 0].any()
         assert action.name == "identity" or delta.any() or family == "cohere2"
-    assert ("snapkv" in refused) == (family in CAPPED)
+    capped = {"snapkv", "pyramidkv", "h2o", "tova", "expected_attention"} if family in CAPPED else set()
+    assert capped <= set(refused) <= capped | {"expected_attention"}
+    assert ("expected_attention" in refused) == (family in CAPPED | NOT_BY_HALVES)
 
 
 # --- Bytes of windows -------------------------------------------------------------------------------------------------
@@ -198,6 +222,124 @@ def test_a_window_holds_its_own_entries_whatever_is_evicted() -> None:
     stored = sum(record[name] for name in ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes"))
     assert footprint.cache_bytes(75, AsComputed(), indexed=True) == stored
     assert half.record["resident_bytes"] - half.record["payload_bytes"] > 2 * entry * HORIZON
+
+
+# --- States of hybrids ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3-next", "qwen3.5", "falcon-h1"])
+def test_states_are_counted_as_they_lie_in_memory(family: str, dtype: str) -> None:
+    """Once in what a cache holds, and once for each stream; a layer with a state alone keeps no entries."""
+    model = load_model(str(saved_family(family)), dtype=dtype)
+    units = [PendingUnit(action, 0, 1) for action in (HALF_RECENT, CONTROL)]
+    half, control = generate_units(model, "s", random_document("d150", 150), units, HORIZON, SEED)
+    with torch.inference_mode():
+        cache = DynamicCache(config=model.network.config)
+        network = load_eager(saved_family(family)).to(model.network.dtype)
+        network(torch.tensor([random_document("d150", 150).tokens]), past_key_values=cache)
+    own = [
+        state.nbytes
+        for layer in cache.layers
+        for states in (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {}))
+        for state in states.values()
+        if state is not None
+    ]
+    held = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+    entries = sum(layer.keys.nbytes + layer.values.nbytes for layer in held)
+    assert model.shape.state_bytes == sum(own) > 0
+    assert control.record["payload_bytes"] == entries + sum(own)
+    assert half.record["payload_bytes"] == entries // 2 + sum(own)
+    assert len(half.record["kept_sha256"]) == len(held)
+    footprint = local_footprint(str(saved_family(family)), dtype)
+    assert footprint is not None
+    record = half.record
+    stored = sum(record[name] for name in ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes"))
+    assert footprint.cache_bytes(75, AsComputed(), indexed=True) == stored
+    assert footprint.shape.entry_bytes * 150 == entries
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_the_states_after_a_prompt_are_those_of_transformers(family: str) -> None:
+    """Whatever an action evicts: its streams begin with the reference's states."""
+    model, document = model_of(family), random_document("d150", 150)
+    prepared = model.prefill(document, [HALF_RECENT, HALF_KNORM], HORIZON).evict()
+    first, *others = prepared.caches.states
+    assert first is not None
+    assert all(states is first for states in others)
+    cache = DynamicCache(config=model.network.config)
+    with torch.inference_mode():
+        load_eager(saved_family(family))(torch.tensor([document.tokens]), past_key_values=cache)
+    for (kind, layer, number), state in first.found.items():
+        whole = vars(cache.layers[layer])["conv_states" if kind == "convolution" else "recurrent_states"][number]
+        assert (state - whole).norm() < 1e-4 * whole.norm()
+
+
+def test_streams_of_parked_histories_keep_their_states() -> None:
+    """Residual branching parks streams and goes on with them, which rows without a stream must not touch."""
+    model, document = model_of("qwen3.5"), random_document("d150", 150)
+    pending = [PendingUnit(HALF_RECENT, 0, 5, estimator=SWRB), PendingUnit(HALF_KNORM, 0, 3, estimator=SWRB)]
+    together = generate_units(model, "s", document, pending, HORIZON, SEED)
+    for unit, one in zip(together, pending, strict=True):
+        (alone,) = generate_units(model, "s", document, [one], HORIZON, SEED)
+        for name in ("kind", "t", "x_token", "y_token"):
+            assert alone.events[name].equals(unit.events[name])
+        columns = (some.events["delta"].fill_null(0).to_numpy() for some in (alone, unit))
+        np.testing.assert_allclose(*columns, atol=1e-5)  # rows of a delta net may depend on those beside them
+
+
+# --- Language models of multimodal checkpoints ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_language_model_is_taken_out_of_a_multimodal_checkpoint(name: str) -> None:
+    """Without the rest of it; greedy tokens are those of the whole checkpoint."""
+    folder = saved_tower(name)
+    model = load_model(str(folder))
+    assert type(model.network).__name__.endswith("ForCausalLM")
+    assert not [part for part, _ in model.network.named_modules() if "vision" in part or "visual" in part]
+    document = random_document("greedy97", 97)
+    greedy = replace(model, law=SamplingLaw(temperature=0.0))
+    half, control = generate_units(
+        greedy, "s", document, [PendingUnit(action, 0, 1) for action in (HALF_RECENT, CONTROL)], HORIZON, SEED
+    )
+    whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = torch.tensor([document.tokens])
+    with torch.inference_mode():
+        found = whole.generate(
+            tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=HORIZON, pad_token_id=0,
+            eos_token_id=list(model.eos_tokens),
+        )[0, 97:].tolist()  # fmt: skip
+    assert steps_of(control)["y_token"][0][: len(found)].tolist() == found
+    assert not steps_of(control)["delta"].any()
+    assert half.record["kept_entries"] == 48
+    assert check_model(str(folder), dtype="float32", revision=None)  # its proof is remembered
+    assert local_footprint(str(folder), "float32") is not None
+
+
+# --- RoPE whose frequencies depend on the length ----------------------------------------------------------------------
+
+
+def test_a_continuation_where_rope_switches_is_refused() -> None:
+    """The switch is after 40 positions: prompts that end before it with all that follows, or after it, are taken."""
+    model = model_of("phi3-long")
+    for length in (24, 41):
+        model.prefill(random_document(f"d{length}", length), [CONTROL], HORIZON)
+    for length in (25, 40):
+        with pytest.raises(
+            InputError, match=r"\(longrope\) has other frequencies after 40 positions.* at most 24 tokens"
+        ):
+            model.prefill(random_document(f"d{length}", length), [CONTROL], HORIZON)
+    assert position_switch(str(saved_family("phi3-long"))) == 40
+    assert model.pairs_at_once == 0
+
+
+def test_chunks_of_a_long_prompt_have_its_frequencies() -> None:
+    """A chunk before the switch is rotated as in one pass over the whole prompt."""
+    tokens = random_document("d97", 97).tokens
+    parts, whole = (Prompt(model_of("phi3-long"), tokens, window=0, at_once=size) for size in (16, 97))
+    for one, other in zip(parts.layers, whole.layers, strict=True):
+        assert (one.key - other.key).norm() < 1e-5 * other.key.norm()
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
@@ -228,14 +370,18 @@ def test_a_model_that_gives_something_else_is_refused_by_its_layer(
         (ExpectedAttention(), "smollm3", "selector ExpectedAttention: needs layers that rotate whole heads by halves"),
         (ExpectedAttention(), "cohere2", "selector ExpectedAttention: needs layers that rotate whole heads by halves"),
         (SnapKV(), "gemma2", "selector SnapKV: computes attention itself, without the soft cap of 50"),
-        (KVPress("KnormPress", (), None, ()), "gpt-oss", "selector kvpress:KnormPress: kvpress takes llama, mistral"),
+        (
+            KVPress("KnormPress", (), None, ()),
+            "gpt-oss",
+            "selector KVPress: kvpress takes models of type llama, mistral",
+        ),
     ],
 )
 def test_a_selector_that_a_family_cannot_give_is_refused_alone(selector: Selector, family: str, message: str) -> None:
-    action = Action("half", "half", selector, Retention.parse("1/2"))
+    action = Action("half", type(selector).__name__, selector, Retention.parse("1/2"))
     with pytest.raises(InputError) as refused:
         generated(family, [PendingUnit(action, 0, 1)])
-    assert str(refused.value).startswith(message)
+    assert str(refused.value).startswith(f"action 'half': {message}")
 
 
 def test_a_proof_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -259,16 +405,14 @@ def test_a_proof_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     ("changes", "message"),
     [
         ({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}, "multi-head latent attention (MLA) is not supported"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 64, "long_factor": [2.0] * 64, "original_max_position_embeddings": 64}}, "RoPE of type 'longrope' is not supported"),
-        ({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"}, "attention of type 'linear_attention' is not supported"),
-        ({"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1"}, "attention of type"),
+        ({"text_config": {"model_type": "deepseek_v3"}, "architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}, "multi-head latent attention (MLA) is not supported"),
+        ({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "num_hidden_layers": 2, "layer_types": ["conv"] * 2}, "a model of states alone is not supported: no entry could be evicted"),
     ],
 )  # fmt: skip
 def test_what_a_configuration_tells_is_refused_by_name(
     changes: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    content = LlamaConfig(architectures=["LlamaForCausalLM"]).to_dict() if "rope_parameters" in changes else {}
-    (tmp_path / "config.json").write_text(json.dumps(content | changes))
+    (tmp_path / "config.json").write_text(json.dumps(changes))
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(InputError) as refused:
         load_model(str(tmp_path))

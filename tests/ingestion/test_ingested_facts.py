@@ -16,7 +16,8 @@ from fixtures.refusals import refused
 
 import kvdrift
 from ingestion.facts import read_facts_file
-from ingestion.ingest import IngestReport, ingest
+from ingestion.ingest import ingest
+from ingestion.report import IngestReport
 from ingestion.stream import ingest_pieces
 from log.store import Store
 from sql.catalog import open_views

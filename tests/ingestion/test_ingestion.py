@@ -40,7 +40,8 @@ from hypothesis import strategies as st
 
 from ingestion import files as event_files
 from ingestion import intake
-from ingestion.ingest import Finding, ingest
+from ingestion.ingest import ingest
+from ingestion.report import Finding
 from log.store import Store, Unit
 from schema.tables import ACTIONS, EVENTS, GROUP_KEY, IDENTITIES, PLANS, STUDIES
 from sql.catalog import open_views

@@ -25,8 +25,8 @@ from hypothesis import given, settings
 
 from ingestion import stream as streams
 from ingestion.files import EventFile
-from ingestion.ingest import IngestReport
 from ingestion.pieces import Pieces, digest_of
+from ingestion.report import IngestReport
 from ingestion.stream import Stream, ingest_pieces
 from log.store import Store
 from schema.errors import InputError

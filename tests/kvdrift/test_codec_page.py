@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fixtures.house import ROOT
 
-from generator.actions import CODEC_FAMILY, build_action
+from generator.actions import CODEC_KIND, build_action
 from generator.checks.codecs import CODEC_CHECKS, CodecSubject
 from generator.codecs import CODECS, Codec
 from generator.codecs.quantized_cache import QuantizedCacheCodec
@@ -30,7 +30,7 @@ def test_the_pages_do_as_they_say(tmp_path: Path) -> None:
     assert actions["int4-throughout"].generated is not None
     subject = CodecSubject("my_codec:FinerKeys", folder=tmp_path)
     assert [finding.found for check in CODEC_CHECKS[:4] if not (finding := check(subject)).holds] == []
-    assert CODEC_FAMILY.group in OWN
+    assert CODEC_KIND.group in OWN
 
 
 @pytest.mark.quantizers

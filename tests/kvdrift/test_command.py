@@ -26,7 +26,7 @@ import kvdrift
 from flows.pages import reports as pages
 from flows.pages.reports import write_report
 from flows.run import stages
-from generator.transformer import tokenizer
+from generator.transformer.files import tokenizer
 from kvdrift.commands import status as commands_status
 from kvdrift.commands.report import report_pages
 from kvdrift.commands.status import status_lines
@@ -191,9 +191,9 @@ def test_an_interruption_while_commands_are_imported_is_quiet(
     assert capsys.readouterr() == ("", "")
 
 
-def test_python_takes_one_endpoint_as_a_text(tmp_path: Path) -> None:
+def test_python_names_an_endpoint_that_cannot_be_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="endpoint 'http://x': write grpc://HOST:PORT"):
-        kvdrift.run(write_study(tmp_path), tmp_path / "store", endpoints="http://x")
+        kvdrift.run(write_study(tmp_path), tmp_path / "store", endpoint="http://x")
 
 
 def test_a_full_disk_is_named(
@@ -322,7 +322,7 @@ def test_derive_with_nothing_to_do_where_nothing_may_be_written(
         raise OperationError("catalog.duckdb: cannot be written (Read-only file system)")
 
     monkeypatch.setattr(Path, "touch", touch)
-    monkeypatch.setattr("sql.catalog.write_catalog", write)
+    monkeypatch.setattr("sql.catalog_file.write_catalog", write)
     code, out, err = call(capsys, "derive", tmp_path / "store")
     assert (code, err) == (0, "")
     assert out.strip() == (

@@ -22,13 +22,13 @@ from generator.documents.held import HeldDocuments
 from generator.documents.registry import stratum_documents
 from generator.documents.source import Candidate, where
 from generator.generation import PendingUnit
-from generator.transformer.eviction import evict
 from generator.transformer.footprint import Footprint, local_footprint
 from generator.transformer.loading import load_model
 from generator.transformer.memory import ModelShape
-from generator.transformer.prompt import Prompt
-from kvdrift import timing as generation_time
-from kvdrift.timing import Extent, Seconds, StudyTime, study_time
+from generator.transformer.prompts.eviction import evict
+from generator.transformer.prompts.prompt import Prompt
+from kvdrift.dry_run import timing as generation_time
+from kvdrift.dry_run.timing import Extent, Seconds, StudyTime, study_time
 from schema.document import SPLITS, Document
 from schema.errors import InputError, OperationError
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
@@ -59,7 +59,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return {split: [Candidate(name, name, "", 0) for name in own] for split, own in names.items()}
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("generator.transformer.local_folders.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr("generator.transformer.files.local_folders.try_to_load_from_cache", lambda *_, **__: None)
     monkeypatch.setattr("flows.material.choose_candidates", candidates)
     return tmp_path
 
@@ -96,7 +96,7 @@ class TestPaperStudies:
             model = f"configuration and weights of the model, taken for '{model_id}' of Hugging Face"
             assert out.count(f"not checked: {model}; not on this machine") == 1
         assert out.count("not checked: prompts, which need the model's tokenizer; not on this machine") == 2
-        assert out.count("time: not measured; endpoints generate") == 2
+        assert out.count("time: not measured; another machine generates") == 2
         assert not Path("stores").exists()
 
     def test_kept_entries_at_nominal_lengths(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,8 +110,8 @@ class TestPaperStudies:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Llama-3.1-8B: 32 layers, 8 KV heads of width 128, bfloat16: 128 KiB of payload to an entry."""
-        monkeypatch.setattr("kvdrift.dry_run.local_footprint", lambda *_: LLAMA)
-        monkeypatch.setattr("kvdrift.dry_run.memory_here", lambda *_: 80 * 2**30)
+        monkeypatch.setattr("kvdrift.dry_run.needs.local_footprint", lambda *_: LLAMA)
+        monkeypatch.setattr("kvdrift.dry_run.needs.memory_here", lambda *_: 80 * 2**30)
         out = dry_run(capsys, STUDIES / "paper_first.toml", *SERVED)
         assert "action snapkv-512: snapkv, 512 entries: 512 prompt entries, 64.5 MiB of prompt cache" in out
         assert (
@@ -125,7 +125,7 @@ class TestPaperStudies:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Qwen2.5 has 32,768 positions, and a prompt at the label's bound leaves none for the horizon."""
-        monkeypatch.setattr("kvdrift.dry_run.local_configuration", lambda *_: {"max_position_embeddings": 32_768})
+        monkeypatch.setattr("kvdrift.dry_run.needs.local_configuration", lambda *_: {"max_position_embeddings": 32_768})
         out = dry_run(capsys, STUDIES / "paper_first.toml", *SERVED)
         line = (
             "the model has 32,768 positions: a prompt of more than 32,640 tokens will be refused, if there is one in "
@@ -164,7 +164,7 @@ def test_quickstart_is_exact(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = StudyTime({"development": Seconds(4.04, 114), "evaluation": Seconds(540, 1300)}, {}, "cpu", 3.2)
-    monkeypatch.setattr("kvdrift.dry_run.study_time", lambda *_: found)
+    monkeypatch.setattr("kvdrift.dry_run.needs.study_time", lambda *_: found)
     out = dry_run(capsys, STUDIES / "quickstart.toml", "--store", tmp_path / "store")
     assert "action snapkv-half: snapkv, half of the entries: 196 to 774 prompt entries" in out
     assert (
@@ -267,7 +267,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     clock = Machine()
     monkeypatch.setattr(generation_time, "time", clock)
     monkeypatch.setattr(generation_time, "generate_units", clock.generate_units)
-    monkeypatch.setattr(generation_time, "load_transformer", lambda _: PretendModel())
+    monkeypatch.setattr("generator.transformer.other_weights.loading.load_transformer", lambda _: PretendModel())
     return clock
 
 
@@ -353,7 +353,7 @@ def test_systems_need_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 def test_too_little_memory_is_said(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvdrift.dry_run.memory_here", lambda *_: 3 * 2**20)
+    monkeypatch.setattr("kvdrift.dry_run.needs.memory_here", lambda *_: 3 * 2**20)
     out = dry_run(capsys, write_study(tmp_path), "--store", tmp_path / "store")
     assert "1 of 5 replicates at once; 3.0 MiB available on cpu, which is too little" in out
     assert "time: not measured; there is too little memory" in out

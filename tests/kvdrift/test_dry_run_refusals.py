@@ -17,6 +17,7 @@ from flows.generate.local import LocalGenerator
 from flows.generate.storing import storing
 from flows.run import stages
 from flows.run.study_run import DocumentLimit, StudyRun
+from generator.transformer.files.local_folders import EMBEDDED_FOLDER
 from log.store import Store
 from schema.tables import SCHEMA_VERSION
 
@@ -33,6 +34,17 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gpt2(llama: Path) -> Path:
     return _copy(llama, "gpt2", {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]})
+
+
+@pytest.fixture(scope="module")
+def gemma2(llama: Path) -> Path:
+    """With the embedded model's tokenizer; its weights are never read."""
+    sizes = {"vocab_size": 4096, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    kind = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 30.0}
+    folder = _copy(llama, "gemma2", {**sizes, **kind})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((EMBEDDED_FOLDER / name).read_bytes())
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +117,14 @@ def test_models_that_cannot_run(
     assert not (tmp_path / "store").exists()
 
 
+def test_a_selector_that_a_models_layers_cannot_give(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, gemma2: Path
+) -> None:
+    line = same_line(capsys, write_study(tmp_path, (TINY, f'id = "{gemma2}"')), tmp_path / "store")
+    assert ": selector snapkv: computes attention itself, without the soft cap of 30 that this model has" in line
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_store_of_a_newer_version_is_no_missing_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     for table in ("events", "plans"):
@@ -117,7 +137,7 @@ def test_a_store_of_a_newer_version_is_no_missing_one(capsys: pytest.CaptureFixt
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing may be measured, or what is measured does not matter."""
-    monkeypatch.setattr("kvdrift.dry_run._time_lines", lambda *_, **__: iter(()))
+    monkeypatch.setattr("kvdrift.dry_run.needs._time_lines", lambda *_, **__: iter(()))
 
 
 @pytest.mark.usefixtures("unmeasured")

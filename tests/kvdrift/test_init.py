@@ -12,6 +12,7 @@ from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
 from flows.plan.size import EvaluatedSize, size_bounds
+from kvdrift.examples import EXAMPLES
 from kvdrift.study_files.keys import headings
 from kvdrift.study_files.reference import study_reference
 from schema.study import PlanSection
@@ -39,7 +40,7 @@ def test_a_sweep_is_a_list_of_retentions(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("written", ["snapkv", "snapkv:1/2", "snapkv:1/2,", ":1/2,1/4"])
 def test_a_sweep_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str) -> None:
-    line = f"--sweep {written}: write SELECTOR:KEEP,KEEP, as in snapkv:1/8,1/4,1/2"
+    line = f"--sweep {written}: write SELECTOR:KEEP,KEEP, as in snapkv:3/4,1/2,1/4"
     assert line in mistake(capsys, "init", tmp_path / "study.toml", "--sweep", written)
 
 
@@ -94,7 +95,7 @@ def test_a_dry_run_accepts_what_is_written(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kvdrift.dry_run._time_lines", lambda *_, **__: iter(()))
+    monkeypatch.setattr("kvdrift.dry_run.needs._time_lines", lambda *_, **__: iter(()))
     init(capsys, Path("mine.toml"), "--horizon", "16", "--action", "half=snapkv:1/2", "--action", "few=recent:100",
          "--task", "needle", "--length", "384")  # fmt: skip
     code, out, err = call(capsys, "run", "mine.toml", "--dry-run")
@@ -102,6 +103,19 @@ def test_a_dry_run_accepts_what_is_written(
     assert "study 'mine' on kvdrift/tiny, H = 16" in out
     assert "development: 3 documents, 9 units" in out
     assert "action few: recent, 100 entries: 100 prompt entries" in out
+
+
+def test_a_dry_run_accepts_the_example_of_a_sweep(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its least retention fits the embedded model's shortest prompts, which is more than a selector's window."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kvdrift.dry_run.needs._time_lines", lambda *_, **__: iter(()))
+    (example,) = [line for line in EXAMPLES["init"] if "--sweep" in line]
+    init(capsys, Path("mine.toml"), *example.split()[3:])
+    code, out, err = call(capsys, "run", "mine.toml", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "action snapkv@1/4: snapkv, a quarter of the entries" in out
 
 
 def test_prompts_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 from generator.documents.registry import SOURCES
 from generator.selectors import SELECTORS
-from generator.transformer.local_folders import EMBEDDED_ID, cached_models, has_local_weights, local_configuration
+from generator.transformer.files.local_folders import EMBEDDED_ID, cached_models, has_local_weights, local_configuration
 
 ROOT = Path(__file__).parents[2]
 LLAMA = {"architectures": ["LlamaForCausalLM"]}

@@ -10,7 +10,7 @@ from fixtures.house import ROOT
 
 from generator.actions import build_action
 from generator.checks.policies import POLICY_CHECKS, PolicySubject
-from generator.selectors.policies import POLICIES, POLICY_FAMILY
+from generator.selectors.policies import POLICIES, POLICY_KIND
 from schema.study import ActionSection
 
 OWN, THERE = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("adding-a-policy.md", "policies.md"))
@@ -26,7 +26,7 @@ def test_the_pages_do_as_they_say(tmp_path: Path) -> None:
     assert list(actions) == ["fading-half", "fading-fast", "sliding-512", "sliding-sinks"]
     subject = PolicySubject("my_policy:Fading", folder=tmp_path)
     assert [finding.found for check in POLICY_CHECKS[:2] if not (finding := check(subject)).holds] == []
-    assert POLICY_FAMILY.group in OWN
+    assert POLICY_KIND.group in OWN
 
 
 def test_every_policy_is_on_the_page() -> None:

@@ -30,6 +30,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (("--cron", "0 3 * * *", "--timezone", "Berlin"), "--timezone Berlin: there is no such zone; write one such as Europe/Berlin"),
         (("--serve", "--work-pool", "mine"), "--work-pool mine: says who runs it, and so does --serve; give one of them"),
         (("--token-file", "t"), "--token-file: says how to reach an endpoint; add --endpoint grpc://HOST:PORT"),
+        (("--endpoint", "grpc://a:1", "--endpoint", "grpc://b:1"), "--endpoint grpc://a:1 --endpoint grpc://b:1: give one; --cluster generates on many machines"),
         (("--cluster", "here"), "--cluster 'here': write tcp://HOST:PORT of a Dask scheduler, or local:N for N workers here"),
         (("--gpus", "2"), "--gpus 2: model.kind = 'finite-state' uses no GPU; run it without --gpus"),
         ((), "no Prefect server is named; start one with `prefect server start`, and name it with `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"),

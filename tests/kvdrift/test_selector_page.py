@@ -19,7 +19,7 @@ from fixtures.house import ROOT
 from generator.actions import build_actions
 from generator.documents.registry import stratum_documents
 from generator.generation import PendingUnit, generate_units
-from generator.selectors.own.families import SELECTOR_FAMILY
+from generator.selectors.own.kinds import SELECTOR_KIND
 from generator.transformer.loading import load_model
 from schema.study import load_studies
 
@@ -70,7 +70,7 @@ def test_the_pages_other_pieces_are_right(tmp_path: Path) -> None:
     pieces = [text for kind, text in BLOCK.findall(PAGE) if kind == "toml" and text != files["my-study.toml"]]
     action, entry_points = pieces
     assert tomllib.loads(entry_points)["project"]["entry-points"] == {
-        SELECTOR_FAMILY.group: {"peak": "my_selector:PeakAttention"}
+        SELECTOR_KIND.group: {"peak": "my_selector:PeakAttention"}
     }
     study = tmp_path / "my-study.toml"
     study.write_text(files["my-study.toml"] + "\n" + action, encoding="utf-8")

@@ -20,7 +20,7 @@ def test_rows_that_came_are_in_the_catalogue_when_it_ends(tmp_path: Path, monkey
     store = Store.create(tmp_path / "store")
     kept = Upkeep(store.location)
     kept.begin_if_due()  # what was there before is in it too
-    assert kept._process is not None
+    assert kept._under_way is not None
     store.append_units([make_unit()])
     kept.rows_came()
     kept.begin_if_due()  # under way
@@ -29,14 +29,14 @@ def test_rows_that_came_are_in_the_catalogue_when_it_ends(tmp_path: Path, monkey
         assert catalog.sql("select count(*) from events").fetchall() == [(make_unit().events.num_rows,)]
     monkeypatch.setattr(upkeep, "_SHARE", 0)
     kept.begin_if_due()
-    assert kept._process is None
+    assert kept._under_way is None
 
 
 def test_it_is_left_alone_for_long_after_it_took_long(tmp_path: Path) -> None:
     kept = Upkeep(str(tmp_path))
     kept._cost, kept._ended = 1e6, 0.0
     kept.begin_if_due()
-    assert kept._process is None
+    assert kept._under_way is None
 
 
 def test_what_it_could_not_do_is_said(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from fixtures.house import PACKAGES, ROOT
 
-from generator.transformer.local_folders import EMBEDDED_ID
+from generator.transformer.files.local_folders import EMBEDDED_ID
 
 ERRORS = re.compile(r"\b(KvdriftError|InputError|PlanError|OperationError|ControlError|DamagedStoreError)\b")
 SECTIONS = re.compile(r"^ *(?:Args|Returns|Yields|Raises|Attributes):$", re.MULTILINE)

@@ -27,10 +27,10 @@ from log.delta.parquet_files import StoredFile
 from log.store import Store, Unit
 from log.units.commits import UnitCommits
 from log.units.unit import DERIVED_TABLES
-from schema.tables import GROUP_KEY, TABLES
+from schema.tables import TABLES
 from schema.windows import Windows
 from sql.catalog import open_views, view_texts
-from sql.materialization import keep_up_moments, materialize_moments
+from sql.materialized.storing import keep_up_moments, materialize_moments
 from sql.stored_moments import stored_moments
 from sql.view_texts import MATERIALIZED
 from transforms.compaction import compact
@@ -188,14 +188,13 @@ def test_what_is_there_is_there_once(store: Store) -> None:
 def test_a_writer_of_new_groups_reads_what_came_since(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     compact(store)
     store.append_units(some_units("new"))
-    read, read_rows = [], DeltaFolder.read
+    read, dataset = list[str](), DeltaFolder.dataset
 
-    def reading(folder: DeltaFolder, table: Any, columns: Any, **options: Any) -> pa.Table:
-        if options.get("with_path") and tuple(columns) == GROUP_KEY:
-            read.extend(options["paths"])
-        return read_rows(folder, table, columns, **options)
+    def reading(folder: DeltaFolder, table: Any, paths: Any = None, coded: Any = ()) -> Any:
+        read.extend(table.paths() if paths is None else paths)
+        return dataset(folder, table, paths, coded)
 
-    monkeypatch.setattr(DeltaFolder, "read", reading)
+    monkeypatch.setattr(DeltaFolder, "dataset", reading)
     assert store.append_units(some_units("newer")) == len(some_units("newer"))
     assert len(read) == 1, "the rows of the append before"
     assert store.append_units(some_units("newer")) == 0

@@ -69,7 +69,7 @@ def interval(
         if between[0] == 0 and between[1] <= 1 and 0 < share < 1:
             odds, scale = math.log(share / (1 - share)), error / between[1] / (share * (1 - share))
             ends = _fraction(odds - below * scale, between[1]), _fraction(odds + above * scale, between[1])
-        method = "studentized"
+        method = "skewed" if max(high, -low) > 1.5 * student else "studentized"
     else:
         if freedom <= 0:
             return Interval(estimate, math.nan, math.nan, "expanded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from fixtures.report_views import MODEL, PAIR, STRATA, STUDY, FakeViews, make_views
 
 from report.page import build_report
+from report.parts.answers.records import records_sentence
 from report.parts.answers.section import answers_figure, answers_sentence, correlation_sentence
 from report.reading.content import read_content
 from report.reading.source import Provenance, StudyRows
@@ -71,6 +73,42 @@ def test_of_many_actions_the_sentence_names_the_highest_and_the_lowest_accuracy(
     assert said.startswith(f"With {first}, accuracy is 90.0% instead of 100.0%")
     assert f"With {last}, accuracy is 50.0%" in said
     assert said.count("With ") == 2
+
+
+def test_records_of_lost_answers_in_words() -> None:
+    """Shares of records that were evicted wholly, in part and not at all, of lost answers beside all answers."""
+    views = make_views()
+    names = ("lost", "lost_gone", "lost_partly", "lost_whole", "gone", "partly", "whole")
+
+    def said(shares: Mapping[str, tuple[float, ...]]) -> str:
+        views.views["lost_records"] = [
+            {
+                "study": STUDY,
+                "model": MODEL,
+                "split": "evaluation",
+                "stratum": "pooled",
+                "action": action,
+                "answers": 50,
+            }
+            | dict(zip(names, values, strict=True))
+            for action, values in shares.items()
+        ]
+        return records_sentence(content_of(views))
+
+    assert said({"recent-half": (1995, 0.899, 0, 0.101, 0.63, 0, 0.37), "snapkv-half": (0, 0, 0, 0, 0, 0.7, 0.3)}) == (
+        "recent-half loses 1,995 answers: the record of 89.9% was wholly evicted. Of all answers, lost or not, 63.0% "
+        "have such a record. The further the two shares are apart, the more of the loss goes with eviction. In part "
+        "means that some layers or KV heads lack some tokens of the record, which others may still read. An answer "
+        "whose record is whole is lost by something else: entries by which the model finds the record are missing or "
+        "less exact; or the pair had parted, and Y drew other tokens by chance."
+    )
+    both = said({"snapkv-half": (40, 0.25, 0.75, 0, 0.1, 0.5, 0.4)})
+    assert both.startswith(
+        "snapkv-half loses 40 answers: the record of 25.0% was wholly evicted and that of 75.0% was evicted in part. "
+        "Of all answers, lost or not, 60.0% have a record that was evicted wholly or in part."
+    )
+    assert "is whole" not in both
+    assert said({"snapkv-half": (3, 0, 0, 1, 0, 0, 1)}).startswith("An answer whose record is whole is lost by")
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from fixtures.browser import Tabs, overflow
 from fixtures.report_views import build, make_views
 
-from generator.transformer.tokenizer import token_reader
+from generator.transformer.files.tokenizer import token_reader
 from log.store import Store
 from report.explorer.page import write_explorer
 from report.reading.content import read_content

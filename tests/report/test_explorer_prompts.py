@@ -6,6 +6,7 @@ import base64
 import gzip
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from fixtures.browser import Tabs, overflow
 
-from generator.transformer.tokenizer import token_reader
+from generator.transformer.files.tokenizer import token_reader
 from log.store import Store
 from report.explorer import prompts
 from report.explorer.outcomes import read_outcomes
@@ -59,11 +60,11 @@ def test_shares_are_those_of_the_store(content: PageContent, views: Views) -> No
         assert prompt.tokens.tolist() == rows[None]["tokens"]
         assert prompt.records == [list(record.values()) for record in rows[None]["records"]]
         assert prompt.layers == 3
-        for action, step, shares in prompt.kept:
-            row = rows[outcomes.actions[action]]
-            assert (step, shares.shape) == (0, (3, len(prompt.tokens)))
-            counts = np.array(row["kept"]).reshape(shares.shape)
-            assert (shares == np.array([0, 128, 255])[counts]).all(), "of two KV heads"
+        for one in prompt.kept:
+            row = rows[outcomes.actions[one.action]]
+            assert (one.step, one.first_layers, one.shares.shape) == (0, [0, 1, 2], (3, len(prompt.tokens)))
+            counts = np.array(row["kept"]).reshape(one.shares.shape)
+            assert (one.shares == np.array([0, 128, 255])[counts]).all(), "of two KV heads"
 
 
 def test_what_does_not_fit_is_left_out_and_layers_are_joined(
@@ -76,7 +77,7 @@ def test_what_does_not_fit_is_left_out_and_layers_are_joined(
     found = prompts.read_prompts(content.source, outcomes, sample)
     first_jump = int(outcomes.doc[sample.jumps[0].rows[0]])
     assert found[0].place == first_jump
-    assert all(len(shares) == 2 for prompt in found for _, _, shares in prompt.kept)
+    assert all(one.first_layers == [0, 1] and len(one.shares) == 2 for prompt in found for one in prompt.kept)
     tokens = np.unique(np.concatenate([prompt.tokens for prompt in found]))
     said, texts = prompts.pack_prompts(found, tokens)
     assert 0 < len(said) == len(texts) < len(found)
@@ -85,7 +86,19 @@ def test_what_does_not_fit_is_left_out_and_layers_are_joined(
     n = said[0]["entries"]
     planes = np.frombuffer(data, np.uint8, 2 * n).reshape(2, n).astype(int)
     assert (tokens[planes[0] + 256 * planes[1]] == found[0].tokens).all()
-    assert len(data) == 2 * n + sum(groups * n for _, _, groups in said[0]["kept"])
+    assert len(data) == 2 * n + sum(len(first_layers) * n for _, _, first_layers in said[0]["kept"])
+
+
+def test_joined_groups_say_which_layers_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """28 layers come in 8 stored groups, which begin at 0, 3, 7, 10, 14, …; three of them are shown."""
+    monkeypatch.setattr(prompts, "MOST_SHARES", 6)
+    of_layer = np.zeros((28, 2), int)
+    of_layer[:7, 0], of_layer[7, 1] = 4, 1  # of 4 KV heads
+    stored = np.add.reduceat(of_layer, [group * 28 // 8 for group in range(8)], axis=0)
+    row = {"kept": stored.ravel().tolist(), "layers": 28, "pairs": 28 * 4}
+    first_layers, shares = prompts._shares(row, 2)
+    assert first_layers == [0, 7, 17]
+    assert shares.tolist() == [[255, 0], [0, round(255 / 40)], [0, 0]]
 
 
 def opened(tabs: Tabs, path: Path, fragment: str, **how: Any) -> Page:
@@ -150,6 +163,27 @@ def test_nothing_is_wider_than_the_window(tabs: Tabs, path: Path, width: int) ->
     tab.keyboard.press("r")
     assert tab.locator("#prompt-text .at").count() == 1
     assert overflow(tab) == 0
+
+
+def test_thousands_of_records_stay_folded(
+    tabs: Tabs, content: PageContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page opens as quickly if the answer is a common word; the folds count its records, and a button opens each."""
+
+    def stated_often(*given: Any) -> list[prompts.Prompt]:
+        found = prompts.read_prompts(*given)
+        often = [[0, 0, p, p] for p in range(100, 20_000, 10)]
+        return [replace(one, tokens=np.resize(one.tokens, 20_000), records=often, kept=[]) for one in found]
+
+    monkeypatch.setattr("report.explorer.page.read_prompts", stated_often)
+    written = write_explorer(content, tmp_path, token_reader(MODEL))
+    assert written is not None
+    tab = opened(tabs, written, address())
+    assert 300 < tab.locator("#prompt-text .token").count() < 1100
+    fold = tab.locator("#prompt-text .fold").last
+    assert re.search(r"1[89],\d{3} tokens, 1,[89]\d\d records …", fold.inner_text())
+    tab.evaluate("for (let turn = 0; turn < 100; turn += 1) document.querySelector('#record-buttons button').click()")
+    assert tab.locator("#prompt-text .at").get_attribute("data-p") == "1090"
 
 
 def test_a_store_without_prompts_says_so(

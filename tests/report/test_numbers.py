@@ -8,9 +8,9 @@ from fixtures.simulated_studies import simulated_study
 
 from report.printing.numbers import in_text, interval, sure_decimals
 from report.reading.estimates import Estimate
-from stats.bootstrap import estimate
 from stats.ends import error_of_ends
 from stats.registry import Scale
+from stats.resampling.bootstrap import estimate
 
 
 def made(low: float, high: float, draws: int | None, level: float | None = 0.95) -> Estimate:

@@ -10,7 +10,7 @@ import csv
 import json
 import re
 import xml.etree.ElementTree as ET
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,12 @@ from report.parts.gap import TERMS, exposure_sentence
 from report.parts.plan import endpoints_table
 from report.parts.verdict.contrasts import said_once, sentences
 from report.printing.canvas import action_styles, new_figure
+from report.printing.estimate_tables import estimate_cells, status_note
 from report.printing.latex import escape
 from report.printing.numbers import MISSING, count_range, duration, fixed, size
 from report.printing.term_bars import Bar, term_bars
 from report.reading.content import read_content
+from report.reading.estimates import Estimate
 from report.reading.published import is_model
 from report.reading.source import Provenance, StudyRows
 from schema.errors import InputError
@@ -59,6 +61,7 @@ from schema.windows import Windows
 from sql.catalog import view_texts
 from sql.contracts import contract
 from stats.quantities import QUANTITIES
+from stats.registry import Scale
 
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
 
@@ -103,7 +106,7 @@ def test_words_hold_in_the_dark_too_and_brackets_are_explained_where_they_first_
 def test_what_units_were_made_with_is_said_in_words(three: tuple[Path, str]) -> None:
     _, html = three
     assert "<dt>Generated with</dt><dd>torch 2.13.0, transformers 5.23.0</dd>" in html
-    assert "<dt>Batches</dt><dd>filled up to a multiple of 8 rows, " in html
+    assert "<dt>Batches</dt><dd>padded to a multiple of 8 rows, " in html
     assert "row_multiple" not in html
 
 
@@ -147,7 +150,7 @@ def test_headline_says_what_the_numbers_say(three: tuple[Path, str]) -> None:
         "the same bytes, on only 4 documents in each of 3 strata: it disagrees"
     ) in html
     assert f"disagrees with the full cache on {100 * b['mismatch']:.1f}% [" in html
-    assert f"{100 * share:.0f}% of the gap is exposure" in html
+    assert re.search(rf"; {100 * share:.1f}% \[[\d., ]+\] \(all 95%, exploratory\) of the gap is exposure", html)
     assert "full: δ and f are exactly 0 in 18 pairs on 18 documents" in html
     assert "snapkv-10, with 0.20 times the prompt-cache bytes of snapkv-half, diverges earlier" in html
 
@@ -179,7 +182,9 @@ def test_one_level_and_status_are_said_once() -> None:
     lead, detail, _ = text.split("\n")
     assert lead.startswith("recent-half diverges earlier and stays apart longer than snapkv-half at the same bytes: it")
     assert lead.count("exploratory") == detail.count("exploratory") == 1
-    assert re.search(r"of positions against \S+ \[\S+, \S+\] \(all 95%, exploratory\);", lead)
+    assert re.search(
+        r"of positions against \S+ \[\S+, \S+\]; \S+ \[\S+, \S+\] \(all 95%, exploratory\) of the gap", lead
+    )
     assert detail.endswith(" (all 95%, exploratory).")
     two = "on 1.0% [0.5, 2.0] (95%, seen) and on 2.0% [1.0, 3.0]"
     assert said_once(f"{two} (95%, seen).") == "on 1.0% [0.5, 2.0] and on 2.0% [1.0, 3.0] (both 95%, seen)."
@@ -195,6 +200,24 @@ def test_documents_are_said_once_where_all_sentences_have_the_same(undrawn_page:
     ]
     html = undrawn_page(views)
     assert html.count("Measured on") == 2
+
+
+def test_intervals_that_may_hold_the_truth_less_often_are_marked() -> None:
+    """Those from few clusters, and those whose number a few documents decide; the note gives the reasons that occur."""
+    sure = Estimate(
+        "pooled", "a", None, "mismatch", None, 0.2, 0.1, 0.3, 0.95, 2000, clusters=24, interval="studentized"
+    )
+    skewed, few = replace(sure, interval="skewed"), replace(sure, clusters=8)
+    cells = estimate_cells([sure, skewed, few], Scale.PERCENT, {})
+    assert [cell.mark for cell in cells] == ["", "*", "*"]
+    assert status_note([sure]) == "Exploratory, pointwise 95% intervals."
+    because = {
+        (skewed,): "decided by a few documents",
+        (few,): "from fewer than 20 clusters of documents",
+        (skewed, few): "from fewer than 20 clusters of documents or decided by a few documents",
+    }
+    for rows, words in because.items():
+        assert status_note([sure, *rows]).endswith(f"; * {words}: the interval may hold the truth less often.")
 
 
 def test_few_clusters_are_said_where_something_is_asserted() -> None:

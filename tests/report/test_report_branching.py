@@ -32,7 +32,7 @@ from report.printing.numbers import MISSING, significant
 from report.reading.estimates import Estimate
 from schema.windows import Windows
 from stats.quantities import ALL_QUANTITIES
-from stats.quantities.branching import BRANCHING_QUANTITIES
+from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
 from stats.registry import Scale
 
 ACTIONS = ("snapkv-half", "recent-half", "recent-10")

@@ -59,9 +59,9 @@ def bytes_of(views: FakeViews, action: str, times: float) -> FakeViews:
 def test_of_two_actions_the_one_that_surely_diverges_less() -> None:
     words = said(make_views(documents_each=12))
     assert words.startswith(
-        "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on 33."
+        "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on more positions, by 33."
     )
-    assert "95%, exploratory) more of the positions." in words
+    assert "pp [30, 36] (95%, exploratory)." in words
     assert "kvdrift confirm writes a study of documents that nobody has seen" in words
     few = said(make_views(documents_each=4))
     assert "This rests on only 4 documents in each of 3 strata." in few
@@ -101,7 +101,10 @@ def test_fewer_bytes_for_more_divergence_is_a_choice_and_a_worse_one_is_ruled_ou
     assert words.startswith(
         "The choice is one of bytes: take snapkv-half where 597 KiB of prompt cache fit and snapkv-10 "
     )
-    assert "recent-half is ruled out by snapkv-half: it holds the same bytes and disagrees on 33." in words
+    assert (
+        "recent-half is ruled out by snapkv-half: it holds the same bytes and disagrees on more positions, by 33."
+        in words
+    )
 
 
 def test_points_alone_decide_nothing() -> None:
@@ -176,7 +179,9 @@ def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> No
         f"cache{ALL_PAIRS}."
     )
     (told,) = [
-        reason for reason in words.reasons if reason.startswith("Ruled out, each by one that holds no more bytes ")
+        reason
+        for reason in words.reasons
+        if reason.startswith("Ruled out, each by an action that holds no more bytes ")
     ]
     assert told.endswith(" by snapkv-90.")
     assert all(action in told for action in TWELVE)
@@ -201,7 +206,7 @@ def test_a_planned_mirror_image_decides_before_an_exploratory_difference() -> No
             row |= {"estimate": 0.3, "low": 0.2, "high": 0.4, "status": "prespecified", "family": "primary"}
     words = said(views)
     assert words.startswith(
-        "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on 30.0 pp"
+        "Take snapkv-half: recent-half holds the same bytes and disagrees with the full cache on more positions, by 30.0 pp"
     )
     assert "The plan named these differences before their outcomes were known" in words
     assert "kvdrift confirm" not in words
@@ -221,11 +226,12 @@ def test_what_loses_most_right_answers_is_not_recommended() -> None:
     assert (choice.recommended, choice.unfit) == (["snapkv-half"], ["snapkv-10"])
     words = said(views)
     assert words.startswith(
-        "Take snapkv-half, which holds 597 KiB of prompt cache. snapkv-10 holds fewer bytes, but loses "
+        "Take snapkv-half, which holds 597 KiB of prompt cache. snapkv-10 holds fewer bytes, but loses more than half of "
+        "the right answers: 95.0% [90, 95] (95%, exploratory)."
     )
     assert "The plan named" not in words
-    assert "This rests on 3 intervals, all exploratory. Those over all pairs of actions hold together. " in words
-    assert "Those of lost answers hold for one action at a time. kvdrift confirm writes a study" in words
+    assert "This rests on 3 intervals, all exploratory. Intervals over all pairs of actions hold together. " in words
+    assert "Intervals of lost answers hold for one action at a time. kvdrift confirm writes a study" in words
     for row in views.views["estimates"]:
         if row["quantity"] in GAPS and row["stratum"] == "pooled":
             row |= {"status": "prespecified", "family": "primary"}
@@ -340,12 +346,14 @@ def test_the_frontier_is_what_no_other_action_beats_in_both() -> None:
     content = content_of(make_views(THREE))
     assert undominated(content, choose(content)) == ["snapkv-half", "snapkv-10"]
     words = frontier_sentence(content, choose(content))
-    assert words.startswith("The line joins snapkv-half and snapkv-10: ")
+    assert words.startswith(
+        "The line is the Pareto front by the point estimates: snapkv-half and snapkv-10. Each of the others is matched"
+    )
     assert words.endswith(" Shares are of the full cache, which holds 1.2 MiB a document in float32.")
     dear = content_of(bytes_of(make_views(THREE), "snapkv-10", 20))
     assert undominated(dear, choose(dear)) == ["snapkv-half"]
     words = frontier_sentence(dear, choose(dear))
-    assert words.startswith("By the point estimates no other action has fewer bytes or less R than snapkv-half. ")
+    assert words.startswith("By the point estimates, no other action beats snapkv-half in bytes or in R. ")
     (axes,) = bytes_figure(dear, choose(dear)).axes
     assert all(text.get_text() for text in axes.texts), "there is no line"
 

@@ -18,7 +18,8 @@ from fixtures.unread_pages import blank_pages
 from log.store import Store, Unit
 from schema.errors import InputError, KvdriftError, OperationError
 from schema.tables import EVENTS, MEASURES, STEPS, TABLES, TRAJECTORIES
-from sql.catalog import describe_views, open_views, view_texts, write_catalog
+from sql.catalog import describe_views, open_views, view_texts
+from sql.catalog_file import write_catalog
 from sql.contracts import contracts
 from transforms.compaction import compact
 
@@ -252,15 +253,15 @@ def test_views_and_catalogue_draw_no_progress_on_the_output(store: Store) -> Non
     """DuckDB would, in a process without a main file, which it takes for a person's."""
     script = f"""
 from log.store import Store
-from sql import catalog
+from sql import catalog, catalog_file
 
 def show(connection, *_):
     print(connection.execute("select current_setting('enable_progress_bar')").fetchall())
 
 with catalog.open_views(Store({store.location!r})) as views:
     show(views.connection)
-catalog.fill_catalog = show
-catalog.write_catalog(Store({store.location!r}))
+catalog_file.fill_catalog = show
+catalog_file.write_catalog(Store({store.location!r}))
 """
     command = [sys.executable, "-c", script]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == 2 * "[(False,)]\n"

@@ -18,9 +18,10 @@ from fixtures.unread_pages import blank_pages
 from log.store import Store, Unit
 from schema.errors import DamagedStoreError
 from schema.tables import ACTIONS, DOCUMENT_MOMENTS, DOCUMENTS, STEPS, STUDIES
-from sql.catalog import Views, open_views, view_texts, write_catalog
+from sql.catalog import Views, open_views, view_texts
+from sql.catalog_file import write_catalog
 from sql.contracts import contract
-from sql.materialization import materialize_moments
+from sql.materialized.storing import materialize_moments
 from sql.stored_moments import stored_moments
 from sql.view_texts import MATERIALIZED, qualified_texts
 from transforms.compaction import compact
@@ -181,7 +182,7 @@ def test_moments_of_new_documents_leave_the_steps_of_others_unread(store: Store)
 def test_a_call_that_was_broken_off_is_gone_on_with(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     generate(store, *(make_unit(doc, action="one", first=4) for doc in ("d0", "d1")))
     appended, append_moments = [], Store.append_moments
-    monkeypatch.setattr("sql.moment_batches._STEPS_AT_ONCE", 10)
+    monkeypatch.setattr("sql.materialized.batches._STEPS_AT_ONCE", 10)
 
     def broken(store: Store, rows: pa.Table, version: int) -> bool:
         appended.append(rows.num_rows)
@@ -220,7 +221,7 @@ def test_documents_of_compacted_files_in_several_batches(store: Store, monkeypat
     compact(store)
     generate(store, make_unit("d1", action="one", first=4))
     monkeypatch.setattr("sql.stored_moments.moments_definition", lambda: ANOTHER)
-    monkeypatch.setattr("sql.moment_batches._STEPS_AT_ONCE", 10)
+    monkeypatch.setattr("sql.materialized.batches._STEPS_AT_ONCE", 10)
     assert materialize_moments(store, 1) == 4, "all are computed again"
     assert_as_computed(store)
 

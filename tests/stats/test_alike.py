@@ -11,11 +11,11 @@ import scipy.stats
 from schema.moments import SCALAR_MOMENTS
 from schema.windows import Windows
 from stats.alike import Alike, most_unlike, settling_factor
-from stats.bootstrap import estimate
 from stats.endpoints import Decision, decide
-from stats.intervals import Request
 from stats.moments import DocumentMoments
 from stats.registry import Between, Higher
+from stats.resampling.bootstrap import estimate
+from stats.resampling.intervals import Request
 
 STUDIES = 400
 PAIRS = [(f"a{i:03}", f"b{i:03}") for i in range(STUDIES)]

@@ -16,10 +16,10 @@ from schema.errors import InputError
 from schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
 from schema.windows import Windows
 from stats.allocation import Allocation, _components, _influence, allocate, linearize
-from stats.bootstrap import observed, resample
 from stats.endpoints import Endpoint
 from stats.moments import ReplicateMoments
 from stats.quantities import QUANTITIES
+from stats.resampling.bootstrap import observed, resample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

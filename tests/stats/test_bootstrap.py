@@ -20,14 +20,14 @@ from schema.errors import InputError
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.tables import RESULTS
 from schema.windows import Windows
-from stats.bootstrap import BLOCK, estimate, groups, observed, resample
 from stats.clusters import ClusterDraws
 from stats.endpoints import Endpoint, Family
 from stats.ends import percentile_intervals
-from stats.intervals import COLUMNS, Request, planned_status
 from stats.moments import DocumentMoments
 from stats.pooling import _product
 from stats.quantities import QUANTITIES
+from stats.resampling.bootstrap import BLOCK, estimate, groups, observed, resample
+from stats.resampling.intervals import COLUMNS, Request, planned_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

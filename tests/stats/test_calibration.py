@@ -26,7 +26,6 @@ from schema.moments import SCALAR_MOMENTS
 from schema.tables import EVENTS, TABLES
 from schema.windows import Windows
 from sql.catalog import open_views
-from stats.bootstrap import estimate, observed
 from stats.calibration import (
     CANDIDATES,
     OBSERVATIONS,
@@ -40,8 +39,9 @@ from stats.calibration import (
     ridge_coefficients,
 )
 from stats.endpoints import Endpoint
-from stats.intervals import Request
 from stats.moments import DocumentMoments
+from stats.resampling.bootstrap import estimate, observed
+from stats.resampling.intervals import Request
 
 if TYPE_CHECKING:
     from pathlib import Path

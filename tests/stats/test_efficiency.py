@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 from fixtures.swrb_events import Row, plain_replicate, random_laws, swrb_replicate, unit
 
-from flows.estimate.branching import branching_moments
+from flows.estimate.branching_moments import branching_moments
 from flows.estimate.parts import EXPLORATORY_DRAWS
 from flows.estimate.stored import analyze_stored
 from log.store import Store
@@ -24,14 +24,14 @@ from schema.moments import SCALAR_MOMENTS
 from schema.tables import DOCUMENTS, PLAIN, RESULTS, SWRB
 from schema.windows import Windows
 from sql.catalog import open_views
-from stats.bootstrap import resample
 from stats.clusters import ClusterDraws
 from stats.efficiency import MEASURED, BranchingMoments, estimate_branching, observed_branching, resample_branching
 from stats.endpoints import Endpoint
-from stats.intervals import COLUMNS
 from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
-from stats.quantities.branching import BRANCHING_QUANTITIES
+from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
+from stats.resampling.bootstrap import resample
+from stats.resampling.intervals import COLUMNS
 from transforms.pipeline import run_derivation
 
 STRATA = ["a"] * 7 + ["b"] * 4

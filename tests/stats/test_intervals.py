@@ -12,11 +12,9 @@ from oracles.plain_intervals import Document, effective_clusters, interval
 
 from schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.windows import Windows
-from stats.bootstrap import estimate, observed, observed_errors, resample
 from stats.clusters import ClusterDraws
 from stats.endpoints import Endpoint
 from stats.ends import expanded_intervals
-from stats.intervals import Request
 from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.linearization.gradients import constant_gradient, features_read
 from stats.linearization.standard_errors import StandardErrors
@@ -24,6 +22,8 @@ from stats.moments import DocumentMoments
 from stats.pooling import Pooling
 from stats.quantities import ALL_QUANTITIES, QUANTITIES
 from stats.registry import Range, Scale
+from stats.resampling.bootstrap import estimate, observed, observed_errors, resample
+from stats.resampling.intervals import Request
 
 H = 8
 WINDOWS = Windows.of(H)
@@ -295,7 +295,7 @@ def test_ends_stay_in_the_range() -> None:
         names = ["mismatch", "gap"]
         result = estimate(moments, draws=2000, seed=1, quantities=names, pairs=[PAIR], request=Request(0.999))
         row = result.row(Endpoint("mismatch", "action 0"))
-        assert row["interval"] == "studentized"
+        assert row["interval"] == "skewed"
         assert 0 < row["low"] < row["estimate"] < row["high"] < 1
         row = result.row(Endpoint("gap", "action 1", "action 0"))
         assert -1 <= row["low"] < row["estimate"] < row["high"] <= 1

@@ -13,11 +13,11 @@ from schema.errors import InputError
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.windows import Windows
 from sql.contracts import contract
-from stats.bootstrap import observed
 from stats.endpoints import Endpoint
 from stats.moments import DocumentMoments, ReplicateMoments
 from stats.quantities import ALL_QUANTITIES, QUANTITIES, quantity_named
 from stats.registry import Pooled
+from stats.resampling.bootstrap import observed
 
 H, K = 16, 3
 W = Windows.of(H)  # T = 8, early lags 1..2, late lags 7..8

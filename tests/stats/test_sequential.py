@@ -12,9 +12,9 @@ from scipy.stats import norm
 from schema.errors import InputError
 from schema.moments import SCALAR_MOMENTS
 from schema.windows import Windows
-from stats.bootstrap import observed_errors, resample
 from stats.endpoints import Endpoint
 from stats.moments import DocumentMoments
+from stats.resampling.bootstrap import observed_errors, resample
 from stats.sequential.repeated import RepeatedInterval, draws_of, repeated_intervals
 from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, SIGN, Resolution
 from stats.sequential.spending import critical_constants

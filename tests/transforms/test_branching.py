@@ -13,7 +13,7 @@ from oracles.swrb_definitions import branching_depth_rows, branching_rows
 
 from schema.errors import InputError
 from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS
-from transforms.branching import derive_branchings
+from transforms.residual_branches import derive_branchings
 
 NAMES: Row = {"study": "s", "model": "m", "doc": "d", "action": "a", "action_revision": 0, "replicate": 0, "unit": 7}
 

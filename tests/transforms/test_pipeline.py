@@ -18,67 +18,30 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
-from fixtures import swrb_events
 from fixtures.processes import forked
+from fixtures.random_units import branched_unit, unit
 
-from log.store import Store, Unit
+from log.store import Store
 from schema.errors import InputError, OperationError
 from schema.location import filesystem_of
-from schema.own_process import own_environment
-from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, UNITS, Table
+from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, Table
 from transforms import pipeline, segments
-from transforms.branching import derive_branchings
 from transforms.derivation import derive_trajectories
 from transforms.gathering import Gathering
 from transforms.pipeline import run_derivation
 from transforms.records import read_records, record_folder, write_record
+from transforms.residual_branches import derive_branchings
 from transforms.watch import watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def unit(number: int, *, replicates: int = 3, horizon: int = 10, first: int = 0) -> Unit:
-    rng = np.random.default_rng(1000 * first + number)
-    names = {"study": "s", "model": "m/x", "doc": f"doc {number:03d}", "action": "a"}
-    rows = replicates * horizon
-    t = np.tile(np.arange(1, horizon + 1, dtype=np.int32), replicates)
-    x = rng.integers(0, 100, rows).astype(np.int32)
-    y = np.where(rng.random(rows) < 0.2, x + 1, x).astype(np.int32)
-    eos = [t >= np.repeat(rng.integers(2, 2 * horizon, replicates), horizon) for _ in range(2)]
-    laws = [rng.random(rows, dtype=np.float32) for _ in range(2)]
-    replicate = np.repeat(np.arange(first, first + replicates, dtype=np.int32), horizon)
-    columns = [*([name] * rows for name in names.values()), replicate, t, x, y, *laws, *eos, ["coupled"] * rows]
-    columns += [pa.nulls(rows, pa.float64()), np.zeros(rows, np.int32), pa.nulls(rows, pa.int64())]
-    record: dict[str, Any] = dict.fromkeys(UNITS.columns)
-    record |= {
-        **names,
-        "action_revision": 0,
-        "first_replicate": first,
-        "replicates": replicates,
-        "horizon": horizon,
-        "estimator": "plain",
-    }
-    return Unit(record, pa.Table.from_arrays([pa.array(column) for column in columns], schema=EVENTS.schema))
-
-
-def branched_unit(number: int, *, replicates: int = 3, horizon: int = 10) -> Unit:
-    """An SWRB unit of the document that ``unit`` of the same number has."""
-    chance = np.random.default_rng(number)
-    names = {"study": "s", "model": "m/x", "doc": f"doc {number:03d}", "action": "a"}
-    laws = swrb_events.random_laws(chance, horizon, apart_at=horizon // 2 * (number % 3 == 1))
-    rows = [
-        row for k in range(replicates) for row in swrb_events.swrb_replicate({**names, "replicate": k}, laws, chance)
-    ]
-    return swrb_events.unit(rows, "swrb", horizon)
 
 
 @pytest.fixture(scope="module")
@@ -450,10 +413,6 @@ def test_watch_leaves_few_files_however_many_come(store: Store, monkeypatch: pyt
 
 
 def test_what_a_watch_cannot_put_together_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one line; and where nobody asks any more, since the watch was killed, the process that does it ends."""
-    command = [sys.executable, "-m", "transforms.gathering", store.location]
-    done = subprocess.run(command, input="\n\n", env=own_environment(), capture_output=True, text=True, check=True)
-    assert done.stdout == "done\ndone\n"
     monkeypatch.setattr("transforms.gathering.BATCHES", 1)
     with pytest.raises(OperationError) as error, Gathering(f"{store.location}/nowhere") as gathering:
         gathering.batch_done()

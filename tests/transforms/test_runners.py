@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import apache_beam as beam
 import pytest
+from apache_beam.runners.dask.dask_runner import DaskRunner
+from fixtures.beam_results import HORIZON, assert_equals_batch_path, events, ran, shuffled
 from fixtures.command import call, mistake
 from fixtures.dask_cluster import DaskCluster
 from fixtures.finite_study import write_finite_study
@@ -16,7 +20,7 @@ from fixtures.study_files import load_study
 from flows.run import stages
 from log.store import Store
 from schema.errors import OperationError
-from transforms import pipeline
+from transforms import DeriveTrajectories, pipeline
 from transforms.derivation import derive_trajectories
 from transforms.pipeline import run_derivation
 from transforms.segments import COVERED
@@ -99,3 +103,22 @@ def test_options_that_contradict_each_other(
     options: tuple[str, ...], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert line in mistake(capsys, "derive", tmp_path, *options)
+
+
+def test_a_stream_on_dask_and_through_the_portable_job_service(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    """Dask's runner has no state and loses what a bundle's end returns; the portable way is that of Flink and Spark."""
+    whole = events()
+    stream = shuffled(whole, doubled=0.05)
+    batches = [stream.slice(first, 40).combine_chunks() for first in range(0, stream.num_rows, 40)]
+
+    def derive(*, grouped: bool) -> Callable[[Any], Any]:
+        return lambda pipeline: pipeline | beam.Create(batches) | DeriveTrajectories(HORIZON, grouped=grouped)
+
+    address = f"--dask_client_address={dask_cluster.address}"
+    assert_equals_batch_path(ran(derive(grouped=True), tmp_path / "dask", DaskRunner(), [address]), whole)
+    service = JobService(tmp_path)
+    try:
+        portable = ran(derive(grouped=False), tmp_path / "portable", "PortableRunner", service.options)
+    finally:
+        service.close()
+    assert_equals_batch_path(portable, whole)

@@ -33,11 +33,12 @@ from log.units.records import FOOTER
 from log.units.unit import conform_unit
 from schema.errors import InputError
 from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
-from sql.catalog import Views, catalog_fault, write_catalog
+from sql.catalog import Views
+from sql.catalog_file import catalog_fault, write_catalog
 from sql.promises import breaches, computed_views
 from transforms.segments import commit, derive_segment, pending
 from verification.differences import ROUNDING, first_difference
-from verification.findings import Check, Fault
+from verification.findings import Fault, Verified
 from verification.repair import repair
 from verification.whole_store import scrub, verify
 
@@ -123,7 +124,7 @@ def faults(store: Store) -> list[str]:
 def file_faults(store: Store) -> list[str]:
     """The faults of everything but views, which are most of the work: those that no view is needed to find."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("verification.whole_store._check_views", lambda *_, **__: Check("views", "none", "left out"))
+        patch.setattr("verification.whole_store._check_views", lambda *_, **__: Verified("views", "none", "left out"))
         return faults(store)
 
 
@@ -236,10 +237,10 @@ def test_a_finished_study_is_sound_and_nothing_is_written(study: Store, capsys: 
 def test_both_estimators(made: Store) -> None:
     checks = {check.subject: check for check in verify(made)}
     assert [str(check) for check in checks.values() if check.faults or check.notes] == []
-    assert checks["branchings"].counted == "6 rows of 2 units"
-    assert checks["branching_depths"].counted == f"{6 * H} rows of 2 units"
-    assert checks["trajectories"].counted == "12 rows of 4 units"
-    assert checks["controls"].counted == "6 replicates"
+    assert checks["branchings"].looked_at == "6 rows of 2 units"
+    assert checks["branching_depths"].looked_at == f"{6 * H} rows of 2 units"
+    assert checks["trajectories"].looked_at == "12 rows of 4 units"
+    assert checks["controls"].looked_at == "6 replicates"
 
 
 def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,12 +268,11 @@ def test_a_store_of_version_1(tmp_path: Path) -> None:
     before = contents(store.location)
     checks = {check.subject: check for check in verify(store)}
     assert [fault for check in checks.values() for fault in check.faults] == []
-    assert checks["events"].counted == "2 units, 64 rows"
+    assert checks["events"].looked_at == "2 units, 64 rows"
     assert checks["units"].notes == ("units: 1 row still to come, from their events",)
     assert checks["trajectories"].notes == ("trajectories: 2 units still to derive",)
     assert contents(store.location) == before
-    derive(store)
-    Store.create(store.location)  # upgrades it: its old files lack columns that the tables have now
+    derive(Store.create(store.location))  # which upgrades it: its old files lack columns that the tables have now
     store.append_units([endless("d0", first=4)])
     assert faults(store) == []
 
@@ -311,7 +311,7 @@ def test_a_store_that_is_written_meanwhile_is_sound(made: Store, monkeypatch: py
     monkeypatch.setattr(Store, "version", busy_version)
     checks = {check.subject: check for check in verify(watched)}
     assert [fault for check in checks.values() for fault in check.faults] == []
-    assert checks["events"].counted != checks["units"].counted
+    assert checks["events"].looked_at != checks["units"].looked_at
     assert len(made.paths("events")) > 20, "it was written meanwhile"
 
 
@@ -769,7 +769,7 @@ def test_a_file_of_another_program_has_the_digest_of_the_first_look(made: Store)
 
 def test_a_scrub_reads_what_was_not_read_lately(made: Store, capsys: pytest.CaptureFixture[str]) -> None:
     count = sum(len(made.paths(table)) for table in TABLES)
-    reads = [check.counted for check in scrub(made, 3600.0)][1:]
+    reads = [check.looked_at for check in scrub(made, 3600.0)][1:]
     assert sum(int(line.split()[0]) for line in reads) == count
     code, out, _ = call(capsys, "verify", made.location, "--since", "1h")
     assert (code, out.splitlines()[-1]) == (0, f"{made.location}: sound")
@@ -931,7 +931,19 @@ def test_all_views_with_identities_are_checked() -> None:
 
 
 def test_the_line_of_a_check() -> None:
-    assert str(Check("events", "1 unit", "whole")) == "events: 1 unit, whole"
+    assert str(Verified("events", "1 unit", "whole")) == "events: 1 unit, whole"
     fault = Fault("events/a", "x is 1, must be 2")
-    assert str(Check("events", "1 unit", "whole", (fault,))) == "events: 1 unit, 1 fault"
-    assert str(Check("events", "1 unit", "whole", (fault, fault))) == "events: 1 unit, 2 faults"
+    assert str(Verified("events", "1 unit", "whole", (fault,))) == "events: 1 unit, 1 fault"
+    assert str(Verified("events", "1 unit", "whole", (fault, fault))) == "events: 1 unit, 2 faults"
+
+
+def test_prompts_of_other_tokens_or_there_twice(study: Store) -> None:
+    rows = study.read("prompts").to_pylist()
+    own = next(row for row in rows if row["tokens"])
+    study.withdraw_files("prompts", study.paths("prompts"))
+    study.append_prompts([{**row, "tokens": row["tokens"][::-1]} if row is own else row for row in rows])
+    wrong = rf"^prompts \(study=.*, doc={own['doc']}, .*: tokens have SHA-256 .* as prompt_sha256 of the document says$"
+    assert_found(study, wrong)
+    twice = pa.Table.from_pylist([own], schema=TABLES["prompts"].schema)
+    add_file(study, "prompts", encode_parquet(twice))
+    assert_found(study, wrong, r"^prompts \(.*\): 2 rows have this key, must be 1$")

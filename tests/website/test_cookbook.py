@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fixtures.house import ROOT
 
-from generator.transformer.tokenizer import token_reader
+from generator.transformer.files.tokenizer import token_reader
 from log.store import Store
 from sql.catalog import Views, open_views
 

@@ -8,7 +8,7 @@ import re
 import pytest
 from fixtures.house import ROOT
 
-from generator.transformer.local_folders import ARCHITECTURES
+from generator.transformer.files.local_folders import ARCHITECTURES
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXT = " ".join(README.split())

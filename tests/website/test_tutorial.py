@@ -17,7 +17,7 @@ import kvdrift
 from generator.actions import build_actions
 from generator.attention.recording import PromptLayer
 from generator.documents.registry import stratum_documents
-from generator.transformer.tokenizer import load_tokenizer
+from generator.transformer.files.tokenizer import load_tokenizer
 from schema.study import load_studies
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")

@@ -15,10 +15,10 @@ import numpy as np
 from flows.estimate.parts import EXPLORATORY_DRAWS, EXPLORATORY_LEVEL
 from report.reading.estimates import ESTIMATE_COLUMNS, Estimate
 from report.side_by_side.content import Difference, Entry, Pairing
-from stats.bootstrap import estimate
 from stats.endpoints import Endpoint
-from stats.intervals import Request
 from stats.moments import DocumentMoments
+from stats.resampling.bootstrap import estimate
+from stats.resampling.intervals import Request
 
 QUANTITIES = ("gap", "divergence_probability_difference", "mean_entry_difference", "mismatch_rate_difference")
 

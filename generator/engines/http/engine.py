@@ -9,15 +9,15 @@ from typing import Any
 import httpx
 
 from generator.engines.engine import Capabilities, Session, SideFacts
-from generator.engines.http.api import ServerFacts
+from generator.engines.http.apis.api import ServerFacts
+from generator.engines.http.apis.llama_server import LlamaServer
+from generator.engines.http.apis.openai import OpenAi
+from generator.engines.http.apis.sglang import Sglang
+from generator.engines.http.apis.vllm import Vllm
 from generator.engines.http.connection import Connection
-from generator.engines.http.histories import GreedySession, LawSession
-from generator.engines.http.llama_server import LlamaServer
-from generator.engines.http.openai import OpenAi
+from generator.engines.http.sessions.histories import GreedySession, LawSession
+from generator.engines.http.sessions.slots import SlotSession
 from generator.engines.http.settings import LLAMA_SERVER, OPENAI, SGLANG, VLLM, Requests, ServerSettings
-from generator.engines.http.sglang import Sglang
-from generator.engines.http.slots import SlotSession
-from generator.engines.http.vllm import Vllm
 from schema.errors import InputError, OperationError
 from schema.study import HTTP
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from generator.selectors.own.classes import default_parameters, made
-from generator.selectors.own.families import Family, Kind
+from generator.selectors.own.kinds import Kind, PartKind
 from generator.selectors.own.names import own_class
 from generator.selectors.parameters import Value, check_types
 from generator.selectors.selector import Selector
@@ -15,13 +15,13 @@ from schema.errors import InputError, KvdriftError, failure_of
 
 
 def build(
-    family: Family[Kind], name: str, parameters: Mapping[str, Value], known: Mapping[str, type[Kind]],
+    part: PartKind[Kind], name: str, parameters: Mapping[str, Value], known: Mapping[str, type[Kind]],
     folder: Path | None, listed: Collection[str] = (),
 ) -> Kind:  # fmt: skip
-    """Make one of a family.
+    """Make one of a part.
 
     Args:
-        family: What is made.
+        part: The kind of what is made.
         name: One of ``known``, an entry point's name, or ``module:Class``.
         parameters: Those that differ from the defaults.
         known: The package's classes, by name.
@@ -29,10 +29,10 @@ def build(
         listed: Further names, for the line about a name that nothing has.
     """
     if name in known:
-        return _with_parameters(family, known[name], name, parameters)
-    own = own_class(family, name, folder, [*known, *listed])
+        return _with_parameters(part, known[name], name, parameters)
+    own = own_class(part, name, folder, [*known, *listed])
     try:
-        return _with_parameters(family, own.kind, name, parameters)
+        return _with_parameters(part, own.kind, name, parameters)
     except InputError as error:
         raise InputError(f"{own.file}: {error}") from error.__cause__
 
@@ -60,16 +60,16 @@ def check_statistics(selector: Selector) -> None:
             raise InputError(f"{named}: {what}; write @dataclass(frozen=True) above it, with hashable fields") from None
 
 
-def _with_parameters(family: Family[Kind], kind: type[Kind], name: str, parameters: Mapping[str, Value]) -> Kind:
-    defaults = {**default_parameters(kind), **family.common}
+def _with_parameters(part: PartKind[Kind], kind: type[Kind], name: str, parameters: Mapping[str, Value]) -> Kind:
+    defaults = {**default_parameters(kind), **part.common}
     for parameter in parameters:
         if parameter not in defaults:
-            raise InputError(_unknown(family, name, parameter, defaults))
+            raise InputError(_unknown(part, name, parameter, defaults))
     check_types(parameters, defaults)
-    return made(kind, {key: value for key, value in parameters.items() if key not in family.common}, family)
+    return made(kind, {key: value for key, value in parameters.items() if key not in part.common}, part)
 
 
-def _unknown(family: Family[Kind], name: str, parameter: str, known: Collection[str]) -> str:
+def _unknown(part: PartKind[Kind], name: str, parameter: str, known: Collection[str]) -> str:
     if close := difflib.get_close_matches(parameter, known := sorted(known), n=1):
         return f"{parameter}: unknown key; did you mean '{close[0]}'?"
-    return f"{family.noun} '{name}' has no parameter '{parameter}'; it takes {', '.join(known) or 'none'}"
+    return f"{part.noun} '{name}' has no parameter '{parameter}'; it takes {', '.join(known) or 'none'}"

@@ -7,33 +7,33 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from generator.selectors.own.families import Family, Kind
+from generator.selectors.own.kinds import Kind, PartKind
 from generator.selectors.parameters import KINDS, Value
 from schema.errors import InputError, KvdriftError, first_line
 
 
-def checked_class(found: object, name: str, family: Family[Kind]) -> type[Kind]:
-    """Check that what was found under a name is a class of a family.
+def checked_class(found: object, name: str, part: PartKind[Kind]) -> type[Kind]:
+    """Check that what was found under a name is a class of a part.
 
     Raises:
         InputError: It is not; the line says what it should be.
     """
     if not isinstance(found, type):
         raise InputError(
-            f"'{name}' is of type {type(found).__name__}; it should be a class derived from {family.base.__name__}"
+            f"'{name}' is of type {type(found).__name__}; it should be a class derived from {part.base.__name__}"
         )
-    if not issubclass(found, family.base):
-        raise InputError(f"class {name} is no {family.base.__name__}; derive it from {family.derive}")
+    if not issubclass(found, part.base):
+        raise InputError(f"class {name} is no {part.base.__name__}; derive it from {part.derive}")
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise InputError(f"class {name} has no method {' or '.join(missing)}; define it")
     parameters: Any = vars(found).get("__dataclass_params__")
     if parameters is None or not parameters.frozen or not parameters.eq:
         raise InputError(f"class {name} is no frozen dataclass; write @dataclass(frozen=True) above it")
     for field in fields(found):
-        _check_field(field, name, family)
+        _check_field(field, name, part)
     summary = getattr(found, "summary", None)
     if not isinstance(summary, str) or not summary or "\n" in summary:
-        raise InputError(f'class {name} has no summary; write summary: ClassVar[str] = "{family.says}, in one line"')
+        raise InputError(f'class {name} has no summary; write summary: ClassVar[str] = "{part.says}, in one line"')
     return found
 
 
@@ -42,8 +42,8 @@ def default_parameters(kind: type[Any]) -> dict[str, Any]:
     return {field.name: field.default for field in fields(kind)}
 
 
-def made(kind: type[Kind], parameters: Mapping[str, Value], family: Family[Kind]) -> Kind:
-    """Make one of a family, whose parameters are of the right names and types.
+def made(kind: type[Kind], parameters: Mapping[str, Value], part: PartKind[Kind]) -> Kind:
+    """Make one of a part, whose parameters are of the right names and types.
 
     Raises:
         InputError: Its class refuses a value, or fails; window or sinks are no numbers of positions; or what is
@@ -52,8 +52,8 @@ def made(kind: type[Kind], parameters: Mapping[str, Value], family: Family[Kind]
     call = f"{kind.__name__}({', '.join(f'{key}={value!r}' for key, value in parameters.items())})"
     try:
         one = kind(**parameters)
-        promised = {count: getattr(one, count) for count in family.counts}
-        json.dumps(family.recorded(one))
+        promised = {count: getattr(one, count) for count in part.counts}
+        json.dumps(part.recorded(one))
     except KvdriftError:
         raise
     except Exception as error:
@@ -64,10 +64,10 @@ def made(kind: type[Kind], parameters: Mapping[str, Value], family: Family[Kind]
     return one
 
 
-def _check_field(field: Any, name: str, family: Family[Kind]) -> None:
-    if (kind := family.class_variables.get(field.name)) is not None:
+def _check_field(field: Any, name: str, part: PartKind[Kind]) -> None:
+    if (kind := part.class_variables.get(field.name)) is not None:
         raise InputError(f"{name}.{field.name} is a parameter now; annotate it as ClassVar[{kind}]")
-    if field.name in family.keys:
+    if field.name in part.keys:
         raise InputError(f"{name}.{field.name}: [[actions]] has a key of this name already; rename the parameter")
     if field.default is MISSING or not field.init:
         raise InputError(f"{name}.{field.name}: the field has no default; write {field.name}: TYPE = VALUE")

@@ -14,8 +14,8 @@ from typing import Any, Generic
 from weakref import WeakKeyDictionary
 
 from generator.selectors.own.classes import checked_class
-from generator.selectors.own.families import Family, Kind
 from generator.selectors.own.folders import SourceFolder, source_folder, withdraw_all
+from generator.selectors.own.kinds import Kind, PartKind
 from schema.errors import InputError, first_line, nearest
 
 
@@ -31,22 +31,22 @@ _TEXTS: WeakKeyDictionary[type[Any], dict[str, bytes]] = WeakKeyDictionary()
 _INSTALLED: dict[str, bytes] = {}  # of installed modules: their file's text when one was first asked for
 
 
-def entry_point_names(family: Family[Kind]) -> list[str]:
-    """The names of all entry points of a family's group, sorted."""
-    return sorted(entry_points(group=family.group).names)
+def entry_point_names(part: PartKind[Kind]) -> list[str]:
+    """The names of all entry points of a kind's group, sorted."""
+    return sorted(entry_points(group=part.group).names)
 
 
-def entry_point(family: Family[Kind], name: str) -> EntryPoint:
+def entry_point(part: PartKind[Kind], name: str) -> EntryPoint:
     """The entry point of a name.
 
     Raises:
         InputError: Two distributions use the name for different classes.
     """
-    point, *others = entry_points(group=family.group, name=name)
+    point, *others = entry_points(group=part.group, name=name)
     for other in others:
         if other.value != point.value:
             raise InputError(
-                f"{family.noun} '{name}': is an entry point of {distribution_of(point)} and of "
+                f"{part.noun} '{name}': is an entry point of {distribution_of(point)} and of "
                 f"{distribution_of(other)}; uninstall one of them, or write {point.value} or {other.value}"
             )
     return point
@@ -57,28 +57,28 @@ def distribution_of(point: EntryPoint) -> str:
     return "an unnamed distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
 
 
-def own_class(family: Family[Kind], name: str, folder: Path | None, known: Collection[str]) -> OwnClass[Kind]:
+def own_class(part: PartKind[Kind], name: str, folder: Path | None, known: Collection[str]) -> OwnClass[Kind]:
     """Find a class that is not the package's.
 
     Args:
-        family: What it should be.
+        part: The kind that it should be of.
         name: An entry point's name, or ``module:Class``.
         folder: Where a module is looked for before installed ones; None where there are installed ones alone.
         known: The names of the package's own.
 
     Raises:
-        InputError: There is no such class, it cannot be imported, or it is none of the family.
+        InputError: There is no such class, it cannot be imported, or it is not of this kind.
     """
-    names = entry_point_names(family)
+    names = entry_point_names(part)
     if name in names:
-        point = entry_point(family, name)
+        point = entry_point(part, name)
         value, folder = point.value, None
-        where = f"{family.noun} '{name}', {value} of {distribution_of(point)}"
+        where = f"{part.noun} '{name}', {value} of {distribution_of(point)}"
     elif ":" in name:
-        value, where = name, f"{family.noun} '{name}'"
+        value, where = name, f"{part.noun} '{name}'"
     else:
         listed = [*known, *names, "MODULE:CLASS"]
-        raise InputError(f"unknown {family.noun} '{name}'; {nearest(name, listed)}")
+        raise InputError(f"unknown {part.noun} '{name}'; {nearest(name, listed)}")
     module_name, _, class_name = value.partition(":")
     file_name = module_name.endswith(".py")
     if file_name or not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
@@ -87,11 +87,11 @@ def own_class(family: Family[Kind], name: str, folder: Path | None, known: Colle
     module, texts = _module(module_name, folder, where)
     file = getattr(module, "__file__", None) or module_name
     if not hasattr(module, class_name):
-        classes = [key for key, value in vars(module).items() if _is_whole(value, family)]
-        hint = nearest(class_name, classes) if classes else f"it has no class derived from {family.base.__name__}"
+        classes = [key for key, value in vars(module).items() if _is_whole(value, part)]
+        hint = nearest(class_name, classes) if classes else f"it has no class derived from {part.base.__name__}"
         raise InputError(f"{file}: has no class '{class_name}'; {hint}")
     try:
-        kind = checked_class(getattr(module, class_name), class_name, family)
+        kind = checked_class(getattr(module, class_name), class_name, part)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     _TEXTS[kind] = texts
@@ -161,8 +161,8 @@ def load_installed(name: str, where: str, source: SourceFolder | None = None) ->
     return module, {name: text}
 
 
-def _is_whole(value: object, family: Family[Kind]) -> bool:
-    return isinstance(value, type) and issubclass(value, family.base) and not getattr(value, "__abstractmethods__", ())
+def _is_whole(value: object, part: PartKind[Kind]) -> bool:
+    return isinstance(value, type) and issubclass(value, part.base) and not getattr(value, "__abstractmethods__", ())
 
 
 def _missing(error: BaseException, name: str) -> str | None:

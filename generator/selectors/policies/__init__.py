@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from generator.selectors.own.building import build, check_statistics
-from generator.selectors.own.families import Family
+from generator.selectors.own.kinds import PartKind
 from generator.selectors.own.names import share_texts
 from generator.selectors.parameters import Value
 from generator.selectors.policies.h2o import H2O
@@ -20,7 +20,7 @@ from schema.errors import InputError, KvdriftError, failure_of
 
 POLICIES: dict[str, type[Policy]] = {"sliding": Sliding, "tova": TOVA, "h2o": H2O}
 
-POLICY_FAMILY: Family[Policy] = Family(
+POLICY_KIND: PartKind[Policy] = PartKind(
     noun="policy",
     plural="policies",
     base=Policy,
@@ -32,7 +32,7 @@ POLICY_FAMILY: Family[Policy] = Family(
     counts=("least",),
 )
 
-__all__ = ["POLICIES", "POLICY_FAMILY", "Policy", "ScoringPolicy", "build_policy"]
+__all__ = ["POLICIES", "POLICY_KIND", "Policy", "ScoringPolicy", "build_policy"]
 
 
 def build_policy(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Policy:
@@ -47,7 +47,7 @@ def build_policy(name: str, parameters: Mapping[str, Value], folder: Path | None
         InputError: An unknown name or parameter, a value that the policy does not take, a module or class that cannot
             be used, or a first cut that is no selector.
     """
-    policy = build(POLICY_FAMILY, name, parameters, POLICIES, folder)
+    policy = build(POLICY_KIND, name, parameters, POLICIES, folder)
     try:
         cut: object = policy.first_cut
     except KvdriftError:

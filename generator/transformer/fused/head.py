@@ -96,8 +96,11 @@ class Head:
 def _logit_terms(network: Any) -> tuple[float, float | None]:
     """What a network's logits are multiplied by, and their soft cap; 1 and None of most networks."""
     config = network.config
-    scaling = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
-    return scaling, getattr(config, "final_logit_softcapping", None)
+    times, divisor = (
+        float(next((own for name in names if (own := getattr(config, name, None))), 1.0))
+        for names in (("logit_scale", "lm_head_multiplier"), ("logits_scaling",))
+    )
+    return times / divisor, getattr(config, "final_logit_softcapping", None)
 
 
 def _wide_product(hidden: Tensor, weight: Tensor, out: Tensor) -> None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from generator.attention.cpu_products import OneDNNLinear, SeamlessSiLU, replace_linear_layers
-from generator.transformer.configuration import library
+from generator.transformer.files.configuration import library
+from generator.transformer.files.local_folders import ARCHITECTURES
 from generator.transformer.fused.operations import add_norm, fault, rotate, silu_times
-from generator.transformer.local_folders import ARCHITECTURES
 
 if TYPE_CHECKING:
     from generator.attention.interface import LayerAttention  # which imports transformers

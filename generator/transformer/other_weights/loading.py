@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from generator.transformer.files.local_folders import model_location
 from generator.transformer.loading import load_model
-from generator.transformer.local_folders import model_location
 from generator.transformer.model import LoadedModel
 from generator.transformer.other_weights.model import ModelWithOthers
 from generator.transformer.other_weights.named import told_of, weights_location, with_own_weights

@@ -19,7 +19,8 @@ from generator.transformer.memory import ModelShape, available_bytes, replicates
 from generator.transformer.model import LoadedModel
 from generator.transformer.other_weights.joint_kernels import JointKernels
 from generator.transformer.other_weights.named import with_weights
-from generator.transformer.prompt import PrefilledPrompt, PreparedPrompt
+from generator.transformer.prompts.prefilled import PrefilledPrompt
+from generator.transformer.prompts.prepared import PreparedPrompt
 from log.prompts import KeptEntries
 from schema.document import Document
 from schema.sampling import SamplingLaw

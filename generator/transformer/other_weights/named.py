@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from generator.actions import Action
 from generator.identity import ActionIdentity, ModelIdentity
-from generator.transformer.fingerprints import model_identity
-from generator.transformer.local_folders import transformer_location
+from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.local_folders import transformer_location
 from schema.errors import InputError
 from schema.study import ActionSection, Study
 

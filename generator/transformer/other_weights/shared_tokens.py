@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from generator.transformer.configuration import configured_eos_tokens, vocabulary_size
-from generator.transformer.fingerprints import tokenizer_sha256
-from generator.transformer.local_folders import local_configuration, local_folder, model_location
+from generator.transformer.files.configuration import configured_eos_tokens, vocabulary_size
+from generator.transformer.files.fingerprints import tokenizer_sha256
+from generator.transformer.files.local_folders import local_configuration, local_folder, model_location
+from generator.transformer.files.tokenizer import tokens_sha256
 from generator.transformer.other_weights.named import told_of, weights_location, with_own_weights
-from generator.transformer.tokenizer import tokens_sha256
 from schema.errors import InputError
 from schema.study import Study
 

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generator.transformer.configuration import library
+from generator.transformer.files.configuration import library, rope_switch
+
+_SWITCH = "original_max_position_embeddings"
 
 ENTRIES, CHUNK, WINDOW, KEPT, STEPS = 48, 32, 24, 20, 8
 """Of the probe: prompt tokens, how many are prefilled at once, entries of a window, kept entries, decoded tokens."""
@@ -53,15 +55,25 @@ def kept_positions(layer: int, kv_heads: int) -> Tensor:
 
 
 @contextlib.contextmanager
-def short_windows(network: Any) -> Iterator[None]:
-    """Let windows inside the block be shorter than the probe; a model's code does the same with windows of any size."""
+def short_lengths(network: Any) -> Iterator[None]:
+    """Let windows, and the length where RoPE switches, be shorter than the probe inside the block.
+
+    A model's code does the same with lengths of any size.
+    """
     holders = [network.config, *network.modules()]
     named = [(one, vars(one)["sliding_window"]) for one in holders if type(vars(one).get("sliding_window")) is int]
     for one, _ in named:
         one.sliding_window = WINDOW
+    switch = rope_switch(network.config)
+    stated = [] if switch is None else [network.config.rope_parameters, vars(network.config)]  # the second wins
+    before = [(one, one[_SWITCH]) for one in stated if _SWITCH in one]
+    for one, _ in before:
+        one[_SWITCH] = WINDOW
     try:
         yield
     finally:
+        for one, length in before:
+            one[_SWITCH] = length
         for one, window in named:
             one.sliding_window = window
 
@@ -95,13 +107,13 @@ def own_forward(network: Any, probe: Probe) -> Found:
         laws.append(output.logits[:, -1].double().softmax(-1).cpu())
 
     try:
-        with torch.inference_mode(), short_windows(network), outputs_of_layers(network) as layers:
+        with torch.inference_mode(), short_lengths(network), outputs_of_layers(network) as layers:
             whole = library().DynamicCache(config=network.config)
             forward(probe.prompt[None], whole, 0)
             evicted = copy.deepcopy(whole)
             remove(evicted)
             for cache in (whole, evicted):
-                cache.batch_repeat_interleave(2)
+                cache.reorder_cache(torch.zeros(2, dtype=torch.int64, device=device))
                 for step in range(STEPS):
                     forward(probe.continuations[:, step : step + 1], cache, ENTRIES + step)
     finally:
@@ -110,10 +122,10 @@ def own_forward(network: Any, probe: Probe) -> Found:
 
 
 def remove(cache: Any) -> None:
-    """Take all entries but the kept ones out of the layers that have no window."""
+    """Take all entries but the kept ones out of the layers with full attention."""
     number = 0
     for layer in cache.layers:
-        if getattr(layer, "is_sliding", False):
+        if getattr(layer, "is_sliding", False) or not hasattr(layer, "keys"):
             continue
         places = kept_positions(number, layer.keys.shape[1]).to(layer.keys.device)[None, :, :, None]
         layer.keys, layer.values = (

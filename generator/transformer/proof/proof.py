@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from generator.attention.network_layers import attention_modules
 from generator.attention.shared_prefix import PrefixLayer
 from generator.coupling.streams import ALL_SAVINGS
 from generator.transformer.decoder import Decoder
-from generator.transformer.kernels import PromptCaches, TransformerKernels
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.kernels import PromptCaches, TransformerKernels
+from generator.transformer.prompts.prompt import Prompt
 from generator.transformer.proof.forward import (
     CHUNK,
     ENTRIES,
@@ -18,7 +19,7 @@ from generator.transformer.proof.forward import (
     Probe,
     kept_positions,
     outputs_of_layers,
-    short_windows,
+    short_lengths,
 )
 from schema.errors import first_line
 
@@ -45,19 +46,20 @@ def refusal(model: Decoder, probe: Probe, own: Found) -> str | None:
         return f"its attention does not go through transformers' attention interface ({first_line(error)})"
     tolerance = TOLERANCES[model.dtype]
     for number, (one, other) in enumerate(zip(ours.layers, own.layers, strict=True)):
-        off = _difference(one, other, model.dtype)
+        off = difference(one, other, model.dtype)
         if not off <= tolerance:
             return (
                 f"layer {number} differs from transformers' own forward pass by {off:.2g} of its size on a probe, and "
                 f"{tolerance:g} is allowed"
             )
-    off = _difference(ours.laws, own.laws, model.dtype)
+    off = difference(ours.laws, own.laws, model.dtype)
     if not off <= tolerance:
         return f"its laws differ from transformers' own by {off:.2g} of their size on a probe, {tolerance:g} is allowed"
     return None
 
 
-def _difference(one: Tensor, other: Tensor, dtype: str) -> float:
+def difference(one: Tensor, other: Tensor, dtype: str) -> float:
+    """How far rows are off, [..., rows, width] both: the worst of them, with 16 bits the median."""
     if one.shape != other.shape:
         return float("inf")
     off = (one - other).norm(dim=-1) / other.norm(dim=-1)
@@ -66,10 +68,11 @@ def _difference(one: Tensor, other: Tensor, dtype: str) -> float:
 
 def _computed(model: Decoder, probe: Probe) -> Found:
     """The probe as documents are computed: in chunks, with shared prompt entries, streams that fork and part."""
-    with short_windows(model.network), outputs_of_layers(model.network) as layers:
+    with short_lengths(model.network), outputs_of_layers(model.network) as layers:
         prompt = Prompt(model, probe.prompt.tolist(), window=0, at_once=CHUNK)
-        if len(prompt.layers) != len(layers):
-            message = f"{len(prompt.layers)} of {len(layers)} layers attend through it"
+        expected = len(attention_modules(model.network))
+        if len(prompt.layers) != expected:
+            message = f"{len(prompt.layers)} of {expected} layers attend through it"
             raise ValueError(message)
         first = prompt.first_law
         whole = [PrefixLayer(layer.key, layer.value, layer.terms) for layer in prompt.layers]
@@ -77,7 +80,7 @@ def _computed(model: Decoder, probe: Probe) -> Found:
             own if layer.terms.window is not None else _kept(own, kept_positions(layer.number, own.key.shape[0]))
             for layer, own in zip(prompt.layers, whole, strict=True)
         ]
-        caches = PromptCaches(ENTRIES, first, [whole, evicted], (0, 0), (None, None))
+        caches = PromptCaches(ENTRIES, first, [whole, evicted], (0, 0), (None, None), (prompt.states,) * 2)
         kernels = TransformerKernels(model, [caches], 4, STEPS + 1, ALL_SAVINGS)
         kernels.open([0, 1])
         kernels.select(torch.tensor([0, 0, 1, 1]))

@@ -17,6 +17,7 @@ _COLUMNS = (
     Column("all: partly", "%", "likewise"),
     Column("all: whole", "%", "likewise"),
 )
+_MOST = 3  # actions that the sentences name: of more, those that lose most answers
 _SHARES = ("lost_gone", "lost_partly", "lost_whole", "gone", "partly", "whole")
 
 
@@ -29,13 +30,20 @@ def records_table(content: PageContent) -> PrintedTable | None:
 
 
 def records_sentence(content: PageContent) -> str:
-    """How many lost answers have a record that was evicted, and what lost the others."""
+    """How many lost answers have a record that was evicted, beside all answers, and what else loses them."""
     rows = [row for row in _rows(content) if row["lost"]]
-    told = [_sentence(row) for row in rows if row["lost_whole"] < 1]
+    evicted = [row for row in rows if row["lost_whole"] < 1]
+    named = sorted(evicted, key=lambda row: -row["lost"])[:_MOST] if len(evicted) > _MOST else evicted
+    told = [_sentence(row) for row in named]
+    if told:
+        told.append(
+            "The further the two shares are apart, the more of the loss goes with eviction. In part means that some "
+            "layers or KV heads lack some tokens of the record, which others may still read."
+        )
     if any(row["lost_whole"] > 0 for row in rows):
         told.append(
-            "Answers whose record is whole are lost by something else: the model lacks other entries by which it finds "
-            "a record, or reads entries less exactly; and once a pair has parted, each side draws tokens of its own."
+            "An answer whose record is whole is lost by something else: entries by which the model finds the record "
+            "are missing or less exact; or the pair had parted, and Y drew other tokens by chance."
         )
     return " ".join(told)
 
@@ -46,11 +54,13 @@ def _rows(content: PageContent) -> list[ViewRow]:
 
 
 def _sentence(row: ViewRow) -> str:
-    evicted, of_all = row["lost_gone"] + row["lost_partly"], row["gone"] + row["partly"]
+    """``recent-half loses 1,995 answers: the record of 89.9% was wholly evicted. Of all answers, …``"""
+    shares = {"wholly evicted": row["lost_gone"], "evicted in part": row["lost_partly"]}
+    told = " and ".join(f"that of {fixed(100 * share, 1)}% was {how}" for how, share in shares.items() if share)
+    alike = "a record that was evicted wholly or in part" if all(shares.values()) else "such a record"
     return (
-        f"Of the {count(row['lost'])} answers that are lost with {row['action']}, {fixed(100 * evicted, 1)}% have a "
-        f"record that was evicted at least in part ({fixed(100 * row['lost_gone'], 1)}% wholly); of all answers "
-        f"{fixed(100 * of_all, 1)}% have."
+        f"{row['action']} loses {count(row['lost'])} answers: {told.replace('that of', 'the record of', 1)}. Of all "
+        f"answers, lost or not, {fixed(100 * (row['gone'] + row['partly']), 1)}% have {alike}."
     )
 
 

@@ -19,8 +19,8 @@ from report.parts.sequential_looks import between_looks
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.facts import EVALUATION
-from stats.intervals import PRESPECIFIED, SEEN
 from stats.quantities import SIMULTANEOUS_GAP
+from stats.resampling.intervals import PRESPECIFIED, SEEN
 
 _TOO_MANY = 0.5  # of the right answers lost
 _BEST_FIRST = {PRESPECIFIED: 0, SEEN: 1}  # a planned interval decides before an exploratory one of the same difference

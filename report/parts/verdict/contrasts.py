@@ -19,9 +19,9 @@ from report.printing.wording import capital
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.facts import Facts
-from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.quantities import SIMULTANEOUS_GAP
 from stats.registry import DIFFERENCE, Scale
+from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 _TERMS = {
     "exposure_share": "exposure, the time after the first mismatch",
@@ -51,8 +51,12 @@ class Sentence:
 
 
 def sentences(content: PageContent) -> list[Sentence]:
-    """One sentence per contrast with the baseline by R, those of added actions last; for one action, what it does."""
-    others = by_divergence(content, content.others)
+    """One sentence per contrast with the baseline by R, those of added actions last; for one action, what it does.
+
+    An engine's floor has its sentence in the verdict.
+    """
+    floors = content.facts.noise_floors if content.facts.engine else []
+    others = by_divergence(content, [action for action in content.others if action not in floors])
     made = [_contrast(content, action, first=action == others[0]) for action in others] or [_alone(content)]
     return sorted(made, key=lambda sentence: sentence.added)
 
@@ -162,8 +166,13 @@ def standing_of(estimate: Estimate) -> str:
 
 def grounds_of(estimates: Iterable[Estimate]) -> str:
     """The levels and the status of several intervals, each once, in parentheses; nothing without an interval."""
-    found = dict.fromkeys(standing_of(one) for one in estimates if one.has_interval)
-    return f" ({' and '.join(sorted(found))})" if found else ""
+    found: dict[str, set[str]] = {}
+    for one in estimates:
+        if one.has_interval:
+            level_of, _, status = standing_of(one).rpartition(", ")
+            found.setdefault(level_of, set()).add(status)
+    told = [f"{level_of}, {' and '.join(sorted(found[level_of]))}" for level_of in sorted(found)]
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def shown(estimate: Estimate, scale: Scale) -> str:
@@ -232,7 +241,7 @@ def _largest_share(estimates: ReportedEstimates, action: str, baseline: str) -> 
     largest = max(shares, key=lambda share: -math.inf if share.estimate is None else share.estimate)
     if largest.estimate is None:
         return ""
-    return f"{fixed(100 * largest.estimate, 0)}% of the gap is {_TERMS[largest.quantity]}"
+    return f"{shown(largest, Scale.PERCENT)} of the gap is {_TERMS[largest.quantity]}"
 
 
 def _bytes(facts: Facts, action: str, baseline: str) -> tuple[str, str]:

@@ -57,14 +57,16 @@ def frontier_sentence(content: PageContent, choice: Choice) -> str:
     best = undominated(content, choice)
     if len(choice.candidates) < 2 or not best:
         return ""
-    names = f"The line joins {listed(best)}: by their point estimates no other action has both no more bytes and less R"
+    names = f"The line is the Pareto front by the point estimates: {listed(best)}"
     if content.facts.own_weights:
         names = (
             f"By the point estimates the frontier is {listed(best)}: no other action has less R with no more bytes of "
             "cache and no more of weights"
         )
     elif len(best) == 1:
-        names = f"By the point estimates no other action has fewer bytes or less R than {best[0]}"
+        names = f"By the point estimates, no other action beats {best[0]} in bytes or in R"
+    elif len(best) < len(choice.candidates):
+        names += ". Each of the others is matched or beaten by one of these in both bytes and R"
     whole = _whole(content)
     dtypes = sorted({device.rpartition(", ")[2] for device in content.facts.devices})
     if whole is None:
@@ -155,7 +157,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
         fill = style.colour if action in choice.recommended or not choice.recommended else "white"
         axes.errorbar([held / factor], [100 * value], yerr=errors(risk), fmt=style.marker, color=style.colour,
                       markersize=8, markerfacecolor=fill, markeredgewidth=1.4, linewidth=1.4, capsize=3, zorder=3,
-                      transform=moved_aside(axes, aside))  # fmt: skip
+                      clip_on=False, transform=moved_aside(axes, aside))  # fmt: skip
         below, above = errors(risk)
         marks.append(Mark(action, held / factor, 100 * value, 100 * value - below[0], 100 * value + above[0], aside))
         handles.append(

@@ -32,7 +32,7 @@ def ranked_table(content: PageContent, choice: Choice) -> PrintedTable:
     records = tuple(_record(content, choice, action) for action in order)
     measured = "all strata but those without a measured document" if content.unmeasured_strata else "all strata"
     note = (
-        f"By R, over {measured}. The place is what the intervals of the differences leave open. "
+        f"By R, over {measured}. Place is the rank; a range means that the order is undecided. "
         f"{meanings(content.facts.whole, content.facts.other, f'H = {content.windows.horizon}', shown)}"
     )
     table = action_table(
@@ -56,7 +56,12 @@ def _places(choice: Choice) -> CellColumn:
         for action, (first, last) in choice.places.items()
     }
     return CellColumn(
-        Column("place", "", "by R, the least first; a range where intervals of differences include 0"), cells
+        Column(
+            "place",
+            "",
+            "by R, the least first; a range means that the order is undecided: intervals of differences include 0",
+        ),
+        cells,
     )
 
 

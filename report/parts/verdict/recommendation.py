@@ -29,6 +29,7 @@ class Recommendation:
         reasons: what it costs, and what it rules out; a sentence each.
         settles: what would settle what is open, or confirm what is recommended; a sentence each.
         pairs: where several pairs are not told apart, each one and what would settle it, a paragraph each.
+        open: whether a pair is not told apart, or nothing is recommended.
 
     """
 
@@ -36,6 +37,7 @@ class Recommendation:
     reasons: list[str]
     settles: list[str]
     pairs: list[str] = field(default_factory=list)
+    open: bool = True
 
 
 def recommendation(content: PageContent, choice: Choice) -> Recommendation:
@@ -51,7 +53,8 @@ def recommendation(content: PageContent, choice: Choice) -> Recommendation:
         *planned(content, choice),
     ]  # fmt: skip
     settles = [*unsettled(content, choice), *fresh(content, choice)]
-    return Recommendation(lead, reasons, settles, _pairs(content, choice))
+    is_open = bool(choice.unsettled) or not choice.recommended
+    return Recommendation(lead, reasons, settles, _pairs(content, choice), is_open)
 
 
 def _none(because: str) -> str:
@@ -77,7 +80,7 @@ def _lead(content: PageContent, choice: Choice) -> str:
     (other,) = others
     more = shown(difference(content.estimates, other, only), Scale.POINTS)
     holding = _holding(content, other, only)
-    return f"Take {only}: {other}{holding}disagrees with {whole} on {more} more of the positions."
+    return f"Take {only}: {other}{holding}disagrees with {whole} on more positions, by {more}."
 
 
 def _several(content: PageContent, choice: Choice) -> str:
@@ -109,9 +112,10 @@ def _unfit(content: PageContent, choice: Choice) -> list[str]:
     fewer = ("hold", "holds")[len(choice.unfit) == 1] + " fewer bytes, but " if least < 1 else ""
     loses = "loses" if len(choice.unfit) == 1 else "lose"
     lost = [content.estimates.get("lost_share", action) for action in choice.unfit]
-    told = listed(
-        [f"{action} {shown(one, Scale.PERCENT)}" for action, one in zip(choice.unfit[:_MOST], lost, strict=False)]
-    )
+    shares = [shown(one, Scale.PERCENT) for one in lost[:_MOST]]
+    if len(choice.unfit) > 1:
+        shares = [f"{action} {share}" for action, share in zip(choice.unfit, shares, strict=False)]
+    told = listed(shares)
     return [f"{_some(choice.unfit)} {fewer}{loses} more than half of the right answers: {said_once(told)}."]
 
 
@@ -214,7 +218,7 @@ def _costs(content: PageContent, choice: Choice) -> list[str]:
 
 
 def _floors(content: PageContent) -> list[str]:
-    """What numerics alone do, where a study has measured it, and which actions are not told from that."""
+    """What numerics alone do, where a study has measured it, and which actions are not told apart from that."""
     if content.facts.engine:
         return [text for name in content.facts.noise_floors for text in _engine_floor(content, name)]
     risks = [(name, content.estimates.get("mismatch", name)) for name in content.facts.noise_floors]
@@ -229,16 +233,19 @@ def _engine_floor(content: PageContent, floor: str) -> Iterator[str]:
     """The distance of the laws of an engine's reference and its twin, and the actions that are not told from it."""
     distance = content.estimates.get("rollout_tv", floor)
     if distance.estimate is not None:
-        yield (
-            f"{capital(floor)}, the reference once more with streams of its own, has a mean δ of "
-            f"{distance.estimate:.1e}: what batches and the placement of entries do."
-        )
+        made = "has δ = 0 exactly: other batches and another placement of entries change nothing."
+        if distance.estimate:
+            made = (
+                f"has a mean δ of {distance.estimate:.1e}: other batches and another placement of entries make this "
+                "difference."
+            )
+        yield f"{capital(floor)}, the reference once more with streams of its own, {made}"
     others = [action for action in content.actions if action not in content.facts.noise_floors]
     rows = {action: content.estimates.get(SIMULTANEOUS_GAP, action, floor) for action in others}
     near = [action for action, row in rows.items() if not row.excludes_zero()]
     if content.estimates.pairs and near:
         rests_on = grounds_of(rows[action] for action in near)
-        yield f"Not told from the {floor} {'is' if len(near) == 1 else 'are'} {listed(near)}{rests_on}."
+        yield f"Not told apart from the {floor}: {listed(near)}{rests_on}."
 
 
 def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
@@ -251,9 +258,9 @@ def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
             by.setdefault(better, []).append(action)
         told = "; ".join(f"{listed(actions)} by {better}" for better, actions in by.items())
         rests_on = grounds_of(difference(content.estimates, *pair) for pair in choice.ruled_out.items())
-        return [f"Ruled out, each by one that holds no more bytes and has surely less R{rests_on}: {told}."]
+        return [f"Ruled out, each by an action that holds no more bytes and surely has less R{rests_on}: {told}."]
     return [
-        f"{action} is ruled out by {better}: it{_holding(content, action, better)}disagrees on "
-        f"{shown(difference(content.estimates, action, better), Scale.POINTS)} more of the positions."
+        f"{action} is ruled out by {better}: it{_holding(content, action, better)}disagrees on more positions, by "
+        f"{shown(difference(content.estimates, action, better), Scale.POINTS)}."
         for action, better in choice.ruled_out.items()
     ]

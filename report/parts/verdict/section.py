@@ -26,10 +26,10 @@ VERDICT = """
 <p class="detail">{{ sentence }}</p>
 {% endfor %}
 {% if said.settles %}
-<p class="detail"><b>What would settle it.</b> {{ said.settles | join(" ") }}</p>
+<p class="detail"><b>What would {{ "settle" if said.open else "confirm" }} it.</b> {{ said.settles | join(" ") }}</p>
 {% endif %}
 {% if content.estimates.have_intervals %}
-<p class="detail">Brackets hold intervals. After them stand the level and the status: prespecified (the plan named the estimate before anyone had seen its outcome), seen (the plan named it when its outcome was known) or exploratory (nobody had named it). Ends have the digits that resampling is sure of: another seed moves an end by less than one unit of its last digit in 19 of 20 cases.</p>
+<p class="detail">Brackets hold intervals. After them stand the level and the status: prespecified (the plan named the estimate before anyone had seen its outcome), seen (the plan named it when its outcome was known) or exploratory (not planned beforehand). Ends have the digits that resampling is sure of: another seed moves an end by less than one unit of its last digit in 19 of 20 cases.</p>
 {% endif %}
 {% if said.pairs %}
 <details><summary>The pairs that are not told apart, and what would settle each</summary>

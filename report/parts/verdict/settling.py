@@ -11,8 +11,8 @@ from report.printing.wording import listed
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate
 from report.reading.facts import EVALUATION
-from stats.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 from stats.registry import Scale
+from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 _FURTHER = 25.0  # times as many documents: beyond that, more of them are no way to settle a difference
 
@@ -65,14 +65,14 @@ def _resting(content: PageContent, choice: Choice) -> list[Estimate]:
 
 
 def planned(content: PageContent, choice: Choice) -> list[str]:
-    """What a recommendation is worth that rests on what the plan named."""
+    """What a recommendation is worth if the plan named all that it rests on."""
     if {row.standing for row in _resting(content, choice)} != {PRESPECIFIED}:
         return []
     return ["The plan named these differences before their outcomes were known, and their intervals hold together."]
 
 
 def fresh(content: PageContent, choice: Choice) -> list[str]:
-    """How a recommendation would be confirmed that rests on anything else."""
+    """How a recommendation would be confirmed if the plan did not name all that it rests on."""
     rows = _resting(content, choice)
     standings = [row.standing for row in rows]
     if set(standings) <= {PRESPECIFIED}:
@@ -80,15 +80,15 @@ def fresh(content: PageContent, choice: Choice) -> list[str]:
     anew = "kvdrift confirm writes a study of documents that nobody has seen, whose plan names the actions."
     if set(standings) == {SEEN}:
         return [f"The plan named these differences when outcomes were known. {anew}"]
-    answers = " Those of lost answers hold for one action at a time." if choice.unfit else ""
+    answers = " Intervals of lost answers hold for one action at a time." if choice.unfit else ""
     together = content.estimates.pairs > 1
     if set(standings) == {EXPLORATORY} and not answers:
         alone = "Exploratory intervals hold for one difference at a time."
-        named = "Intervals over all pairs hold together; the plan named no such difference."
+        named = "Intervals over all pairs hold together; the plan named none of these differences in R."
         return [f"{named if together else alone} {anew}"]
     known = [one for one in (PRESPECIFIED, SEEN, EXPLORATORY) if one in standings]
     counts = listed([f"{standings.count(one)} {one}" for one in known]) if known[1:] else f"all {known[0]}"
-    over = " Those over all pairs of actions hold together." if together else ""
+    over = " Intervals over all pairs of actions hold together." if together else ""
     return [f"This rests on {count(len(rows))} intervals, {counts}.{over}{answers} {anew}"]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATE = """
-{% call figure("sweeps") %}<b>Sweeps: bytes against divergence and accuracy.</b> A curve joins the members of a sweep, by the bytes that they hold.{% if bands %} A band holds the values of all {{ members }} members of all sweeps at once{{ level }}: what a whole curve shows may be read from it, where it rises, and where it leaves another one.{% endif %} To the left a member holds fewer bytes.{% endcall %}
+{% call figure("sweeps") %}<b>Sweeps: bytes against divergence and accuracy.</b> A curve joins the members of a sweep, by the bytes that they hold.{% if bands %} The bands hold for all {{ members }} members of all sweeps together{{ level }}, so whole curves may be compared.{% endif %} To the left a member holds fewer bytes.{% endcall %}
 {{ table(tables.sweeps) }}
 """  # noqa: E501
 

@@ -35,8 +35,8 @@ from kvdrift.command import main
 from log.store import Store
 from schema.errors import DamagedStoreError
 from schema.tables import TABLES
-from sql import catalog, empty_views
-from sql.materialization import materialize_moments
+from sql import catalog_file, empty_views
+from sql.materialized.storing import materialize_moments
 from verification.repair import repair
 
 IMPORTED = (apache_beam, generator, kvdrift, report)
@@ -48,7 +48,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
     "development": (stages.develop,),
     "derivation": (lambda run: transforms.pipeline.run_derivation(run.location),),
     "moments": (lambda run: materialize_moments(run.store, least=1),),
-    "catalogue": (lambda run: catalog.refresh_catalog(run.store),),
+    "catalogue": (lambda run: catalog_file.refresh_catalog(run.store),),
     "plan": (stages.plan,),
     "evaluation": (stages.evaluate,),
     "second derivation": (stages.derive, stages.check),

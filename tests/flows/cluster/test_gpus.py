@@ -18,7 +18,7 @@ from flows.cluster.generator import ClusterGenerator
 from flows.run import stages
 from flows.run.study_run import StudyRun
 from generator.transformer.model_checks import visible_gpus
-from kvdrift.timing import DocumentTime, Seconds, StudyTime
+from kvdrift.dry_run.timing import DocumentTime, Seconds, StudyTime
 from schema.errors import InputError
 
 TINY = 'id = "kvdrift/tiny"'
@@ -106,7 +106,7 @@ def test_a_dry_run_says_who_generates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hour = StudyTime({"development": Seconds(3600, 7200)}, {"needle": DocumentTime(1, Seconds(1, 1), 4, 12)}, "cuda", 9)
-    monkeypatch.setattr("kvdrift.dry_run.study_time", lambda *_: hour)
+    monkeypatch.setattr("kvdrift.dry_run.needs.study_time", lambda *_: hour)
     code, out, _ = call(capsys, "run", write_study(tmp_path, CUDA), "--gpus", "all", "--dry-run")
     assert code == 0
     assert "  generation on 2 GPUs of this machine, one worker each\n" in out

@@ -24,7 +24,7 @@ from generator.coupling.fused_draws import fused_fault
 from generator.coupling.streams import ALL_SAVINGS
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent
-from generator.transformer.eviction import evict
+from generator.transformer.prompts.eviction import evict
 from schema.tables import PLAIN, SWRB
 
 FUSED = replace(ALL_SAVINGS, fused=True)
@@ -76,7 +76,8 @@ def test_a_device_of_its_own_gives_near_events(dtype: str, monkeypatch: pytest.M
     network = copy.deepcopy(model.network)
     to_second_device(network)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
-    monkeypatch.setattr("generator.transformer.prompt.available_bytes", lambda _: 2**33)
+    for module in ("prefilled", "prepared"):
+        monkeypatch.setattr(f"generator.transformer.prompts.{module}.available_bytes", lambda _: 2**33)
     with TwoDevices():
         split = generate_units(replace(model, network=network, device=str(SECOND)), "s", document, pending, 6, 3, FUSED)
     for one, other in zip(whole, split, strict=True):

@@ -12,9 +12,9 @@ from torch import Tensor
 from generator.attention import parts as partial_attention
 from generator.attention.parts import attend_causally, attend_part, attend_prompt, join_parts
 from generator.attention.statistics import QueryChunk
-from generator.transformer import prompt as transformer
 from generator.transformer.decoder import torch_threads
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts import prompt as transformer
+from generator.transformer.prompts.prompt import Prompt
 
 # float32 kernels round sums of up to 700 terms; bfloat16 has 8 bits.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2}

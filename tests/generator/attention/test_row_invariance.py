@@ -11,7 +11,7 @@ from torch import nn
 
 from generator.attention import row_invariance
 from generator.attention.cpu_products import SeamlessSiLU
-from generator.attention.shared_prefix import tile_of
+from generator.attention.streams.rows import tile_of
 from generator.transformer.loading import load_model
 
 

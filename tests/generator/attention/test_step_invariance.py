@@ -14,11 +14,12 @@ from torch import Tensor
 
 from generator.attention import shared_prefix
 from generator.attention.row_invariance import TriedSteps
-from generator.attention.shared_prefix import few_rows
+from generator.attention.streams.rows import few_rows
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
+from generator.transformer.prompts.tried_steps import _step_deviation
 
 FUSED = replace(ALL_SAVINGS, fused=True)
 HORIZON = 20
@@ -27,7 +28,7 @@ HORIZON = 20
 def deviation(model: LoadedModel, entries: int, streams: int, savings: Savings) -> float:
     prompt = model.prefill(random_document("d9", 9), [CONTROL], HORIZON).evict()
     with model.computing():
-        return prompt._step_deviation(entries, streams, savings)
+        return _step_deviation(model, prompt._prompt, entries, HORIZON, streams, savings, None)
 
 
 @pytest.mark.parametrize("savings", [ALL_SAVINGS, FUSED], ids=["today", "fused"])

@@ -26,9 +26,9 @@ from generator.codecs.rotated import RotatedInt4, hadamard
 from generator.embedded.documents import make_document
 from generator.generation import PendingUnit, generate_units
 from generator.identity import parts_sha256, selector_sha256
+from generator.transformer.files.local_folders import EMBEDDED_ID
 from generator.transformer.footprint import Footprint
 from generator.transformer.loading import load_model
-from generator.transformer.local_folders import EMBEDDED_ID
 from generator.transformer.memory import ModelShape
 from schema.errors import InputError, OperationError
 from schema.study import ActionSection

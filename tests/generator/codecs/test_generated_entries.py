@@ -31,8 +31,8 @@ from generator.codecs.quantized_cache import QuantizedCacheCodec
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.identity import parts_sha256
-from generator.transformer.eviction import evict
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.eviction import evict
+from generator.transformer.prompts.prompt import Prompt
 from log.store import Unit
 from schema.errors import InputError
 from schema.study import ActionSection

@@ -18,7 +18,7 @@ from generator.coupling.streams import ALL_SAVINGS, Savings, distinct_streams
 from generator.coupling.uniforms import uniform_table
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent
-from generator.transformer.prompt import PreparedPrompt
+from generator.transformer.prompts.prepared import PreparedPrompt
 from log.store import Unit
 from schema.retention import Retention
 from schema.tables import SWRB

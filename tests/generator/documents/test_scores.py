@@ -18,7 +18,7 @@ from generator.documents.ruler_tasks import GENERATED
 from generator.documents.scores import Decode, Tokens, score_pairs
 from generator.embedded import vocabulary
 from generator.embedded.documents import TASKS, make_document
-from generator.transformer.tokenizer import text_decoder
+from generator.transformer.files.tokenizer import text_decoder
 from schema.document import Document
 from schema.errors import InputError
 from schema.study import DocumentsSection

@@ -17,7 +17,7 @@ from generator.documents import files
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from generator.documents.ruler_tasks import GENERATED
 from generator.embedded.documents import make_document
-from generator.transformer.tokenizer import load_tokenizer
+from generator.transformer.files.tokenizer import load_tokenizer
 from schema.document import Document, part_of, split_of
 from schema.errors import InputError
 from schema.study import DocumentsSection

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fixtures.command import call
 from fixtures.engine_study import write_engine_study
 from fixtures.fake_engine import FakeEngine, FakeSession
 from fixtures.study_files import load_study
@@ -20,7 +21,7 @@ from generator.embedded.documents import make_document
 from generator.engines.again import Again
 from generator.engines.kernels import EngineKernels, PromptSide
 from generator.engines.model import EngineModel
-from generator.engines.promises import PROMISES, Promise
+from generator.engines.promises import PROMISES, Promise, Unknown
 from generator.generation import PendingUnit, engine_models, generate_units
 from generator.generation.engine_models import engine_model
 from log.store import Unit
@@ -28,7 +29,7 @@ from schema.errors import InputError, OperationError
 from schema.sampling import FULL_SOFTMAX
 from schema.tables import SWRB
 
-FORK = FakeSession.fork
+FORK, LOGITS = FakeSession.fork, FakeSession._logits
 NONE_SHARED = Savings(share_equal_histories=False, share_until_parting=False, share_reference=False, drop_ended=False)
 ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")
 
@@ -201,6 +202,8 @@ def test_the_fake_engine_holds_what_adapters_promise(tmp_path: Path, promise: Pr
         ("fork", lambda self, _=None: FORK(self, None), "part by"),
         ("drop", lambda _, __: None, "no room"),
         ("prompt_bytes", lambda _: 100, "holds 100 bytes"),
+        ("prompt_bytes", lambda _: 0, "holds 0 bytes"),
+        ("_logits", lambda self, tokens, rows: LOGITS(self, tokens, 1) * rows, "parts from itself alone by"),
         ("read_back", property(lambda _: {"bits": 16}), "bits = 4 was asked for, and 16 is read back"),
     ],
 )
@@ -216,3 +219,17 @@ def test_broken_adapters_are_found(
         except OperationError as error:
             failed.append(str(error))
     assert any(said in text for text in failed), failed
+
+
+def test_bytes_that_an_engine_does_not_say_are_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No check holds that could not be tried."""
+    write_engine_study(tmp_path)
+    monkeypatch.setattr(FakeSession, "prompt_bytes", lambda _: None)
+    (promise,) = (one for one in PROMISES if one.name == "bytes")
+    assert isinstance(promise.function(FakeEngine(), tmp_path / "weights.fake"), Unknown)
+    code, out, _ = call(capsys, "check", "fake", "--weights", tmp_path / "weights.fake")
+    assert code == 0
+    assert "?      bytes" in out
+    assert out.endswith(f"fake: all {len(PROMISES) - 1} checks hold; 1 could not be tried\n")

@@ -18,9 +18,9 @@ from generator.actions import build_actions
 from generator.embedded.documents import make_document
 from generator.engines.again import Again
 from generator.engines.http import connection
-from generator.engines.http.laws import whole_law
+from generator.engines.http.apis.laws import whole_law
+from generator.engines.http.sessions.slots import SlotSession
 from generator.engines.http.settings import Requests
-from generator.engines.http.slots import SlotSession
 from generator.engines.model import EngineModel
 from generator.generation import PendingUnit, generate_units
 from generator.generation.engine_models import engine_model

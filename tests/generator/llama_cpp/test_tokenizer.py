@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 import kvdrift
 from generator.llama_cpp.tokenizer import GgufTokenizer, gguf_tokenizer_sha256, load_gguf_tokenizer
-from generator.transformer.tokenizer import load_tokenizer, text_decoder, token_reader, token_texts
+from generator.transformer.files.tokenizer import load_tokenizer, text_decoder, token_reader, token_texts
 
 pytestmark = pytest.mark.llama_cpp
 

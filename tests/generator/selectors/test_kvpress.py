@@ -26,8 +26,8 @@ from generator.selectors import build_selector, kvpress_presses
 from generator.selectors.h2o import AccumulatedAttention
 from generator.selectors.kvpress import AttentionInputs
 from generator.selectors.kvpress_presses import PRESSES, REFUSED_PRESSES, load_kvpress
-from generator.transformer.eviction import evict
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.eviction import evict
+from generator.transformer.prompts.prompt import Prompt
 from schema.errors import InputError, OperationError
 from schema.study import ActionSection
 
@@ -368,10 +368,10 @@ from fixtures.random_models import random_document, random_model, save_random_mo
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from generator.attention.interface import IMPLEMENTATION, _attend
-from generator.transformer.eviction import evict
+from generator.transformer.prompts.eviction import evict
 from generator.selectors import build_selector
 from generator.selectors.kvpress_presses import PRESSES
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.prompt import Prompt
 
 tokens = random_document("x", 300).tokens
 ours = random_model("qwen2", layers=2)

@@ -19,8 +19,8 @@ from generator.selectors import Selector, build_selector
 from generator.selectors.own.names import source_texts
 from generator.service.protocol import DocumentMessage, GenerationRequest, PendingMessage
 from generator.service.server import requested_work
-from generator.transformer.eviction import evict
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.eviction import evict
+from generator.transformer.prompts.prompt import Prompt
 from schema.errors import OperationError
 from schema.study import ActionSection
 

@@ -30,8 +30,8 @@ from generator.attention.recording import PromptLayer
 from generator.selectors import SELECTORS, Full, Recent, Selector, SnapKV, build_selector, h2o
 from generator.selectors.expected_attention import QueryMoments
 from generator.selectors.h2o import AccumulatedAttention
-from generator.transformer.eviction import evict
-from generator.transformer.prompt import Prompt
+from generator.transformer.prompts.eviction import evict
+from generator.transformer.prompts.prompt import Prompt
 from schema.errors import InputError, OperationError
 from schema.retention import Retention
 from schema.study import ActionSection

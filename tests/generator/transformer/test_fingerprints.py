@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from generator.transformer import fingerprints
-from generator.transformer.fingerprints import digests_path, model_identity
+from generator.transformer.files import fingerprints
+from generator.transformer.files.fingerprints import digests_path, model_identity
 
 LONG_AGO = time.time_ns() - 10**12
 

@@ -22,12 +22,12 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, T
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SnapKV
-from generator.transformer.configuration import head_size, position_limit, read_configuration
+from generator.transformer.files.configuration import head_size, position_limit, read_configuration
+from generator.transformer.files.local_folders import has_local_weights, local_configuration
+from generator.transformer.files.stored_tensors import check_tensors, needed_tensors
+from generator.transformer.files.tokenizer import token_reader
 from generator.transformer.loading import load_model
-from generator.transformer.local_folders import has_local_weights, local_configuration
 from generator.transformer.model_checks import check_model
-from generator.transformer.stored_tensors import check_tensors, needed_tensors
-from generator.transformer.tokenizer import token_reader
 from schema.retention import Retention
 
 ROOT = Path(__file__).parents[3]
@@ -102,9 +102,7 @@ def test_an_unsupported_architecture(folder: Path) -> None:
         (MistralConfig(sliding_window=32), "MistralForCausalLM", "sliding-window attention in all layers is not supported: no entry could be evicted"),
         (Qwen3Config(use_sliding_window=True, sliding_window=32, max_window_layers=0, num_hidden_layers=2), "Qwen3ForCausalLM", "sliding-window attention in all layers is not supported"),
         (Qwen2Config(layer_types=["full_attention", "chunked_attention"], num_hidden_layers=2), "Qwen2ForCausalLM", "chunked attention is not supported"),
-        (Qwen3Config(layer_types=["linear_attention", "full_attention"], num_hidden_layers=2), "Qwen3ForCausalLM", "attention of type 'linear_attention' is not supported"),
         (LlamaConfig(sliding_window=4096), "LlamaForCausalLM", "sliding-window attention in all layers is not supported"),
-        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "LlamaForCausalLM", "RoPE of type 'dynamic' is not supported: its frequencies depend on the prompts that came before"),
         (MistralConfig(), "LlamaForCausalLM", "architecture LlamaForCausalLM as 'mistral' is not supported"),
         (T5Config(), "T5ForConditionalGeneration", "encoder-decoder architecture T5ForConditionalGeneration is not supported"),
         (LlamaConfig(), "LlamaForSequenceClassification", "architecture LlamaForSequenceClassification as 'llama' is not supported"),

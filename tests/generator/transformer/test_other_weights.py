@@ -20,7 +20,7 @@ from generator.actions import build_actions
 from generator.coupling.streams import Savings
 from generator.generation import PendingUnit, generate_units
 from generator.generation.units import generate_together
-from generator.transformer.fingerprints import model_identity
+from generator.transformer.files.fingerprints import model_identity
 from generator.transformer.model import LoadedModel
 from generator.transformer.other_weights.loading import load_transformer
 from generator.transformer.other_weights.model import ModelWithOthers

@@ -18,8 +18,8 @@ from generator.selectors import SnapKV
 from generator.selectors.expected_attention import ExpectedAttention
 from generator.transformer import loading
 from generator.transformer.decoder import torch_threads
-from generator.transformer.kernels import TransformerKernels
 from generator.transformer.loading import load_model
+from generator.transformer.prompts.kernels import TransformerKernels
 from schema.errors import InputError
 from schema.retention import Retention
 from schema.tables import PLAIN, SWRB

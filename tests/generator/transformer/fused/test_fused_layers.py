@@ -112,7 +112,8 @@ def test_a_device_of_its_own_gives_the_same_events(monkeypatch: pytest.MonkeyPat
     other = own_model("qwen3")
     to_second_device(other.network)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # tensors of our own cannot be inference tensors
-    monkeypatch.setattr("generator.transformer.prompt.available_bytes", lambda _: 2**33)
+    for module in ("prefilled", "prepared"):
+        monkeypatch.setattr(f"generator.transformer.prompts.{module}.available_bytes", lambda _: 2**33)
     with TwoDevices():
         there = units_of(replace(other, device=str(SECOND)), fused=True)
     for one, unit in zip(whole, there, strict=True):

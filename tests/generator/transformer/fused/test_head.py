@@ -21,12 +21,12 @@ from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 from torch import nn
 
-from flows.generate.local import load_transformer
 from generator.coupling.laws import total_variation
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.decoder import whole_sums
 from generator.transformer.fused.head import Head
-from generator.transformer.prompt import Prompt
+from generator.transformer.other_weights.loading import load_transformer
+from generator.transformer.prompts.prompt import Prompt
 from schema.errors import InputError
 
 DOCUMENT = random_document("d150", 150)
@@ -110,8 +110,8 @@ def test_a_study_asks_for_wide_logits(tmp_path: Path) -> None:
     wide = load_study(write_study(tmp_path, asked))
     assert "logits_dtype" not in plain.settings
     assert json.loads(wide.settings)["model"] == json.loads(plain.settings)["model"] | {"logits_dtype": "float32"}
-    assert load_transformer(wide.model).logits_dtype == "float32"
-    assert load_transformer(plain.model).logits_dtype is None
+    assert load_transformer(wide).logits_dtype == "float32"
+    assert load_transformer(plain).logits_dtype is None
     with pytest.raises(InputError, match=r"model.logits_dtype = 'float64': should be 'float32'"):
         load_study(write_study(tmp_path, (asked[0], asked[1].replace("32", "64"))))
 

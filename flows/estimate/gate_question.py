@@ -1,0 +1,96 @@
+"""What a gate is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flows.estimate.parts import EXPLORATORY_LEVEL
+from schema.study import POOLED
+from stats.endpoints import Decision
+from stats.registry import Quantity
+
+
+@dataclass(frozen=True)
+class GateQuestion:
+    """What is asked of a store.
+
+    Attributes:
+        quantity: a quantity of actions, or a contrast.
+        action: the action b.
+        baseline: the action a that it is held against.
+        margin: how much worse is still no worse, in the quantity's own unit: fractions, or tokens.
+        level: 1 - alpha of each answer.
+        study: the study's name; None if the store has one.
+        model: the model's id; None if the study has one.
+        stratum: a stratum, or ``pooled``.
+
+    """
+
+    quantity: str
+    action: str
+    baseline: str
+    margin: float
+    level: float = EXPLORATORY_LEVEL
+    study: str | None = None
+    model: str | None = None
+    stratum: str = POOLED
+
+    @property
+    def interval_level(self) -> float:
+        """The coverage of the interval, 1 - 2 alpha."""
+        return 1 - 2 * (1 - self.level)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer, and what it is made from.
+
+    Attributes:
+        decision: the answer.
+        question: what was asked, with the study and the model.
+        contrast: the difference that the interval is of.
+        estimate: theta_b - theta_a; None if it is undefined.
+        low: the lower end of its two-sided interval at level 1 - 2 alpha; None if there is none.
+        high: the upper end.
+        interval: how the interval was made.
+        draws: bootstrap draws.
+        documents: evaluation documents that both actions have.
+        clusters: clusters of these.
+        status: whether a plan named the difference before its documents were seen.
+        events_version: the version of ``events`` that was read.
+        plan_sha256: the plan's hash, None without one.
+        alike: whether the estimate is below the margin, and the interval is not because documents are all alike, or all
+            but a few, and may lack those that fail.
+        more: how many more documents would then settle it, if their share of unlike ones is the same; None if no
+            number would, or if the documents are not alike.
+        from_floor: the interval of the difference in R from the engine's floor, which holds for all pairs of actions
+            together; None if the baseline is no floor.
+
+    """
+
+    decision: Decision
+    question: GateQuestion
+    contrast: Quantity
+    estimate: float | None
+    low: float | None
+    high: float | None
+    interval: str
+    draws: int
+    documents: int
+    clusters: int
+    status: str
+    events_version: int
+    plan_sha256: str | None
+    alike: bool
+    more: int | None
+    from_floor: tuple[float, float] | None = None
+
+    @property
+    def told_from_floor(self) -> bool | None:
+        """Whether that interval excludes 0; None without one."""
+        return None if self.from_floor is None else self.from_floor[0] > 0 or self.from_floor[1] < 0
+
+    @property
+    def interval_level(self) -> float:
+        """The coverage of the interval, 1 - 2 alpha."""
+        return self.question.interval_level

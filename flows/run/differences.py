@@ -1,0 +1,269 @@
+"""What differs between a study file and its store, a line each, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+from flows.generate.pending import lacking_actions
+from flows.generate.stored_material import stored_identities
+from flows.plan.agreement import grown_plan, plan_differences, shown
+from flows.plan.frozen_plan import FrozenPlan, find_plan
+from flows.plan.stored_documents import changed
+from flows.run.study_run import StudyRun
+from generator.actions import Action
+from generator.identity import ActionIdentity, changes
+from log.units.revisions import current_actions
+from schema.document import SPLITS
+from schema.errors import PlanError
+from schema.sampling import SamplingLaw
+from schema.study import FINITE_STATE, HTTP, Study
+from schema.tables import ACTIONS
+
+# Columns of an action that decide its units; the other columns say where the action comes from.
+_ACTION_COLUMNS = tuple(
+    name for name in ACTIONS.columns
+    if name not in {"study", "action", "position_mode", "control", "prespecified", "action_revision", "dropped"}
+)  # fmt: skip
+
+
+class Kind(StrEnum):
+    """What becomes of a difference."""
+
+    GROWTH = "growth"  # the run makes it
+    ACTION = "action"  # the run refuses it; --redo makes it
+    PLAN = "plan"  # the run refuses it; --replan makes it
+    SETTING = "setting"  # the run refuses it
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference between a study file and its store.
+
+    Attributes:
+        kind: What becomes of it.
+        what: What differs, as the study file names it.
+        stored: The stored value, as text.
+        asked: The study file's value, as text.
+        action: The action that it concerns; None if it concerns the study.
+        units: How many stored units it concerns.
+        planned: Whether it is one to the frozen plan.
+        note: What more is to be said.
+
+    """
+
+    kind: Kind
+    what: str
+    stored: str
+    asked: str
+    action: str | None = None
+    units: int = 0
+    planned: bool = False
+    note: str = ""
+
+    def __str__(self) -> str:
+        concerned = f" ({self.units} units)" if self.units else ""
+        held = "frozen" if self.planned else "stored"
+        return f"{self.what}: {held} {self.stored}, asked {self.asked}{concerned}{self.note}"
+
+
+def differences(run: StudyRun) -> list[Difference]:
+    """Compare a study file with what the store holds of the study and model.
+
+    Returns:
+        The differences in the order of the file; none if the store does not know the study yet.
+
+    """
+    store = run.stored
+    if store is None:
+        return []
+    rows = [row for row in store.read("studies").to_pylist() if row["study"] == run.study.name]
+    if not rows:
+        return []
+    settings = list(_settings(run.study, rows))
+    if settings:  # the documents are others too
+        return settings
+    if all(row["model"] != run.study.model.id for row in rows):
+        return []  # a model that the file has got since
+    return [*_documents(run), *_actions(run), *_plan(run)]
+
+
+def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
+    """Differences in what ``study_sha256`` is the hash of."""
+    own = [row for row in rows if row["model"] == study.model.id]
+    if not own and study.several_models:
+        own = rows  # another model of the same file differs in its model alone
+    row = (own or rows)[0]
+    if row["study_sha256"] == study.sha256 or study.agrees_with(row["settings"]):
+        return
+    if row["settings"] is None:  # stored before settings were recorded
+        asked = {"model.id": study.model.id, "study.horizon": study.study.horizon, "study.seed": study.study.seed}
+        stored = {"model.id": row["model"], "study.horizon": row["horizon"], "study.seed": row["seed"]}
+    else:
+        present, before = (json.loads(text) for text in (study.settings, row["settings"]))
+        present["documents"] = _in_order_of(before["documents"], present["documents"])
+        asked, stored = _leaves(present), _leaves(before)
+    law = _leaves({"study": asdict(study.law)}), _leaves({"study": asdict(SamplingLaw.of(row))})
+    asked, stored = asked | law[0], stored | law[1]  # settings have what is not the default
+    names = [name for name in dict.fromkeys([*stored, *asked]) if stored.get(name) != asked.get(name)]
+    if study.several_models and not any(row["model"] == study.model.id for row in rows):
+        names = [name for name in names if not name.startswith("model.")]
+        if row["settings"] is not None and not names:
+            return
+    for name in names:
+        yield Difference(Kind.SETTING, name, shown(stored.get(name)), shown(asked.get(name)))
+    if not names:
+        what = "documents, device, dtype or revision"
+        yield Difference(Kind.SETTING, what, row["study_sha256"][:12], study.sha256[:12])
+
+
+def _in_order_of(stored: list[Any], asked: list[Any]) -> list[Any]:
+    """Document sections that are asked for, equal ones in the places that they have among the stored ones."""
+    others = [section for section in asked if section not in stored]
+    placed = [section if section in asked else others.pop(0) for section in stored if section in asked or others]
+    return placed + others
+
+
+def _leaves(value: Any, name: str = "") -> dict[str, Any]:
+    """The values of nested JSON by their places in a study file, such as ``documents[0].source``."""
+    if isinstance(value, dict):
+        items = [(f"{name}.{key}" if name else key, inner) for key, inner in value.items()]
+    elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+        items = [(f"{name}[{at}]", inner) for at, inner in enumerate(value)]
+    else:
+        return {name: value}
+    return {place: leaf for key, inner in items for place, leaf in _leaves(inner, key).items()}
+
+
+def _documents(run: StudyRun) -> Iterator[Difference]:
+    """More or fewer documents in a stratum; prompts, answers and clusters that changed."""
+    study, store = run.study, run.store
+    rows = store.documents(study.name, study.model.id).to_pylist()
+    prompts = {row["doc"]: row["prompt_sha256"] for row in rows}
+    stored = Counter((row["stratum"], row["split"]) for row in rows)
+    plan = find_plan(store, study.name, study.model.id)
+    for stratum, split in ((section.stratum_name, split) for section in study.documents for split in SPLITS):
+        asked = run.material.documents[split][stratum]
+        what, there = f"{split} documents of {stratum}", stored[stratum, split]
+        if len(asked) != there:
+            grows = len(asked) > there and (plan is None or split != "development")
+            note = _kept_documents(plan, run) if plan is not None and grows else ""
+            kind = Kind.GROWTH if grows else Kind.SETTING
+            yield Difference(kind, what, str(there), str(len(asked)), note=note)
+        known = [] if stratum in run.material.nominal else asked
+        changed = [d for d in known if d.doc in prompts and prompts[d.doc] != d.prompt_sha256]
+        if changed:
+            first = changed[0]
+            before, now = (_hash(sha256) for sha256 in (prompts[first.doc], first.prompt_sha256))
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            yield Difference(Kind.SETTING, f"prompt of document '{first.doc}'{more}", before, now)
+    yield from _corrections(run, {row["doc"]: row for row in rows})
+
+
+def _corrections(run: StudyRun, rows: Mapping[str, dict[str, Any]]) -> Iterator[Difference]:
+    """Answers, scoring and clusters of stored documents that are others in their source now."""
+    found = defaultdict[str, list[tuple[str, Any, Any]]](list)
+    for document in (one for split in SPLITS for one in run.material.of_split(split) if one.doc in rows):
+        for name, (before, now) in changed(document, rows[document.doc]).items():
+            if name == "cluster" or document.stratum not in run.material.nominal:  # nominal ones have no answers
+                found[name].append((document.doc, before, now))
+    for name, ((doc, before, now), *others) in found.items():
+        more = f" and {len(others)} more" if others else ""
+        note = "; estimated again" if name == "cluster" else "; scored again from stored events"
+        yield Difference(Kind.GROWTH, f"{name} of document '{doc}'{more}", _value(before), _value(now), note=note)
+
+
+def _value(value: Any) -> str:
+    """A document's answers, scoring or cluster, as a line names it."""
+    return " | ".join(value) or "none" if isinstance(value, list) else shown(value)
+
+
+def _kept_documents(plan: FrozenPlan, run: StudyRun) -> str:
+    """The note about more evaluation documents, if the plan does not take them."""
+    asked = run.study.plan.documents
+    if run.replan or (asked != "auto" and asked > plan.documents_per_stratum):
+        return ""
+    more = "kvdrift run STUDY.toml --replan plans anew" if asked == "auto" else "a larger plan.documents takes more"
+    return f"; the plan keeps N = {plan.documents_per_stratum}, {more}"
+
+
+def _actions(run: StudyRun) -> Iterator[Difference]:
+    """Actions that are new, changed, or no longer in the file."""
+    study, store = run.study, run.store
+    stored = current_actions(store.read("actions"), study.name)
+    units = Counter(store.units(study.name, study.model.id)["action"].to_pylist())
+    known = stored_identities(store, study.name, study.model.id)
+    lacking = cache(
+        lambda: lacking_actions(store, run.material, _asked_plan(run))
+    )  # needed for units of older stores alone
+    for action in run.material.actions:
+        row, asked = stored.pop(action.name, None), action.row(study.name, prespecified=True)
+        if row is None:
+            yield Difference(Kind.GROWTH, f"action '{action.name}'", "none", "to be generated", action.name)
+            continue
+        changed = [name for name in _ACTION_COLUMNS if row[name] != asked[name]]
+        for name in changed:
+            what = f"{name} of action '{action.name}'"
+            yield Difference(Kind.ACTION, what, shown(row[name]), shown(asked[name]), action.name, units[action.name])
+        identity = known.get((action.name, row["action_revision"]))
+        if identity is not None:
+            yield from _identity(run, action, identity, units[action.name], parameters_changed=bool(changed))
+        elif units[action.name] and action.name in lacking():
+            what = f"what made the units of action '{action.name}'"
+            yield Difference(Kind.ACTION, what, "unknown", "known", action.name, units[action.name])
+    for name in stored:
+        text = f"kvdrift drop {store.location} --action {name}"
+        yield Difference(Kind.SETTING, f"action '{name}'", "there", f"none ({text} drops it)", None, units[name])
+
+
+def _plan(run: StudyRun) -> Iterator[Difference]:
+    """Values of ``[plan]`` and ``[windows]`` that are not the frozen ones."""
+    plan = find_plan(run.store, run.study.name, run.study.model.id)
+    for one in [] if plan is None else plan_differences(plan, run.study):
+        kind = Kind.GROWTH if one.grows else Kind.PLAN if one.replanned else Kind.SETTING
+        yield Difference(kind, one.what, one.before, shown(one.asked), planned=True)
+
+
+def _asked_plan(run: StudyRun) -> FrozenPlan | None:
+    """The plan with the study file's K and N; the frozen plan if other keys changed too, which are told separately."""
+    plan = find_plan(run.store, run.study.name, run.study.model.id)
+    try:
+        return plan and grown_plan(plan, run.study)
+    except PlanError:
+        return plan
+
+
+def _identity(
+    run: StudyRun, action: Action, stored: ActionIdentity, units: int, *, parameters_changed: bool
+) -> Iterator[Difference]:
+    """Differences in what makes an action's units; changed parameters, which are told, change the selector's hash."""
+    finite = run.study.model.kind == FINITE_STATE
+    named = {
+        "weights_sha256": "reference laws"
+        if finite
+        else "the reference's server"
+        if run.study.model.engine == HTTP
+        else "model files (weights and configuration)",
+        "tokenizer_sha256": "tokenizer",
+        "selector_sha256": "laws"
+        if finite
+        else action.told
+        if action.settings is not None
+        else f"source of {action.told}",
+        "numerics": "numerics",
+    }
+    present = run.identity(action)
+    for name in changes(stored, present):
+        if name != "selector_sha256" or not parameters_changed:
+            text = shown if name == "numerics" else _hash
+            before, now = (text(one.columns[name]) for one in (stored, present))
+            yield Difference(Kind.ACTION, f"{named[name]} of action '{action.name}'", before, now, action.name, units)
+
+
+def _hash(sha256: str | None) -> str:
+    return "unknown" if sha256 is None else f"{sha256[:12]}…"

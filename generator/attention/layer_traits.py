@@ -1,0 +1,24 @@
+"""What selectors may need to know of the layers that they choose in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LayerTraits:
+    """Properties of a model's layers with full attention.
+
+    Attributes:
+        kind: The model's type, as transformers names it; None if not known.
+        softcap: The soft cap of attention scores, or None.
+        turned_by_halves: Whether every such layer rotates whole heads, channel i together with channel i + size / 2, by
+            angles that the model's rotary embedding gives. None before a model is loaded whose family is not known.
+    """
+
+    kind: str | None = None
+    softcap: float | None = None
+    turned_by_halves: bool | None = None
+
+
+UNKNOWN = LayerTraits()

@@ -1,0 +1,74 @@
+"""How many rows are computed at once, and how streams of each cache are packed into tiles: bookkeeping in integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from generator.attention.cpu_products import fits_onednn
+
+_STEPS = 8  # numbers of rows between one and its double, where they are few
+TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, at most; by oneDNN, twice as many
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Streams of one cache: packed rows ``first .. last - 1``; copies of the first one fill up the last ones."""
+
+    cache: int
+    first: int
+    last: int
+
+
+def pack_tiles(
+    stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int
+) -> tuple[list[Tile], dict[str, Tensor]]:
+    """Gather the streams of each cache in tiles, and fill these up to a multiple of rows.
+
+    Args:
+        stream_cache: The cache of each stream, ascending, int64 [streams].
+        slots: The slot of each, int64 [streams].
+        at_once: Of each cache, how many streams a tile has at most.
+        multiple: What the rows of a tile are a multiple of.
+
+    Returns:
+        The tiles, the slot of each packed row ("packed"), and a packed row of each slot ("unpacked").
+    """
+    tiles, rows, unpacked = [], [], torch.empty_like(slots)
+    caches, counts = torch.unique_consecutive(stream_cache, return_counts=True)
+    first = 0
+    for cache, own in zip(caches.tolist(), torch.split(slots, counts.tolist()), strict=True):
+        for part in torch.split(own, at_once[cache]):
+            last = first + rounded(len(part), multiple)
+            tiles.append(Tile(cache, first, last))
+            rows += [part, part[:1].expand(last - first - len(part))]
+            unpacked[part] = torch.arange(first, first + len(part))
+            first = last
+    return tiles, {"packed": torch.cat(rows) if rows else slots[:0], "unpacked": unpacked}
+
+
+def tile_of(key: Tensor, multiple: int) -> int:
+    """How many streams' queries are multiplied with a prompt's keys at once, at most, with a multiple of rows.
+
+    If the multiple is ``TILE``, there is one number of them only.
+    """
+    return 2 * TILE if multiple < TILE and fits_onednn(key) else TILE
+
+
+def few_rows(streams: int, multiple: int) -> int:
+    """A number of rows for so many streams, at most an eighth above them, or below the next multiple.
+
+    A GPU's libraries choose their kernels by the number of rows. Between a number and its double there are eight.
+    """
+    step = multiple
+    while streams > 2 * _STEPS * step:
+        step *= 2
+    return rounded(streams, step)
+
+
+def rounded(count: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-count // multiple) * multiple

@@ -1,0 +1,49 @@
+"""States of a hybrid's layers, by the contents of ``config.json``: which layers have no attention, and bytes of states.
+
+The states of families whose numbers are not known here count as 0 bytes before a model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_RECURRENT_BYTES = 4  # recurrent states are float32, whatever the model's dtype
+
+
+def layers_without_attention(config: Mapping[str, Any]) -> int:
+    """Count the layers that have a state in the place of entries."""
+    return sum(kind in ("conv", "linear_attention") for kind in config.get("layer_types") or ())
+
+
+def state_bytes(config: Mapping[str, Any], item_bytes: int) -> int:
+    """Count bytes of all states of one stream.
+
+    Args:
+        config: The contents of ``config.json``.
+        item_bytes: Bytes of a number in the model's dtype, which a convolution's last inputs have.
+    """
+    kinds = list(config.get("layer_types") or ())
+    short = kinds.count("conv") * int(config["hidden_size"]) * int(config.get("conv_L_cache") or 0) * item_bytes
+    return short + kinds.count("linear_attention") * _delta_net(config, item_bytes) + _mamba(config, item_bytes)
+
+
+def _delta_net(config: Mapping[str, Any], item_bytes: int) -> int:
+    """A layer with the gated delta rule (Qwen3-Next, Qwen3.5): a matrix for each value head."""
+    if "linear_num_key_heads" not in config:
+        return 0
+    key, value = int(config["linear_key_head_dim"]), int(config["linear_value_head_dim"])
+    heads = int(config["linear_num_value_heads"])
+    channels = 2 * int(config["linear_num_key_heads"]) * key + heads * value
+    return channels * int(config["linear_conv_kernel_dim"]) * item_bytes + heads * key * value * _RECURRENT_BYTES
+
+
+def _mamba(config: Mapping[str, Any], item_bytes: int) -> int:
+    """All layers of Falcon-H1, which have attention beside a state-space mixer."""
+    if config.get("model_type") != "falcon_h1":
+        return 0
+    inner = config.get("mamba_d_ssm") or int(config["mamba_expand"] * config["hidden_size"])
+    state = int(config["mamba_d_state"])
+    channels = int(inner) + 2 * int(config["mamba_n_groups"]) * state
+    layer = channels * int(config["mamba_d_conv"]) * item_bytes + int(inner) * state * _RECURRENT_BYTES
+    return int(config["num_hidden_layers"]) * layer

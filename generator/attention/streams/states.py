@@ -1,0 +1,134 @@
+"""States of layers that a prompt's entries do not grow: the last inputs of a convolution, a recurrent matrix.
+
+Layers of transformers ask a cache for their states by the layer's number and the state's number within the layer, and
+write states back. Here a prompt has its states once, after its last token, and every stream has a copy of its own, of
+constant size. Keys and values do not go through these objects: attention layers get back what they hand over.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+_Place = tuple[str, int, int]  # what kind of state, the layer's number, the state's number within it
+_CONVOLUTION, _RECURRENT = "convolution", "recurrent"
+
+
+class LayerStates:
+    """What a network's layers take for a cache: states of a batch of rows, empty at first.
+
+    Attributes:
+        found: The states, [rows, ...] each.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[_Place, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all states."""
+        return sum(state.nbytes for state in self.found.values())
+
+    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Return an attention layer's new keys and values, which are stored elsewhere."""
+        return key, value
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """Return the last inputs of a convolution, [rows, channels, kernel]; None before the first token."""
+        return self.found.get((_CONVOLUTION, layer_idx, state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """Return a recurrent state, [rows, ...]; None before the first token."""
+        return self.found.get((_RECURRENT, layer_idx, state_idx))
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
+    ) -> Tensor:
+        """Append inputs of a convolution, [rows, channels, T], and keep the last ones, as many as the kernel has.
+
+        Returns:
+            The inputs with those that were kept before them.
+        """
+        kernel, before = conv_kernel_size or conv_states.shape[-1], self.get_conv_state(layer_idx, state_idx)
+        missing = max(kernel - conv_states.shape[-1], 0)
+        whole = pad(conv_states, (missing, 0)) if before is None else torch.cat([before, conv_states], -1)
+        self._keep((_CONVOLUTION, layer_idx, state_idx), whole[..., -kernel:])
+        return whole
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+        """Replace a recurrent state, [rows, ...]."""
+        return self._keep((_RECURRENT, layer_idx, state_idx), recurrent_states)
+
+    def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
+        """Whether a layer has a state, that is, has seen a token."""
+        return any((kind, layer_idx, state_idx) in self.found for kind in (_CONVOLUTION, _RECURRENT))
+
+    def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002 - part of transformers' calling convention
+        """Whether states before the last one are kept; never."""
+        return False
+
+    def _keep(self, place: _Place, state: Tensor) -> Tensor:
+        if place in self.found:
+            self.found[place].copy_(state)  # in place: a stream's state is a part of a larger buffer
+        else:
+            self.found[place] = state.clone()
+        return self.found[place]
+
+
+class StreamStates(LayerStates):
+    """States of streams: row r of a step has the states of slot r.
+
+    Args:
+        starts: Of each cache, the states that its streams begin with, of one row.
+        streams: How many streams can be open at once.
+        rows: How many rows a step computes at most; those without a stream have states, too.
+        parked: How many streams can be parked.
+    """
+
+    def __init__(self, starts: Sequence[LayerStates], streams: int, rows: int, parked: int) -> None:
+        super().__init__()
+        self._starts, self._streams, self._spare = starts, streams, rows - streams
+        self._buffers = {
+            place: state.new_zeros((rows + parked, *state.shape[1:])) for place, state in starts[0].found.items()
+        }
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """Where the states lie."""
+        return {buffer.device for buffer in self._buffers.values()}
+
+    def open(self, caches: Sequence[int]) -> None:
+        """Give stream i, which lies in slot i, the states that streams of cache ``caches[i]`` begin with.
+
+        Args:
+            caches: Ascending.
+        """
+        first = 0
+        for cache, streams in itertools.groupby(caches):
+            last = first + len(list(streams))
+            for place, buffer in self._buffers.items():
+                buffer[first:last] = self._starts[cache].found[place]
+            first = last
+
+    def take(self, indices: Mapping[torch.device, Mapping[str, Tensor]], rows: int) -> None:
+        """Copy the states that move to other slots, and lay out those of a step's rows.
+
+        Args:
+            indices: On every device, from which slots ("source") to which ("target") streams go, int64 [copies] each.
+            rows: How many rows the step computes.
+        """
+        for place, buffer in self._buffers.items():
+            own = indices[buffer.device]
+            if len(own["source"]):
+                source, target = (self._beyond_rows(own[name]) for name in ("source", "target"))
+                buffer.index_copy_(0, target, buffer[source])
+            self.found[place] = buffer[:rows]
+
+    def _beyond_rows(self, slots: Tensor) -> Tensor:
+        """The places of slots: parked streams lie behind the rows without a stream."""
+        return torch.where(slots >= self._streams, slots + self._spare, slots)

@@ -1,0 +1,152 @@
+"""Streams in the slots of a server: each is decoded token by token in a slot of its own.
+
+A slot is a cache that is filled again if it has lost what it held: the prompt in one request, then every token in one
+of its own, as it was decoded before. So a fork, a server that was started again, and more streams than slots cost
+requests, and change nothing else. Every answer says how many tokens the server computed, and more than one is no
+decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from generator.engines.http.apis.api import ServerFacts
+from generator.engines.http.apis.llama_server import LlamaServer
+from generator.engines.http.connection import Connection, LostServerError
+from generator.engines.http.sessions.token_streams import Tokens, TokenStreams
+from schema.errors import OperationError
+
+_TRIES = 4  # of one step in a slot that does not keep what it was given
+
+
+@dataclass
+class _Slot:
+    number: int
+    held: Tokens = ()
+
+
+class SlotSession(TokenStreams):
+    """One prompt and its streams in some slots of a llama-server; a slot is found for a stream at its next step.
+
+    Args:
+        connection: To the server.
+        api: How it is spoken to.
+        facts: What it says of itself.
+        slots: The numbers of the slots that this session may use.
+        read_back: Asks the server what it is, and raises an error if it is another one than before.
+    """
+
+    def __init__(
+        self, connection: Connection, api: LlamaServer, facts: ServerFacts, slots: Sequence[int],
+        read_back: Callable[[], Mapping[str, Any]],
+    ) -> None:  # fmt: skip
+        super().__init__(connection, facts, read_back)
+        self._api = api
+        self._slots = [_Slot(number) for number in slots]
+
+    def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Decode a prompt in the first slot, and return the law after it; other slots read it when they are needed."""
+        self._prompt, self._streams = tuple(tokens), {}
+        for slot in self._slots:
+            slot.held = ()
+        while True:
+            try:
+                law, _ = self._api.law(
+                    self._connection, self._slots[0].number, tokens, self._facts.vocabulary, cached=False
+                )
+            except LostServerError:
+                continue
+            self._slots[0].held = self._prompt
+            return law
+
+    def step(self, streams: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Append one token to each of some streams, and return the logarithms of the next laws, [streams, V]."""
+        laws = np.empty((len(streams), self._facts.vocabulary), dtype=np.float32)
+        for start in range(0, len(streams), len(self._slots)):
+            own = list(streams[start : start + len(self._slots)])
+            slots = self._placed(own)
+            for stream, slot in zip(own, slots, strict=True):
+                self._read_prompt(slot, self._streams[stream])
+
+            def advance(row: int, own: list[int] = own, slots: list[_Slot] = slots, start: int = start) -> None:
+                laws[start + row] = self._advanced(slots[row], self._streams[own[row]], tokens[start + row])
+
+            self._connection.at_once(range(len(own)), advance, len(self._slots))
+            for row, stream in enumerate(own):
+                self._streams[stream] = slots[row].held
+        return laws
+
+    def prompt_bytes(self) -> int | None:
+        """Return how many bytes the first slot's saved state takes; None if the server saves none."""
+        return self._api.slot_bytes(self._connection, self._slots[0].number)
+
+    def _placed(self, streams: Sequence[int]) -> list[_Slot]:
+        """A slot for each stream: its own, or a free one that holds most of its history."""
+        place = {id(slot.held): slot for slot in self._slots if slot.held}
+        found: dict[int, _Slot] = {}
+        for stream in streams:
+            slot = place.pop(id(self._streams[stream]), None)
+            if slot is not None:
+                found[stream] = slot
+        taken = {slot.number for slot in found.values()}
+        histories = {id(history) for history in self._streams.values()}
+        free = [slot for slot in self._slots if slot.number not in taken]
+        for stream in streams:
+            if stream not in found:
+                history = self._streams[stream]
+                # A slot that another open stream is in is taken last.
+                best = max(free, key=lambda slot: (id(slot.held) not in histories, _common(slot.held, history)))
+                free.remove(best)
+                found[stream] = best
+        return [found[stream] for stream in streams]
+
+    def _read_prompt(self, slot: _Slot, history: Tokens) -> None:
+        """Have a slot read the prompt, if it does not hold it: slot after slot, so that none shares a batch."""
+        while _common(slot.held, history) < len(self._prompt):
+            try:
+                self._api.take(self._connection, slot.number, self._prompt, cached=False)
+            except LostServerError:
+                continue
+            slot.held = self._prompt
+
+    def _advanced(self, slot: _Slot, history: Tokens, token: int) -> NDArray[np.float32]:
+        """The law after a history and a token, whose slot then holds both."""
+        for _ in range(_TRIES):
+            try:
+                self._read_prompt(slot, history)
+                if self._replayed(slot, history):
+                    law, computed = self._api.law(
+                        self._connection, slot.number, [*history, token], self._facts.vocabulary
+                    )
+                    if computed == 1:
+                        slot.held = (*history, token)
+                        return law
+            except LostServerError:
+                pass
+            slot.held = ()
+        raise OperationError(
+            f"{self._connection.url}: slot {slot.number} does not keep what it decoded: something else uses "
+            "the server, or it gives idle slots to others; start it for kvdrift alone, with --no-cache-idle-slots"
+        )
+
+    def _replayed(self, slot: _Slot, history: Tokens) -> bool:
+        """Have a slot hold a history, token by token from what it holds on; whether it kept them."""
+        for length in range(max(_common(slot.held, history), len(self._prompt)), len(history)):
+            if self._api.take(self._connection, slot.number, history[: length + 1], cached=True) != 1:
+                return False
+        return True
+
+
+def _common(held: Tokens, history: Tokens) -> int:
+    """How many tokens two histories begin with alike."""
+    if held is history:
+        return len(held)
+    shared = min(len(held), len(history))
+    if held[:shared] == history[:shared]:
+        return shared
+    return next(place for place in range(shared) if held[place] != history[place])

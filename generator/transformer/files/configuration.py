@@ -1,0 +1,207 @@
+"""A model's configuration, read through transformers, and what of it is supported."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from generator.transformer.files.local_folders import (
+    ARCHITECTURES,
+    local_configuration,
+    local_generation_configuration,
+    model_source,
+)
+from schema.errors import InputError, reading
+
+_MOST_LAYERS = 10_000  # what is said of each takes memory before any weight is looked for
+_STATES = {"linear_attention", "conv", "hybrid"}  # layers with states; a hybrid layer has attention, too
+_ATTENTION = {"chunked_attention": "chunked attention"}
+_LONG_ROPE = "longrope"
+
+
+@functools.cache
+def library() -> Any:
+    """Transformers, imported on the first call: it takes seconds, and what is left to do shows without it."""
+    import transformers  # noqa: PLC0415
+
+    if sys.flags.optimize >= 2:
+        # transformers extends docstrings when it defines a class, and fails where ``python -OO`` has dropped them.
+        vars(transformers.utils)["auto_docstring"] = lambda defined=None, **_: defined or (lambda decorated: decorated)
+    return transformers
+
+
+def read_configuration(model_id: str, revision: str | None) -> Any:
+    """Load the model's configuration, downloading it if need be; of a multimodal checkpoint its language model's."""
+    source = model_source(model_id)
+    layers = (local_configuration(model_id, revision) or {}).get("num_hidden_layers")
+    if type(layers) is int and layers > _MOST_LAYERS:
+        raise InputError(f"model.id = '{model_id}': num_hidden_layers = {layers}: at most {_MOST_LAYERS:,} are read")
+    with reading(f"model.id = '{model_id}': cannot load its configuration", Exception), quiet():
+        whole = library().AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    text: Any = getattr(whole, "text_config", None)
+    causal = None if text is None else causal_class(text)
+    if text is None or causal is None:
+        return whole
+    text.architectures = [causal]
+    text.tie_word_embeddings = whole.tie_word_embeddings
+    return text
+
+
+def causal_class(config: Any) -> str | None:
+    """Return the name of the causal language model that transformers has of a configuration's type, if it has one."""
+    name = library().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    return name if name is not None and name.endswith("ForCausalLM") else None
+
+
+def position_limit(model_id: str, *, revision: str | None = None) -> int:
+    """Return the largest number of tokens, prompt and generated ones, by the model's configuration."""
+    return _number(model_id, revision, "max_position_embeddings")
+
+
+def vocabulary_size(model_id: str, *, revision: str | None = None) -> int:
+    """Return how many tokens a model knows, by its configuration."""
+    return _number(model_id, revision, "vocab_size")
+
+
+def head_size(model_id: str, *, revision: str | None = None) -> int:
+    """Return how many channels a head has, by the model's configuration."""
+    stated = local_configuration(model_id, revision) or {}
+    if not {"hidden_size", "num_attention_heads"} <= set(stated):
+        stated = read_configuration(model_id, revision).to_dict()
+    with reading(f"model.id = '{model_id}': its configuration gives no size of a head", TypeError):
+        return int(stated.get("head_dim") or stated["hidden_size"] // stated["num_attention_heads"])
+
+
+def _number(model_id: str, revision: str | None, name: str) -> int:
+    stated = (local_configuration(model_id, revision) or {}).get(name)
+    if type(stated) is int:
+        return stated
+    configuration = read_configuration(model_id, revision)
+    with reading(f"model.id = '{model_id}': its configuration has no number {name}", TypeError, AttributeError):
+        return int(getattr(configuration, name))
+
+
+def check_supported(config: Any, model_id: str) -> None:
+    """Refuse what is not a causal language model of keys and values, as far as its configuration says so."""
+    with reading(f"model.id = '{model_id}': cannot load its configuration", TypeError, AttributeError):
+        problem = _unsupported(config)
+    if problem is not None:
+        raise InputError(f"model.id = '{model_id}': {problem}")
+
+
+def _unsupported(config: Any) -> str | None:
+    names, kind = list(config.architectures or []), config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        return f"encoder-decoder architecture {', '.join(names) or 'unknown'} is not supported"
+    if causal_class(config) not in names or not names:
+        what = f"architecture {', '.join(names) or 'unknown'} as '{kind}'"
+        return f"{what} is not supported: it is not the causal language model that transformers has of this type"
+    if getattr(config, "kv_lora_rank", None):
+        return "multi-head latent attention (MLA) is not supported: its cache holds no keys and values of heads"
+    return _unsupported_layers(config)
+
+
+def _unsupported_layers(config: Any) -> str | None:
+    types = set(_layer_types(config))
+    if other := types - {"full_attention", "sliding_attention"} - _STATES:
+        return f"{_ATTENTION.get(min(other), f'attention of type {min(other)!r}')} is not supported"
+    if types and not types & {"full_attention", "hybrid"}:
+        what = "sliding-window attention in all layers" if types == {"sliding_attention"} else "a model of states alone"
+        return f"{what} is not supported: no entry could be evicted"
+    ropes = (getattr(config, "rope_parameters", None) or {}).values()
+    if any(isinstance(part, dict) and part.get("rope_type") == _LONG_ROPE for part in ropes):
+        return f"RoPE of type '{_LONG_ROPE}' of some types of layers is not supported: each would change by itself"
+    return None
+
+
+def rope_switch(config: Any) -> int | None:
+    """Return the number of positions beyond which RoPE has other frequencies (LongRoPE); None for other types.
+
+    The frequencies of type "dynamic" change beyond ``max_position_embeddings`` alone, and no prompt goes there.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope["original_max_position_embeddings"] if rope.get("rope_type") == _LONG_ROPE else None
+
+
+def position_switch(model_id: str, *, revision: str | None = None) -> int | None:
+    """Return ``rope_switch`` of a model by its configuration, which is read through transformers only if it has one."""
+    stated = local_configuration(model_id, revision) or {}
+    ropes = [stated.get(name) for name in ("rope_parameters", "rope_scaling")]
+    named = {str(rope.get("rope_type") or rope.get("type")) for rope in ropes if isinstance(rope, dict)}
+    return rope_switch(read_configuration(model_id, revision)) if named & {_LONG_ROPE, "su"} else None
+
+
+def has_states(config: Any) -> bool:
+    """Whether some layers have a convolution's or a recurrent state."""
+    return not _STATES.isdisjoint(_layer_types(config))
+
+
+def known_by_family(config: Any) -> bool:
+    """Whether a model needs no proof: a family that all tests run on, with full attention in every layer."""
+    return config.model_type in ARCHITECTURES.values() and set(_layer_types(config)) <= {"full_attention"}
+
+
+def eos_tokens(model_id: str, generation: Any, config: Any) -> tuple[int, ...]:
+    """EOS tokens of a generation configuration or, where it has none, of the model's configuration.
+
+    Those that the vocabulary lacks are left out.
+    """
+    ids = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
+    return tuple(token for token in _tokens(model_id, ids) if 0 <= token < config.vocab_size)
+
+
+def absent_eos_tokens(model_id: str, revision: str | None = None) -> tuple[tuple[int, ...], bool]:
+    """Return the EOS tokens that the vocabulary lacks, by the files on this machine, and whether it has another one."""
+    tokens, size = _named_eos_tokens(model_id, revision)
+    absent = tuple(token for token in tokens if size is not None and not 0 <= token < size)
+    return absent, len(absent) < len(tokens)
+
+
+def configured_eos_tokens(model_id: str, revision: str | None = None) -> tuple[int, ...]:
+    """Return the EOS tokens by the files on this machine, ascending, without those that the vocabulary lacks."""
+    tokens, size = _named_eos_tokens(model_id, revision)
+    return tuple(sorted(token for token in tokens if size is None or 0 <= token < size))
+
+
+def _named_eos_tokens(model_id: str, revision: str | None) -> tuple[tuple[int, ...], int | None]:
+    """The EOS tokens that a model's files name, and how many tokens it has, if they say so."""
+    config = local_configuration(model_id, revision) or {}
+    ids = local_generation_configuration(model_id, revision).get("eos_token_id")
+    size = config.get("vocab_size")
+    tokens = _tokens(model_id, config.get("eos_token_id") if ids is None else ids)
+    return tokens, size if type(size) is int else None
+
+
+def _tokens(model_id: str, ids: Any) -> tuple[int, ...]:
+    tokens = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+    if not all(type(token) is int for token in tokens):
+        raise InputError(f"model.id = '{model_id}': eos_token_id = {ids!r}: should be a token or a list of tokens")
+    return tokens
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from showing progress bars, advice and warnings inside the block."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    library().utils.logging.disable_progress_bar()
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _layer_types(config: Any) -> list[str]:
+    """The attention of each layer; architectures without such a list would ignore a sliding window."""
+    whole = ["sliding_attention"] if getattr(config, "sliding_window", None) else []
+    return list(getattr(config, "layer_types", None) or whole)

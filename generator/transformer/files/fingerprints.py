@@ -1,0 +1,129 @@
+"""Fingerprints of a model's files, without loading the model.
+
+Every byte is hashed, once: the digest of a file is remembered by its path, size and time of modification in the user's
+cache folder. A file that is younger than ``_YOUNG_NS`` may change again without a change of that time, and is hashed
+anew. Where the remembered digests are missing or damaged, everything is hashed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from generator.identity import ModelIdentity
+from generator.transformer.files.local_folders import model_folder, tokenizer_files, weight_files
+from schema.errors import InputError
+
+_YOUNG_NS = 2_000_000_000
+
+Digests = dict[str, tuple[int, int, str]]
+"""By path: size, time of modification in nanoseconds, SHA-256 in hexadecimal."""
+
+
+def model_identity(model_id: str, revision: str | None = None) -> ModelIdentity:
+    """Return the fingerprints of a model's weights, with its configuration, and of its tokenizer.
+
+    Each is None where the files are not on this machine, the tokenizer's also where it has none.
+    """
+    folder = model_folder(model_id, revision)
+    weights = None if folder is None else _fingerprint(weight_files(folder))
+    return ModelIdentity(weights, tokenizer_sha256(model_id, revision))
+
+
+def tokenizer_sha256(model_id: str, revision: str | None = None) -> str | None:
+    """Return the fingerprint of a model's tokenizer; None where it has none, or its files are not on this machine."""
+    folder = model_folder(model_id, revision)
+    return None if folder is None else _fingerprint(tokenizer_files(folder))
+
+
+def file_sha256(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal, remembered as those of a model's files are."""
+    known = _remembered()
+    digests = dict(known)
+    found = _digest(file, digests)
+    if digests != known:
+        _remember(_remembered() | digests)
+    return found
+
+
+def digests_path() -> Path | None:
+    """Where digests are remembered: in XDG_CACHE_HOME, or else in ~/.cache; None where there is no home folder."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        folder = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return folder / "kvdrift" / "digests.json"
+
+
+def _fingerprint(files: Sequence[Path]) -> str | None:
+    """SHA-256 of the files' names and digests; None of no files."""
+    if not files:
+        return None
+    known = _remembered()
+    digests = dict(known)
+    named = sorted((file.name, _digest(file, digests)) for file in files)
+    if digests != known:
+        _remember(_remembered() | digests)
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+def _digest(file: Path, remembered: Digests) -> str:
+    """SHA-256 of a file, remembered or else computed and added to ``remembered``."""
+    key = str(file.resolve())  # a Hugging Face snapshot has links to its files
+    try:
+        with file.open("rb") as opened:
+            began, before = time.time_ns(), os.fstat(opened.fileno())
+            size, modified, digest = remembered.get(key, (0, 0, ""))
+            if digest and (size, modified) == (before.st_size, before.st_mtime_ns):
+                return digest
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            after = os.fstat(opened.fileno())
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+    same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+    if same and began - before.st_mtime_ns >= _YOUNG_NS:
+        remembered[key] = (before.st_size, before.st_mtime_ns, digest)
+    return digest
+
+
+def read_remembered(path: Path | None) -> dict[str, Any]:
+    """Read a JSON object of the user's cache folder; it is empty if the file is missing, damaged or nowhere."""
+    try:
+        content = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def write_remembered(path: Path, content: Mapping[str, Any]) -> None:
+    """Put a JSON object in the place of a file of the user's cache folder, at once; if that fails, the file stays."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            aside = Path(folder, path.name)
+            aside.write_text(json.dumps(content), encoding="utf-8")
+            os.replace(aside, path)  # noqa: PTH105 - the atomic replacement, by its own name
+
+
+def _remembered() -> Digests:
+    found: Digests = {}
+    for key, entry in read_remembered(digests_path()).items():
+        match entry:
+            case [int(size), int(modified), str(digest)] if re.fullmatch(r"[0-9a-f]{64}", digest):
+                found[key] = (size, modified, digest)
+    return found
+
+
+def _remember(digests: Digests) -> None:
+    """Write the digests of files that are still there."""
+    if (path := digests_path()) is not None:
+        write_remembered(path, {key: entry for key, entry in digests.items() if Path(key).exists()})

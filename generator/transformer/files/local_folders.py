@@ -1,0 +1,271 @@
+"""What ``model.id`` names, and what of it lies on this machine, in a folder or in the Hugging Face cache.
+
+Nothing is loaded or downloaded here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
+from schema.errors import InputError, alike, reading
+from schema.study import HTTP, ModelSection
+
+EMBEDDED_ID = "kvdrift/tiny"
+EMBEDDED_GGUF = Path(__file__).parents[2] / "embedded" / "gguf"
+EMBEDDED_FOLDER = Path(__file__).parents[2] / "embedded" / "checkpoint"
+_ROUNDED = Path(__file__).parents[2] / "embedded" / "rounded"
+EMBEDDED_FOLDERS = {
+    EMBEDDED_ID: EMBEDDED_FOLDER, "kvdrift/tiny-int8": _ROUNDED / "int8", "kvdrift/tiny-int4": _ROUNDED / "int4",
+}  # fmt: skip
+"""The embedded model, and its weights rounded to 8 and 4 bits by ``training.rounded_weights``."""
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+"""Architectures that need no proof, each with the ``model_type`` by which transformers chooses its code."""
+
+GGUF = ".gguf"
+
+_CACHED = "models--"  # how the cache's folders of models begin; the id follows, with "--" for "/"
+_WHOLE_WEIGHTS = {"model.safetensors": "*.safetensors", "pytorch_model.bin": "pytorch_model*.bin"}  # as looked for
+_BESIDE_WEIGHTS = ("config.json", "generation_config.json", "adapter_config.json", "adapter_model.safetensors")
+_NO_OWNERS = ("models", "datasets", "spaces")  # which are pages of the hub
+_TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt",
+    "*.model", "chat_template*",
+)  # fmt: skip
+
+
+def local_folder(model_id: str) -> Path | None:
+    """Return the folder that the id names, ``~`` being the home folder; None for a Hugging Face id."""
+    if model_id in EMBEDDED_FOLDERS:
+        return EMBEDDED_FOLDERS[model_id]
+    try:
+        folder = Path(model_id).expanduser()
+        return folder if folder.is_dir() else None
+    except (RuntimeError, OSError):  # the home folder of a user who does not exist; a name longer than files have
+        return None
+
+
+def model_location(section: ModelSection) -> str:
+    """Return where a study file's transformer is: an absolute path, a Hugging Face id or the embedded model's.
+
+    A relative path begins at the study file's folder. The store calls the model what the file calls it.
+    """
+    if section.engine == HTTP:
+        return section.id  # a name of the user's own, or an id whose tokenizer prompts go through
+    if section.engine is not None:
+        return str(gguf_file(section.id, section.folder))
+    return transformer_location(section.id, section.folder, "model.id = ")
+
+
+def transformer_location(written: str, folder: Path | None, key: str) -> str:
+    """Return where a transformer is that a study file in ``folder`` names: as ``model_location`` of a ``key``."""
+    if folder is None or written in EMBEDDED_FOLDERS or written.startswith(("/", "~")):
+        return written
+    beside = os.path.normpath(folder / written)
+    if local_folder(beside) is not None:
+        return beside
+    if local_folder(written) is not None:
+        raise InputError(
+            f"{key}'{written}': paths begin at the study file's folder, {folder}, and only the working folder "
+            f"has this one; write '{os.path.relpath(Path(written).absolute(), folder)}', or move the study file here "
+            "to go on with a store that knows the model by this name"
+        )
+    if written.startswith("."):
+        return beside
+    check_hub_id(written, folder, key)
+    return written
+
+
+def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
+    """Check that the name of no folder can be a Hugging Face id, which a hub would otherwise be asked for.
+
+    Ids of supported models are OWNER/NAME; others may be in the Hugging Face cache. A name that begins with a folder
+    that is there, or as no owner on the hub is called, is that of a folder.
+
+    Args:
+        model_id: What is written, with no folder of this name.
+        folder: Where relative paths begin.
+        key: What the name was given as.
+    """
+    owner, _, name = model_id.partition("/")
+    is_folder = owner in _NO_OWNERS or (bool(owner) and (folder / owner).is_dir())
+    if (owner and name and "/" not in name and not is_folder) or local_configuration(model_id) is not None:
+        return
+    place = (folder / model_id).parent
+    models = {config.parent.name for config in place.glob("*/config.json")} if place.is_dir() else set()
+    near = alike(Path(model_id).name, models)
+    hint = f"; did you mean '{os.path.join(os.path.dirname(model_id) or '.', near)}'?" if near else ""  # noqa: PTH118, PTH120 - as it is written
+    raise InputError(f"{key}'{model_id}': no such folder in {folder}, and no Hugging Face id, OWNER/NAME{hint}")
+
+
+def gguf_file(written: str, folder: Path | None = None) -> Path:
+    """Return the GGUF file that a study file names: one of the embedded model's, or a path from its folder on."""
+    embedded = EMBEDDED_GGUF / written.removeprefix("kvdrift/")
+    if written.startswith("kvdrift/") and embedded.is_file():
+        return embedded
+    return Path(os.path.normpath((folder or Path()) / Path(written).expanduser()))
+
+
+def tokenizer_location(section: ModelSection) -> str:
+    """Return where a study file's tokenizer is: where its model is, unless it names another place for an engine.
+
+    The embedded model's GGUF files have none, and go with its own.
+    """
+    if section.engine is None:
+        return model_location(section)
+    if section.tokenizer is not None:
+        beside = section.folder and section.folder / Path(section.tokenizer).expanduser()
+        return str(beside) if beside is not None and beside.is_dir() else section.tokenizer
+    return tokenizer_of(model_location(section))
+
+
+def tokenizer_of(location: str) -> str:
+    """Return where the tokenizer of a model is: the model's own place, or the embedded model's for its GGUF files."""
+    file = gguf_file(location) if location.endswith(GGUF) else None
+    return EMBEDDED_ID if file is not None and file.parent == EMBEDDED_GGUF else location
+
+
+def model_source(model_id: str) -> str:
+    """Return what transformers loads the model from: a folder with a configuration, or a Hugging Face id."""
+    folder = local_folder(model_id)
+    if folder is None:
+        if model_id.startswith((".", "/", "~")):
+            raise InputError(f"model.id = '{model_id}': no such folder")
+        check_hub_id(model_id, Path.cwd())
+        return model_id
+    if not (folder / "config.json").is_file():
+        raise InputError(f"model.id = '{model_id}': the folder has no config.json")
+    return str(folder)
+
+
+def local_configuration(model_id: str, revision: str | None = None) -> dict[str, Any] | None:
+    """Return the contents of ``config.json``; None where it is not on this machine or cannot be read.
+
+    Of a multimodal checkpoint, what is said of its language model comes first.
+    """
+    content = _json(model_id, "config.json", revision)
+    text = content and content.get("text_config")
+    return content | text if content and isinstance(text, dict) else content
+
+
+def is_multimodal(model_id: str, revision: str | None = None) -> bool:
+    """Whether a checkpoint on this machine has a language model and more."""
+    return isinstance((_json(model_id, "config.json", revision) or {}).get("text_config"), dict)
+
+
+def local_generation_configuration(model_id: str, revision: str | None = None) -> dict[str, Any]:
+    """Return the contents of ``generation_config.json``; {} where there is none on this machine."""
+    file = _file(model_id, "generation_config.json", revision)
+    if file is None:
+        return {}
+    with reading(f"{file}: cannot be read"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: should be an object of JSON, as transformers writes it")
+    return content
+
+
+def has_local_weights(model_id: str, revision: str | None = None) -> bool:
+    """Whether all of the model's weights are on this machine."""
+    folder = local_folder(model_id)
+    if folder is not None:
+        return any(any(folder.glob(pattern)) for pattern in _WHOLE_WEIGHTS.values())
+    for whole in _WHOLE_WEIGHTS:
+        if _file(model_id, whole, revision) is not None:
+            return True
+    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        places = (_json(model_id, index, revision) or {}).get("weight_map")
+        if places:
+            return all(_file(model_id, shard, revision) is not None for shard in set(places.values()))
+    return False
+
+
+def model_folder(model_id: str, revision: str | None = None) -> Path | None:
+    """Return the folder with the model's files, a local one or a snapshot of the cache; None where there is none."""
+    configuration = _file(model_id, "config.json", revision)
+    return None if configuration is None else configuration.parent
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that loading a folder's model reads; [] where a file of weights is not there."""
+    for whole, pattern in _WHOLE_WEIGHTS.items():
+        index = folder / f"{whole}.index.json"
+        if (folder / whole).is_file():
+            weights = [folder / whole]
+        elif index.is_file():
+            weights = [
+                index,
+                *(folder / shard for shard in sorted(set(_content(index).get("weight_map", {}).values()))),
+            ]
+        else:
+            weights = sorted(folder.glob(pattern))
+        if weights:
+            others = [file for name in _BESIDE_WEIGHTS if (file := folder / name).is_file()]
+            return [*others, *weights] if all(file.is_file() for file in weights) else []
+    return []
+
+
+def stored_bytes(model_id: str, revision: str | None = None) -> int | None:
+    """Return the bytes of the files that hold a model's weights; None where they are not on this machine."""
+    folder = model_folder(model_id, revision)
+    files = [] if folder is None else weight_files(folder)
+    return sum(file.stat().st_size for file in files if file.suffix != ".json") or None
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of a folder's tokenizer; [] where it has none."""
+    return sorted({file for pattern in _TOKENIZER for file in folder.glob(pattern) if file.is_file()})
+
+
+def safetensors_files(model_id: str, revision: str | None = None) -> list[Path]:
+    """Return the safetensors files that transformers loads; [] where there are none, or not all on this machine."""
+    whole = _file(model_id, "model.safetensors", revision)
+    if whole is not None:
+        return [whole]
+    places = (_json(model_id, "model.safetensors.index.json", revision) or {}).get("weight_map") or {}
+    files = {shard: _file(model_id, shard, revision) for shard in sorted(set(places.values()))}
+    absent = [shard for shard, file in files.items() if file is None]
+    if absent and local_folder(model_id) is not None:
+        raise InputError(f"model.id = '{model_id}': cannot load its weights: the folder has no {absent[0]}")
+    return [] if absent else [file for file in files.values() if file is not None]
+
+
+def cached_models() -> dict[str, str]:
+    """Return the ids of the causal language models in the Hugging Face cache, each with its architecture."""
+    found = {}
+    for folder in sorted(Path(constants.HF_HUB_CACHE).glob(f"{_CACHED}*")):
+        model_id = folder.name.removeprefix(_CACHED).replace("--", "/")
+        for name in (local_configuration(model_id) or {}).get("architectures") or []:
+            if isinstance(name, str) and name.endswith("ForCausalLM"):
+                found[model_id] = name
+    return found
+
+
+def _json(model_id: str, name: str, revision: str | None) -> dict[str, Any] | None:
+    file = _file(model_id, name, revision)
+    return None if file is None else _content(file) or None
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """The object of a JSON file; {} where it cannot be read."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _file(model_id: str, name: str, revision: str | None) -> Path | None:
+    folder = local_folder(model_id)
+    if folder is not None:
+        return folder / name if (folder / name).is_file() else None
+    try:
+        cached = try_to_load_from_cache(model_id, name, revision=revision)
+    except HFValidationError:  # not a name that a Hugging Face repository can have
+        return None
+    return Path(cached) if isinstance(cached, str) else None

@@ -1,0 +1,129 @@
+"""A model's tokenizer, without the model."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import file_exists
+
+from generator.llama_cpp.tokenizer import load_gguf_tokenizer
+from generator.transformer.files.configuration import library, quiet, read_configuration
+from generator.transformer.files.local_folders import (
+    EMBEDDED_ID,
+    GGUF,
+    local_folder,
+    model_folder,
+    model_source,
+    tokenizer_of,
+)
+from schema.errors import InputError
+
+
+def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
+    """Load the tokenizer that prompts of text need."""
+    if model_id.endswith(GGUF):
+        found = load_gguf_tokenizer(Path(model_id))
+        if found is None:
+            raise InputError(f"{model_id}: has no tokenizer; name one by model.tokenizer, a folder or Hugging Face id")
+        return found
+    if model_id == EMBEDDED_ID:
+        raise InputError(f"model.id = '{model_id}': takes documents of the embedded source only, not text")
+    read_configuration(model_id, revision)  # refuses an id that names no model
+    with quiet():
+        tokenizer = _tokenizer(model_id, revision)
+    if tokenizer is None:
+        raise InputError(f"model.id = '{model_id}': has no tokenizer, which prompts of text need")
+    return tokenizer
+
+
+def token_reader(model_id: str, *, revision: str | None = None) -> Callable[[int], str] | None:
+    """Return a function from a token to its text, for people to read; None where the tokenizer cannot be loaded."""
+    tokenizer = _known_tokenizer(model_id, revision)
+    return None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
+
+
+def token_texts(model_id: str, *, revision: str | None = None) -> dict[int, str] | None:
+    """Return the text of every token by its id, as ``token_reader`` reads it; None where no tokenizer can be loaded."""
+    tokenizer = _known_tokenizer(model_id, revision)
+    if tokenizer is None:
+        return None
+    return {token: str(tokenizer.decode([token])) for token in sorted(set(tokenizer.get_vocab().values()))}
+
+
+def text_decoder(
+    model_id: str, *, revision: str | None = None
+) -> Callable[[Sequence[tuple[int, ...]]], list[str]] | None:
+    """Return a function from continuations to their texts; None where the tokenizer cannot be loaded.
+
+    Special tokens are left out, and nothing is tidied up: texts are as servers send them.
+    """
+    tokenizer = _known_tokenizer(model_id, revision)
+    if tokenizer is None:
+        return None
+
+    def decode(continuations: Sequence[tuple[int, ...]]) -> list[str]:
+        return [
+            str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            for tokens in continuations
+        ]
+
+    return decode
+
+
+def tokens_sha256(model_id: str, *, revision: str | None = None) -> str | None:
+    """Return a digest of a tokenizer's tokens and of how it cuts texts; None where the tokenizer cannot be loaded.
+
+    Chat templates, and which tokens are special, are left out: files that differ in these alone have equal tokens.
+    """
+    tokenizer = _known_tokenizer(model_id, revision)
+    if tokenizer is None:
+        return None
+    said: list[Any] = [sorted(tokenizer.get_vocab().items())]
+    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        parts = json.loads(fast.to_str())
+        said += [parts.get(name) for name in ("normalizer", "pre_tokenizer", "model")]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _known_tokenizer(model_id: str, revision: str | None) -> Any:
+    model_id = tokenizer_of(model_id)
+    if model_id.endswith(GGUF):
+        try:
+            return load_gguf_tokenizer(Path(model_id))
+        except InputError:
+            return None
+    if (
+        local_folder(model_id) is None
+        and model_folder(model_id, revision) is None
+        and not _is_on_hub(model_id, revision)
+    ):
+        return None
+    try:
+        with quiet():
+            return _tokenizer(model_id, revision)
+    except InputError:
+        return None
+
+
+@functools.cache
+def _is_on_hub(model_id: str, revision: str | None) -> bool:
+    """Whether a hub has the model, asked once in a process: loading a tokenizer that is not there asks many times."""
+    try:
+        return file_exists(model_id, "config.json", revision=revision)  # without trying again, as a download would
+    except Exception:  # noqa: BLE001 - no connection, no access, an id that no model can have: each library its own
+        return False
+
+
+def _tokenizer(model_id: str, revision: str | None) -> Any:
+    source = model_source(model_id)
+    try:
+        tokenizer: Any = library().AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except Exception:  # noqa: BLE001 - each kind of tokenizer fails in its own way, the library's panics among them
+        return None
+    # Where there are no files, some architectures' tokenizers are made up: they know special tokens only.
+    return tokenizer if len(tokenizer) > len(tokenizer.all_special_ids) else None

@@ -1,0 +1,248 @@
+"""Eviction after prefill: a selector's choice is checked, hashed, and gathered into a compact cache."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import operator
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from generator.attention.checksums import checksum, in_words
+from generator.attention.holding import AsComputed, Holding, bytes_as_stored
+from generator.attention.recording import PromptLayer
+from generator.attention.shared_prefix import PrefixLayer
+from generator.selectors import Full, Selector
+from generator.selectors.policies.watched import Left
+from generator.selectors.selector import ScoringSelector
+from log.prompts import KeptEntries, kept_entries
+from schema.errors import KvdriftError, OperationError, failure_of
+
+_INTEGERS = (torch.int64, torch.int32)
+
+
+@dataclass(frozen=True)
+class CompactCache:
+    """What is kept of a prompt.
+
+    Attributes:
+        layers: Keys and values of the kept entries, as attention reads them.
+        indices: Per layer, the kept positions, int32 [KV heads, kept entries of the layer], ascending.
+        extents: The true prompt length n and the kept entries of each layer, int64 [layers, 2].
+        kept_sha256: Per layer, the SHA-256 of the indices as little-endian int32.
+        payload_bytes: Bytes of the kept keys and values as they are stored.
+        scale_bytes: Bytes of their scales and zero points.
+        indexed: Whether the kept positions are stored. A cache from which nothing is ever removed needs no index.
+        read_checksums: Per layer, the checksum of keys and values as they are read back; None if they are as computed.
+    """
+
+    layers: tuple[PrefixLayer, ...]
+    indices: tuple[Tensor, ...]
+    extents: Tensor
+    kept_sha256: tuple[str, ...]
+    payload_bytes: int
+    scale_bytes: int
+    indexed: bool
+    read_checksums: tuple[str, ...] | None = None
+
+    @property
+    def kept_entries(self) -> int:
+        """m, per KV head and layer: the exact mean where layers keep different numbers."""
+        return sum(index.shape[-1] for index in self.indices) // len(self.indices)
+
+    def kept_by_position(self, entries: int, left: Left | None = None, step: int = 0) -> KeptEntries:
+        """Count the (layer, KV head) pairs that have the entry of each position.
+
+        Args:
+            entries: n.
+            left: What streams have left of these entries after a step; by default all.
+            step: That step.
+        """
+        streams = 1 if left is None else left.streams
+        of_layer = []
+        for layer, index in enumerate(self.indices):
+            counts = np.ones(index.shape) if left is None else left.of_layer[layer].cpu().numpy()
+            counted = np.bincount(index.cpu().numpy().ravel(), counts.ravel(), minlength=entries)
+            of_layer.append(counted.astype(np.int64))
+        return kept_entries(of_layer, sum(len(index) for index in self.indices) * streams, step)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all that is stored: payload, scales, index and metadata."""
+        return self.payload_bytes + self.scale_bytes + self.index_bytes + self.metadata_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the kept indices; 0 unless the cache is indexed."""
+        return sum(index.nbytes for index in self.indices) if self.indexed else 0
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Bytes of the per-layer lengths."""
+        return int(self.extents.nbytes)
+
+
+class SharedScores:
+    """The scores of a prompt's layers, computed once for all those of some selectors that differ in nothing.
+
+    Scores do not depend on how many entries are kept. So actions that differ in their retention alone rank the same
+    ones, and keep what they would keep by themselves.
+
+    Attributes:
+        spared_seconds: What computing scores anew would have taken so far.
+    """
+
+    def __init__(self, selectors: Iterable[Selector]) -> None:
+        self.spared_seconds = 0.0
+        ranking = [one for one in selectors if isinstance(one, ScoringSelector) and _ranks_scores(one)]
+        named = [(_traits(selector), selector) for selector in ranking]
+        traits = [one for one, _ in named]
+        self._twins = [
+            (one, self._twin(selector))
+            for place, (one, selector) in enumerate(named)
+            if traits.index(one) == place and traits.count(one) > 1
+        ]
+
+    def of(self, selector: Selector) -> Selector:
+        """The selector, or one that keeps the same and takes scores that others have computed."""
+        own = _traits(selector) if self._twins else ()
+        return next((twin for traits, twin in self._twins if traits == own), selector)
+
+    def forget(self) -> None:
+        """Drop the scores."""
+        self._twins.clear()
+
+    def _twin(self, selector: ScoringSelector) -> Selector:
+        """A copy of the selector that computes the scores of a layer once."""
+        known: dict[int, tuple[PromptLayer, Tensor, float]] = {}
+
+        def score(layer: PromptLayer) -> Tensor:
+            if layer.number in known and known[layer.number][0] is layer:
+                _, scores, seconds = known[layer.number]
+                self.spared_seconds += seconds
+                return scores
+            began = time.perf_counter()
+            scores = selector.score(layer)
+            if layer.key.is_cuda:  # what follows waits for the scores in any case
+                torch.cuda.synchronize(layer.key.device)
+            known[layer.number] = layer, scores, time.perf_counter() - began
+            return scores
+
+        twin = copy.copy(selector)
+        object.__setattr__(twin, "score", score)  # selectors are frozen, and their source is part of their identity
+        return twin
+
+
+def _ranks_scores(selector: ScoringSelector) -> bool:
+    """Whether a selector does with its scores what the base does: another ``keep`` might change them."""
+    return type(selector).keep is ScoringSelector.keep
+
+
+def _traits(selector: Selector) -> tuple[Any, ...]:
+    """The class and all parameters."""
+    return type(selector), *(getattr(selector, field.name) for field in fields(selector))  # type: ignore[arg-type]
+
+
+def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding: Holding | None = None) -> CompactCache:
+    """Evict all but the entries that a selector chooses, and hold these as ``holding`` says; by default as computed.
+
+    m is ``kept``, per KV head and layer; a selector with budgets keeps as many on average over layers. It is not asked
+    where everything is kept.
+    """
+    entries = prompt[0].key.shape[1]
+    chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
+    budgets = _budgets(chooser, kept, entries, len(prompt))
+    holding = holding or AsComputed()
+    layers, indices, hashes, stored, sums = [], [], [], [], []
+    for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
+        index = _kept(layer, budget, chooser)
+        _check(index, layer, budget, chooser, number)
+        gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
+        own = PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather), layer.terms)
+        stored.append(bytes_as_stored(own, holding))
+        layers.append(_held(own, holding))
+        if not isinstance(holding, AsComputed):
+            sums.append(checksum(layers[-1].key, layers[-1].value))
+        indices.append(index.to(torch.int32).contiguous())
+        hashes.append(hashlib.sha256(indices[-1].cpu().numpy().astype("<i4").tobytes()).hexdigest())
+    extents = torch.tensor([[entries, budget] for budget in budgets], device=prompt[0].key.device)
+    payload, scales = sum(part.payload for part in stored), sum(part.scales for part in stored)
+    checksums = in_words(sums) if sums else None
+    return CompactCache(
+        tuple(layers), tuple(indices), extents, tuple(hashes), payload, scales, kept < entries, checksums
+    )
+
+
+def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[int]:
+    """Ask a selector for the budget m of each layer, and check them: whole numbers, range, count and sum."""
+    try:
+        given = list(selector.budgets(kept, entries, layers))
+    except KvdriftError:
+        raise
+    except Exception as error:
+        raise OperationError(f"selector {type(selector).__name__}: {failure_of(error, selector)}") from error
+    named, least = f"selector {type(selector).__name__}: returned", max(selector.window + selector.sinks, 1)
+    try:
+        budgets = [operator.index(budget) for budget in given]
+    except TypeError:
+        raise OperationError(f"{named} budgets {given}; they must be whole numbers of entries") from None
+    if len(budgets) != layers or sum(budgets) != kept * layers:
+        raise OperationError(
+            f"{named} {len(budgets)} budgets with the sum {sum(budgets)}; {layers} layers that keep {kept} entries on "
+            f"average need the sum {kept * layers}"
+        )
+    if min(budgets) < least or max(budgets) > entries:
+        raise OperationError(f"{named} budgets {budgets}; each layer keeps {least} to {entries} entries")
+    return budgets
+
+
+def _kept(layer: PromptLayer, kept: int, selector: Selector) -> Tensor:
+    try:
+        return selector.keep(layer, kept)
+    except KvdriftError:
+        raise
+    except Exception as error:
+        raise OperationError(f"selector {type(selector).__name__}: {failure_of(error, selector)}") from error
+
+
+def _held(layer: PrefixLayer, holding: Holding) -> PrefixLayer:
+    try:
+        held = holding.hold(layer)
+    except KvdriftError:
+        raise
+    except Exception as error:
+        raise OperationError(f"codec {type(holding).__name__}: {failure_of(error, holding)}") from error
+    if layer.key.device.type == "cpu":
+        return held
+    return PrefixLayer(held.key.contiguous(), held.value.contiguous())  # kernels there take a head's entries in a row
+
+
+def _check(index: Tensor, layer: PromptLayer, kept: int, selector: Selector, number: int) -> None:
+    """Check a selector's kept positions, int64 [KV heads, m]: count, order, range, window and sinks."""
+    heads, entries, _ = layer.key.shape
+    if not isinstance(index, Tensor) or index.dtype not in _INTEGERS or index.device != layer.key.device:
+        given = f"{index.dtype} on {index.device}" if isinstance(index, Tensor) else f"a {type(index).__name__}"
+        raise OperationError(
+            f"selector {type(selector).__name__}: returned {given} in layer {number}; it must return int64 positions "
+            f"on {layer.key.device}"
+        )
+    window = torch.arange(entries - selector.window, entries, device=index.device)
+    sinks = torch.arange(selector.sinks, device=index.device)
+    sound = (
+        index.shape == (heads, kept)
+        and bool((index[:, 1:] > index[:, :-1]).all())
+        and bool((index >= 0).all() and (index < entries).all())
+        and bool((index[:, kept - selector.window :] == window).all())
+        and bool((index[:, : selector.sinks] == sinks).all())
+    )
+    if not sound:
+        raise OperationError(
+            f"selector {type(selector).__name__}: wrong positions in layer {number}; it must return exactly {kept} "
+            f"ascending positions per head, among them the last {selector.window} and the first {selector.sinks} ones"
+        )

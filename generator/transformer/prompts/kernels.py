@@ -1,0 +1,198 @@
+"""Next-token laws of the streams of one prompt, or of several side by side, by a transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from generator.attention.cache_rules import CacheRule
+from generator.attention.interface import counted
+from generator.attention.shared_prefix import PrefixLayer, SharedPrefix
+from generator.attention.streams.states import LayerStates, StreamStates
+from generator.coupling.step_indices import StepIndices
+from generator.coupling.streams import Savings
+from generator.transformer.decoder import Decoder
+from generator.transformer.fused.head import Head
+from generator.transformer.fused.layers import fused_layers
+
+
+@dataclass(frozen=True)
+class PromptCaches:
+    """What streams of one prompt start from.
+
+    Attributes:
+        entries: n, the prompt's tokens.
+        first_law: The law of position 1, [V].
+        caches: Layers of the whole prompt and of each action's cache.
+        tiles: Of each of them, how many rows read it at once, at most; 0 for the usual number.
+        rules: Of each of them, what it does with its entries while streams are decoded, if anything.
+        states: Of each of them, states of layers without attention after the prompt; None if there are no such layers.
+    """
+
+    entries: int
+    first_law: Tensor
+    caches: Sequence[Sequence[PrefixLayer]]
+    tiles: Sequence[int]
+    rules: Sequence[CacheRule | None]
+    states: Sequence[LayerStates | None]
+
+
+class TransformerKernels:
+    """``StreamKernels`` of some prompts, whose caches are numbered on from one to the next.
+
+    Args:
+        prompts: At least one.
+        streams: How many streams can be open at once.
+        parked: How many streams can be parked.
+    """
+
+    def __init__(
+        self, model: Decoder, prompts: Sequence[PromptCaches], streams: int, horizon: int, savings: Savings,
+        parked: int = 0,
+    ) -> None:  # fmt: skip
+        self._model, self._position = model, 0
+        self._layers = fused_layers(model.network, savings.fused)
+        self._first_laws = torch.stack([prompt.first_law for prompt in prompts])  # [prompts, V]
+        self._entries = [prompt.entries for prompt in prompts]
+        self._prompt_of = torch.arange(len(prompts)).repeat_interleave(
+            torch.tensor([len(prompt.caches) for prompt in prompts])
+        )  # [caches]
+        self._attention = SharedPrefix(
+            [cache for prompt in prompts for cache in prompt.caches], streams, parked, horizon, model.rows.multiple,
+            model.shape.heads // model.shape.kv_heads, share_reads=savings.share_prompt_reads, fused=savings.fused,
+            tiles=[tile for prompt in prompts for tile in prompt.tiles],
+            rules=[rule for prompt in prompts for rule in prompt.rules],
+        )  # fmt: skip
+        rows = self._attention.rows_of(streams)
+        starts = [states for prompt in prompts for states in prompt.states if states is not None]
+        self._states = StreamStates(starts, streams, rows, parked) if starts else None
+        self._attend = counted(self._attention, model.network)
+        self._head = Head(model.network, model.device, model.logits_dtype, model.law)
+        self._laws = self._head.room(rows)
+        devices = self._attention.devices | (self._states.devices if self._states is not None else set())
+        self._indices = StepIndices({*devices, self._first_laws.device})
+        self._to_send = self.sent = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def slots(self) -> Tensor:
+        """The row that each open stream is computed in, int64 [streams], on the CPU."""
+        return self._attention.slots
+
+    @property
+    def eos_tokens(self) -> tuple[int, ...]:
+        """EOS tokens of the model's generation configuration."""
+        return self._model.eos_tokens
+
+    @property
+    def device(self) -> str:
+        """The device of the laws."""
+        return self._model.device
+
+    def open(self, caches: Sequence[int]) -> Tensor:
+        """Start one stream for each of ``caches``, which ascend, and return the laws of position 1, [streams, V].
+
+        Eviction follows prefill, so these laws are all the same for one prompt.
+        """
+        self._position = 0
+        self._attention.open(caches)
+        if self._states is not None:
+            self._states.open(caches)
+        device = self._first_laws.device
+        own = self._indices.send({"prompts": self._prompt_of[list(caches)], "sent": self._to_send})[device]
+        self.sent = own["sent"]
+        if len(self._first_laws) == 1:
+            return self._first_laws.expand(len(caches), -1)
+        return self._first_laws[own["prompts"]]
+
+    def send(self, indices: Tensor) -> None:
+        """Let integers go to the laws' device together with what the next ``open`` or ``advance`` needs there.
+
+        Args:
+            indices: int64, of any shape, on the CPU.
+        """
+        self._to_send = indices
+
+    def select(self, rows: Tensor) -> None:
+        """Replace the open streams: new stream i continues open stream ``rows[i]``; parked ones are counted after."""
+        self._attention.select(rows)
+
+    @property
+    def cuts_back(self) -> bool:
+        """Whether parked streams can be continued from earlier positions than that at which they were parked."""
+        return self._states is None and self._attention.cuts_back  # of earlier positions no state is left
+
+    def park(self, rows: Tensor, places: Tensor) -> None:
+        """Keep the histories of open streams ``rows`` for a later ``select``, as the parked streams ``places``.
+
+        Args:
+            rows: int64 [parked], on the CPU.
+            places: Likewise.
+        """
+        self._attention.park(rows, places)
+
+    def rewind(self) -> None:
+        """Close the open streams and go back to the end of the prompt; parked streams stay."""
+        self._position = 0
+        self._attention.rewind()
+
+    def fill(self, contents: Tensor) -> None:
+        """Let slot s have the suffix ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
+        self._attention.fill(contents)
+
+    def counts_to_try(self, streams: int) -> list[int]:
+        """Up to so many streams, numbers of them with which steps are tried, the largest first."""
+        return self._attention.counts_to_try(streams)
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        """Append one token to each open stream, [streams], and return the next laws, [streams, V].
+
+        Positions continue from the prompt's true length, however few of its entries a cache holds.
+        """
+        attention = self._attention
+        self._position += 1
+        if not len(tokens):
+            attention.skip()
+            return self._first_laws[:0]
+        fed = torch.zeros(attention.rows, dtype=torch.int64)
+        fed[attention.slots] = tokens
+        # What the step needs goes to the devices at once.
+        indices = self._indices.send({
+            "tokens": fed, "positions": self._positions(), "head_rows": self._head_rows(), "sent": self._to_send,
+            **attention.indices(),
+        })  # fmt: skip
+        attention.take(indices)
+        if self._states is not None:
+            self._states.take(indices, attention.rows)
+        own = indices[self._first_laws.device]
+        self.sent = own["sent"]
+        self._model.before_pass()
+        with torch.inference_mode():
+            hidden = self._hidden_states(own["tokens"], own["positions"])[own["head_rows"]]
+            return self._head.laws(hidden, self._laws[: len(hidden)])[: len(tokens)]
+
+    def _hidden_states(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The last hidden states, [rows, width], of one new token per row."""
+        if self._layers is not None:
+            return self._layers.hidden_states(tokens, positions, self._attention)
+        output: Tensor = self._model.network.model(
+            input_ids=tokens[:, None], position_ids=positions, use_cache=False, past_key_values=self._states,
+            kvdrift_attention=self._attend,
+        )[0]  # [rows, 1, width]  # fmt: skip
+        return output[:, 0].to(self.device)  # with a device map, the last layers may lie elsewhere
+
+    def _positions(self) -> Tensor:
+        """Positions of the tokens that are fed: [1, 1] where all rows have the same, else [rows, 1]."""
+        attention, after = self._attention, self._position - 1
+        if len(self._entries) == 1:
+            return torch.full((1, 1), self._entries[0] + after)
+        positions = torch.zeros(attention.rows, dtype=torch.int64)
+        positions[attention.slots] = torch.tensor(self._entries)[self._prompt_of[attention.stream_cache]] + after
+        return positions[:, None]
+
+    def _head_rows(self) -> Tensor:
+        """The rows of the streams, and as many more as the model computes."""
+        slots = self._attention.slots
+        return torch.cat([slots, slots[:1].expand(self._attention.rows - len(slots))])

@@ -1,0 +1,107 @@
+"""One prompt under a transformer, prefilled: entries and states of its layers, and the law of position 1."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from generator.attention.interface import counted
+from generator.attention.recording import PromptLayer, PromptRecording
+from generator.attention.statistics import Statistic
+from generator.attention.streams.states import LayerStates
+from generator.transformer.decoder import Decoder
+from generator.transformer.files.configuration import has_states, rope_switch
+from generator.transformer.fused.head import Head
+from generator.transformer.memory import PREFILL_CHUNK
+from schema.sampling import SamplingLaw
+
+
+class Prompt:
+    """A prefilled prompt: what selectors see of every layer, and the law of position 1.
+
+    Args:
+        window: How many last queries to keep.
+        statistics: What to gather over all queries.
+        at_once: How many tokens are processed at once; PREFILL_CHUNK by default.
+        first: The position of the first token.
+
+    Attributes:
+        entries: n.
+        layers: What is kept of each layer with attention.
+        states: States of the other layers after the last token; None if there are none.
+    """
+
+    def __init__(
+        self, model: Decoder, tokens: Sequence[int], window: int, statistics: Iterable[Statistic[Any]] = (),
+        at_once: int | None = None, first: int = 0,
+    ) -> None:  # fmt: skip
+        prompt = hashlib.sha256(np.array(tokens, dtype="<i4").tobytes()).digest()
+        recording = PromptRecording(len(tokens), max(window, 1), statistics, prompt)
+        chunks = torch.split(torch.tensor([list(tokens)]), at_once or PREFILL_CHUNK, dim=1)  # [1, chunk]
+        self.states = LayerStates() if has_states(model.network.config) else None
+        attention = counted(recording, model.network)
+        fixed = frequencies_of(model.network, len(tokens))
+        with torch.inference_mode(), fixed, recording.gathering.listening(model.network):
+            for chunk in chunks:
+                model.before_pass()
+                hidden = model.network.model(
+                    input_ids=chunk.to(model.device),
+                    position_ids=torch.arange(first, first + chunk.shape[1], device=model.device)[None],
+                    use_cache=False,
+                    past_key_values=self.states,
+                    kvdrift_attention=attention,
+                )[0]  # [1, chunk, width]
+                first += chunk.shape[1]
+            # With a device map the last layers may lie on another device than what draws tokens.
+            self._model, self._last = model, hidden[0, -1:].to(model.device, copy=True)  # [1, width]
+        self.entries = len(tokens)
+        self.layers: list[PromptLayer] = recording.layers
+        self.evictable = [layer for layer in self.layers if layer.terms.window is None]
+        self._gathering = recording.gathering
+
+        self._first_laws = {model.law: self._first_law(model.law)}
+
+    @property
+    def first_law(self) -> Tensor:
+        """The law of position 1, [V], by the model's law."""
+        return self.first_law_under(self._model.law)
+
+    def first_law_under(self, law: SamplingLaw) -> Tensor:
+        """The law of position 1, [V], where tokens are drawn by ``law``."""
+        if law not in self._first_laws:
+            self._first_laws[law] = self._first_law(law)
+        return self._first_laws[law]
+
+    def _first_law(self, law: SamplingLaw) -> Tensor:
+        with torch.inference_mode():
+            head = Head(self._model.network, self._model.device, self._model.logits_dtype, law)
+            return head.laws(self._last, head.room(1))[0]
+
+    def forget_statistics(self) -> None:
+        """Drop what was gathered for selectors; it may take as much memory as the cache."""
+        self._gathering.forget()
+
+
+@contextlib.contextmanager
+def frequencies_of(network: Any, entries: int) -> Iterator[None]:
+    """Let RoPE that switches (LongRoPE) have the frequencies that one pass over the prompt would have, in all chunks.
+
+    A copy of the embedding that is made inside the block keeps them, too.
+    """
+    if rope_switch(network.config) is None:
+        yield
+        return
+    rotary = network.model.rotary_emb
+    weight = network.get_input_embeddings().weight
+    rotary(weight, torch.tensor([[entries - 1]], device=weight.device))  # sets the frequencies
+    kind, rotary.rope_type = rotary.rope_type, "default"  # which leaves frequencies as they are
+    try:
+        yield
+    finally:
+        rotary.rope_type = kind

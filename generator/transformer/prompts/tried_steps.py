@@ -1,0 +1,102 @@
+"""Whole steps that are tried before the first one of their size is made: does a row depend on those beside it?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from generator.attention.cache_rules import CacheRule
+from generator.attention.recording import PromptLayer
+from generator.attention.row_invariance import step_deviation
+from generator.attention.shared_prefix import PrefixLayer
+from generator.codecs.coded_streams import CodedStreams
+from generator.coupling.streams import Savings
+from generator.transformer.decoder import Decoder
+from generator.transformer.prompts.kernels import PromptCaches, TransformerKernels
+from generator.transformer.prompts.prompt import Prompt
+from schema.sampling import FULL_SOFTMAX
+
+_TRIED_ENTRIES = 1024  # whole steps are tried with a multiple of so many entries
+_TRIED_SUFFIXES = 8  # different ones
+_LITTLE = 2**26  # bytes of suffixes
+
+
+def try_steps(
+    model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, savings: Savings,
+    rules: Sequence[CacheRule | None],
+) -> None:  # fmt: skip
+    """Try steps of such sizes, unless larger ones were tried; the memory taken is free again afterwards.
+
+    Args:
+        model: What computes them.
+        prompt: Gives the shapes of layers.
+        entries: Of the longest prompt.
+        horizon: H.
+        streams: How many are open at once.
+        savings: Which computations are shared.
+        rules: Of the caches.
+    """
+    entries = -(-entries // _TRIED_ENTRIES) * _TRIED_ENTRIES
+    more = 1 << (streams - 1).bit_length()  # the next ones may be a few more
+    if more * horizon * model.shape.entry_bytes <= _LITTLE:
+        streams = more
+    tried: Sequence[CacheRule | None] = _to_try(rules, horizon) or [None]
+    for rule in tried:
+        of_codec = isinstance(rule, CodedStreams)
+        model.steps.cover(
+            (entries, horizon, streams, int(rule is not None and not of_codec), int(of_codec)),
+            partial(_step_deviation, model, prompt, entries, horizon, streams, savings, rule),
+        )
+
+
+def _to_try(rules: Sequence[CacheRule | None], horizon: int) -> list[CacheRule]:
+    """Of rules that ever attend one of a policy, and one of a codec."""
+    attending = [rule for rule in rules if rule and not rule.passes(horizon - 1)]
+    kinds = [[rule for rule in attending if isinstance(rule, CodedStreams) is coded] for coded in (False, True)]
+    return [max(some, key=lambda one: one.scores) for some in kinds if some]
+
+
+def _step_deviation(
+    model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, savings: Savings, rule: CacheRule | None
+) -> float:
+    """``step_deviation`` with a prompt of random keys and values, the same ones in all layers, and the prompt's states.
+
+    The last cache has such a rule as a policy's or a codec's.
+    """
+    layers = prompt.layers
+    whole, copy, half = (_random_layers(layers, entries, step) for step in (1, 1, 2))
+    own = rule and rule.over(-(-entries // 2), prompt.evictable[0].key.shape[0])
+    caches = PromptCaches(
+        prompt.entries, prompt.first_law, [whole, copy, half], (0,) * 3, (None, None, own), (prompt.states,) * 3
+    )
+    model = replace(model, law=FULL_SOFTMAX)  # greedy laws would show few deviations, and those as large
+    kernels = TransformerKernels(model, [caches], streams, horizon, savings)
+    kv_heads, size = (max(layer.key.shape[dimension] for layer in layers) for dimension in (0, 2))
+    generator = torch.Generator().manual_seed(1)
+    suffixes = torch.randn(_TRIED_SUFFIXES, kv_heads, horizon - 1, size, generator=generator)
+    return step_deviation(kernels, suffixes, streams)
+
+
+def _random_layers(layers: Sequence[PromptLayer], entries: int, step: int) -> list[PrefixLayer]:
+    """Draw the prompt entries of a cache at random.
+
+    A layer with a window has as many entries as the window holds. Every other layer has each ``step``-th of ``entries``
+    entries. Layers of one shape share their entries.
+    """
+    made: dict[tuple[Any, ...], PrefixLayer] = {}
+    found = []
+    for layer in layers:
+        kv_heads, _, size = layer.key.shape
+        held = layer.terms.held(entries)
+        kind = layer.key.device, layer.key.dtype, kv_heads, size, layer.terms.window
+        if kind not in made:
+            generator = torch.Generator().manual_seed(0)
+            drawn = torch.randn(2, kv_heads, held, size, generator=generator).to(layer.key.dtype)
+            part = drawn if layer.terms.window is not None else drawn[:, :, ::step].contiguous()
+            made[kind] = PrefixLayer(*part.to(layer.key.device, copy=True))
+        found.append(replace(made[kind], terms=layer.terms))
+    return found

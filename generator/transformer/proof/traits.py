@@ -1,0 +1,65 @@
+"""What selectors may need to know of a model's layers, found by trying: a soft cap, and how queries are rotated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from generator.attention.layer_traits import LayerTraits
+from generator.attention.statistics import QueryChunk
+from generator.transformer.decoder import Decoder
+from generator.transformer.prompts.prompt import Prompt
+from generator.transformer.proof.forward import Probe
+from generator.transformer.proof.proof import TOLERANCES, difference
+
+_FIRST = (0, 7)  # positions of the first token; a layer without RoPE, or with another, is not the same at both
+
+
+@dataclass(frozen=True)
+class _PlainQueries:
+    """Statistic: queries before rotation, if the layer rotates whole heads by halves, [heads, positions, size].
+
+    Attributes:
+        first: The position of the prompt's first token.
+    """
+
+    first: int
+
+    def update(self, gathered: Tensor | None, chunk: QueryChunk) -> Tensor:
+        """Turn a chunk's queries back by what the embedding gives for their positions."""
+        start = self.first + chunk.first
+        positions = torch.arange(start, start + chunk.query.shape[1], device=chunk.query.device)
+        cos, sin = (part[0].double() for part in chunk.rotary(chunk.hidden[None], positions[None]))
+        query = chunk.query.double()
+        first, second = query.chunk(2, dim=-1)
+        plain = (query * cos - torch.cat([-second, first], -1) * sin) / (cos**2 + sin**2)
+        return plain if gathered is None else torch.cat([gathered, plain], 1)
+
+
+def traits_of(model: Decoder, probe: Probe) -> LayerTraits:
+    """Find what selectors may need to know."""
+    with model.computing():
+        prompt = Prompt(model, probe.prompt.tolist(), window=0)
+        halves = _are_turned_by_halves(model, probe)
+    caps = [layer.terms.softcap for layer in prompt.evictable if layer.terms.softcap is not None]
+    return LayerTraits(model.network.config.model_type, max(caps, default=None), halves)
+
+
+def _are_turned_by_halves(model: Decoder, probe: Probe) -> bool:
+    """Turn queries back by halves, of a prompt that begins at one position and of one that begins at another.
+
+    Attention with RoPE depends on distances alone, so the queries before rotation are the same. Rotated queries that
+    are turned back by halves are those queries only if they were rotated by halves.
+    """
+    found = []
+    try:
+        for first in _FIRST:
+            statistic = _PlainQueries(first)
+            prompt = Prompt(model, probe.prompt.tolist(), window=0, statistics=[statistic], first=first)
+            found.append([layer.gathered(statistic) for layer in prompt.evictable])
+    except Exception:  # noqa: BLE001 - the embedding gives no angles for whole heads, or none in the usual way
+        return False
+    off = max(difference(one, other, model.dtype) for one, other in zip(*found, strict=True))
+    return off <= TOLERANCES[model.dtype]

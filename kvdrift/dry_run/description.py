@@ -1,0 +1,151 @@
+"""``kvdrift run --dry-run``: what a run would refuse, or what it would do. Nothing is fetched or written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from flows.generate.local import LocalGenerator
+from flows.generate.storing import storing
+from flows.material import SharedMaterial
+from flows.run.checks import check_study
+from flows.run.comparison import check_agrees
+from flows.run.forecast import Forecast, SplitForecast, check_gpu_here, forecast
+from flows.run.remarks import remarks
+from flows.run.revisions import begun_revisions
+from flows.run.study_run import StudyRun
+from generator.actions import Action
+from kvdrift.dry_run.needs import binary, need_lines
+from log.units.revisions import newest_revisions
+from schema.study import FINITE_STATE, FLOOR_ACTION, Study
+from schema.tables import SWRB
+
+# About what a unit and an event take in the store, with what is derived of them, folders and logs; on the quickstart.
+_UNIT_BYTES = 25_000
+_EVENT_BYTES = 18
+_PROMPT_TOKEN_BYTES = 2  # of a prompt's token and an action: what its layers keep
+
+
+def describe_studies(
+    studies: Sequence[Study],
+    location: str,
+    redo: Sequence[str] = (),
+    *,
+    served: bool = False,
+    gpus: int = 0,
+    replan: bool = False,
+) -> Iterator[str]:
+    """Say line by line what a run of the studies of one file would generate, derive and estimate, and what it needs.
+
+    Where the plan is not frozen yet, the evaluation stands at the most that it may choose. The last lines come from
+    measuring, which takes about a minute if units are to be generated and the model is on this machine.
+
+    Args:
+        studies: the studies, one to a model and law.
+        location: where the store is or will be: an absolute path or a URL.
+        redo: names of actions that the run is to redo.
+        served: whether an endpoint or a cluster generates; neither is asked.
+        gpus: how many GPUs of this machine generate, with a worker each; 0 if none of them was asked for.
+        replan: whether the run is to plan anew.
+
+    """
+    local, gathered = storing(LocalGenerator()), SharedMaterial()
+    runs = [StudyRun(study, location, local, offline=True, replan=replan, gathered=gathered) for study in studies]
+    unchecked = [check_study(run, served=served or gpus > 0) for run in runs]
+    for run in runs:
+        check_agrees(run, redo)
+    for run in runs if not served else []:
+        check_gpu_here(run, redo)
+    begun = begun_revisions(runs, redo) if redo else []
+    yield from remarks(runs)
+    for run, absent in zip(runs, unchecked, strict=True):
+        study, redone = run.study, {row["action"] for row in begun if row["study"] == run.study.name}
+        found = forecast(run, redone)
+        law = f", {study.law.other_words}" if study.law.other_words else ""
+        yield f"study '{study.name}' on {study.model.id}, H = {study.study.horizon}{law}; store {location}"
+        for what in absent:
+            yield f"  not checked: {what}"
+        yield _plan_line(found)
+        for split in found.splits:
+            yield from _split_lines(run, split, redone)
+        yield from _later_lines(found)
+        if any(split.work for split in found.splits) and study.model.kind == FINITE_STATE:
+            yield "  no model is loaded and no prompt is kept: the laws of the systems are looked up"
+        elif any(split.work for split in found.splits):
+            yield from need_lines(run.material, found, served=served, gpus=gpus)
+            if study.name != study.name_in_file and len(studies) > 1:
+                yield "    prompts are prefilled once for all temperatures, and here with each"
+
+
+def _plan_line(found: Forecast) -> str:
+    if found.plan is None:
+        return "  plan: to be made from the development documents; the evaluation stands at the most that it may choose"
+    line = (
+        f"  plan: {found.plan.sha256[:12]}, frozen {found.plan.frozen_at:%Y-%m-%d %H:%M} UTC: "
+        f"K = {found.plan.replicates}, N = {found.plan.documents_per_stratum} documents of each stratum"
+    )
+    if found.plan.looks is not None:
+        line += f" at most, in {len(found.plan.looks)} looks"
+    if found.asked is None:
+        return f"{line}; to be made anew, so that the evaluation stands at the most that it may choose"
+    if found.asked is not found.plan:
+        return f"{line}; it grows to K = {found.asked.replicates}, N = {found.asked.documents_per_stratum}"
+    return line
+
+
+def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Iterator[str]:
+    documents = sum(most for _, most in split.documents.values())
+    if not split.work:
+        yield f"  {split.split}: {documents} documents, all {split.stored} units are there"
+        return
+    units = [unit for _, units in split.work for unit in units]
+    engine = run.study.model.engine is not None
+    control = FLOOR_ACTION if engine else "full-retention control"
+    measured, controls, branched = (
+        sum(unit.count for unit in units if (unit.estimator == SWRB, _is_control(unit.action, engine=engine)) == kind)
+        for kind in ((False, False), (False, True), (True, False))
+    )
+    events = (measured + controls + 2 * branched) * run.study.study.horizon  # a scan and a branch, to H at most
+    prompts = sum(
+        document.prompt_tokens * (1 + len({unit.action.name for unit in units})) for document, units in split.work
+    )
+    taken = len(units) * _UNIT_BYTES + events * _EVENT_BYTES
+    taken += prompts * _PROMPT_TOKEN_BYTES * run.study.study.store_prompts
+    extra = f", {branched:,} replicates of residual branching" if branched else ""
+    there = f" besides {split.stored} that are there" if split.stored else ""
+    yield (
+        f"  {split.split}:{' at most' if split.bounded else ''} {documents} documents, {len(units)} units{there}, "
+        f"{measured:,} trajectories{extra} and {controls:,} of the {control}, {events:,} events, "
+        f"about {binary(taken)} in the store"
+    )
+    by_reason: dict[str, list[str]] = {}
+    store = run.stored
+    generated = [] if store is None else store.units(run.study.name, run.study.model.id)["action"].unique().to_pylist()
+    revisions = {} if store is None else newest_revisions(store.read("actions"))
+    for action, count in split.pending.items():
+        superseded = revisions.get((run.study.name, action), 0)
+        reason = (
+            "redone" if action in redone else "missing" if action in generated else "redone" if superseded else "new"
+        )
+        by_reason.setdefault(reason, []).append(f"{action} ({count})")
+    for reason, actions in by_reason.items():
+        yield f"    {reason}: {', '.join(actions)}"
+
+
+def _is_control(action: Action, *, engine: bool) -> bool:
+    """Whether an action is the full-retention control, or an engine's floor."""
+    return action.name == FLOOR_ACTION if engine else action.control
+
+
+def _later_lines(found: Forecast) -> Iterator[str]:
+    """What comes after generation."""
+    generated = sum(split.pending.total() for split in found.splits)
+    if found.finished:
+        yield "  nothing to do"
+        return
+    derived = [f"{found.underived} units that are there"] if found.underived else []
+    derived += ["those that are generated"] if generated else []
+    lacking = [f"derive {' and '.join(derived)}"] if derived else []
+    lacking += ["score answers"] if found.unscored else []
+    current = found.estimated and not (generated or found.unscored) and found.asked is found.plan
+    lacking += [] if current else ["estimate"]
+    yield f"  then: {', '.join([*lacking, 'write the report'])}"

@@ -1,0 +1,232 @@
+"""What a run needs, as lines to read before it: memory, the bytes of each action, and time, measured here."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+from flows.material import Material
+from flows.run.forecast import Forecast
+from generator.engines.http.cost import position_cost
+from generator.engines.http.engine import ServerSide
+from generator.engines.model import EngineModel
+from generator.generation.engine_footprint import EngineFootprint, engine_footprint
+from generator.generation.engine_models import engine_model
+from generator.transformer.files.local_folders import has_local_weights, local_configuration, model_location
+from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
+from generator.transformer.other_weights.named import weights_location, with_own_weights
+from kvdrift.dry_run.timing import Extent, Seconds, study_time
+from schema.errors import KvdriftError
+from schema.study import FLOOR_ACTION, HTTP, Study
+from schema.study.described import described_action
+from schema.tables import PLAIN, SWRB
+
+_Footprints = dict[str | None, Footprint]  # by the weights that actions name; None is the reference's
+
+
+def _extents(found: Forecast) -> dict[str, Extent]:
+    """How much of each split is to be generated."""
+    extents = {}
+    for split in found.splits:
+        if split.work:
+            pending = Counter(document.stratum for document, _ in split.work)
+            fewest = {stratum: few if split.bounded else most for stratum, (few, most) in split.documents.items()}
+            documents = {stratum: (min(fewest[stratum], most), most) for stratum, most in pending.items()}
+            extents[split.split] = Extent(split.replicates, documents)
+    return extents
+
+
+def need_lines(material: Material, found: Forecast, *, served: bool, gpus: int) -> Iterator[str]:
+    """Yield what the study needs that generates here, or elsewhere if it is ``served``."""
+    model = material.study.model
+    if model.engine is not None:
+        yield from _engine_lines(material, found)
+        return
+    location = model_location(model)
+    footprints = _footprints(material.study)
+    yield from _action_lines(material, footprints)
+    if material.nominal:
+        strata = [stratum for stratum in material.documents["evaluation"] if stratum in material.nominal]
+        yield (
+            f"  lengths are nominal in {', '.join(strata)}: a prompt has at most so many tokens, and retention goes by "
+            "its own length, which is known once it is tokenized"
+        )
+        positions = (local_configuration(location, model.revision) or {}).get("max_position_embeddings", sys.maxsize)
+        room, nominal = positions - material.study.study.horizon, material.documents["evaluation"]
+        if tight := [stratum for stratum in strata if nominal[stratum][0].prompt_tokens > room]:
+            yield (
+                f"  the model has {positions:,} positions: a prompt of more than {room:,} tokens will be refused, "
+                f"if there is one in {', '.join(tight)}"
+            )
+    memory = None if footprints is None else _plan_memory(material, found, footprints)
+    if footprints is None or memory is None:
+        several = "s of the model and of the actions' weights, which are not all"
+        whose = several if material.study.own_weights else " of the model, which is not"
+        yield f"  bytes and memory need the configuration{whose} on this machine"
+    else:
+        yield _memory_line(material.study, footprints, memory)
+    if gpus:
+        yield f"  generation on {gpus} GPU{'s' if gpus > 1 else ''} of this machine, one worker each"
+    yield from _time_lines(material, found, memory, served=served, gpus=gpus)
+
+
+def _engine_lines(material: Material, found: Forecast) -> Iterator[str]:
+    """What an engine's study needs."""
+    for action in material.actions:
+        yield f"  action {action.name}: {described_action(action.row(material.study.name, prespecified=True))}"
+    made = engine_model(material.study)
+    need = engine_footprint(made, _lengths(material), material.study.study.horizon)
+    if material.study.model.engine == HTTP:
+        yield from _server_lines(material, made, need)
+    else:
+        yield f"  memory of generation: {need.words}"
+    if need.fits:
+        yield from _measured_lines(material, found, gpus=0)
+
+
+def _server_lines(material: Material, made: EngineModel, need: EngineFootprint) -> Iterator[str]:
+    """What a position costs on each server, of the longest prompt."""
+    longest = max(material.of_split("development"), key=lambda document: document.prompt_tokens)
+    for name, side in {"reference": made.reference, **made.sides}.items():
+        if isinstance(side, ServerSide) and name != FLOOR_ACTION:
+            yield f"  {name} at {position_cost(side, longest.tokens).words}"
+    yield (
+        "  a pair has two streams on its action's server, and shares the reference's with other actions; up to "
+        f"{need.replicates_at_once} replicates at once"
+    )
+
+
+def _time_lines(
+    material: Material, found: Forecast, memory: MemoryPlan | None, *, served: bool, gpus: int
+) -> Iterator[str]:
+    model = material.study.model
+    if served:
+        yield "  time: not measured; another machine generates"
+        return
+    if memory is not None and not memory.fits:
+        yield "  time: not measured; there is too little memory"
+        return
+    others = [weights_location(material.study, action) for action in with_own_weights(material.study)]
+    if not (has_local_weights(model_location(model), model.revision) and all(map(has_local_weights, others))):
+        yield "  time: needs the model's weights, which are not on this machine"
+        return
+    yield from _measured_lines(material, found, gpus=gpus)
+
+
+def _measured_lines(material: Material, found: Forecast, *, gpus: int) -> Iterator[str]:
+    model = material.study.model
+    try:
+        took = study_time(material, _extents(found), {name for split in found.splits for name in split.pending})
+    except KvdriftError as error:
+        yield f"  time: not measured; {error}"
+        return
+    share = 1 / max(gpus, 1)
+    spans = [f"{split} {_duration(seconds.times(share, share))}" for split, seconds in took.splits.items()]
+    device = f"{gpus} GPUs like this one" if gpus > 1 else took.device
+    by = "by the servers" if model.engine == HTTP else f"on {device} ({model.engine or model.dtype})"
+    yield f"  time of generation {by}, an estimate: {', '.join(spans)}"
+    horizon = material.study.study.horizon
+    shorter = {stratum: time.positions for stratum, time in took.strata.items() if time.positions < horizon}
+    cut = [f"to position {positions} in {stratum}" for stratum, positions in shorter.items()]
+    whole = len(took.strata) - len(cut)
+    how = [f"whole in {whole} {'stratum' if whole == 1 else 'strata'}", *cut] if whole else cut
+    yield f"    from {took.measuring:.0f} s of generating one document of each stratum here: {'; '.join(how)}"
+
+
+def _duration(seconds: Seconds) -> str:
+    unit, name = next(
+        (size, name) for size, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (0, "s")) if seconds.high >= 2 * size
+    )
+    low, high = (f"{float(f'{value / (unit or 1):.2g}'):,g}" for value in (seconds.low, seconds.high))  # no 1.1e+02
+    return f"{low} to {high} {name}"
+
+
+def _lengths(material: Material) -> list[int]:
+    return [document.prompt_tokens for split in material.documents for document in material.of_split(split)]
+
+
+def _footprints(study: Study) -> _Footprints | None:
+    """Footprints of a study's models: the reference's under None, others by the weights that actions name.
+
+    None where a configuration is not on this machine.
+    """
+    model = study.model
+    found: dict[str | None, Footprint | None] = {
+        None: local_footprint(model_location(model), model.dtype, model.revision)
+    }
+    for action in with_own_weights(study):
+        found[action.weights] = local_footprint(weights_location(study, action), model.dtype)
+    known = {weights: footprint for weights, footprint in found.items() if footprint is not None}
+    return known if len(known) == len(found) else None
+
+
+def _action_lines(material: Material, footprints: _Footprints | None) -> Iterator[str]:
+    lengths = _lengths(material)
+    for action in material.actions:
+        # What the selector's window and sinks need was checked with the material.
+        horizon = material.study.study.horizon
+        ends = min(lengths), max(lengths)
+        kept = [action.most_entries(entries, horizon) for entries in ends]
+        what, cache = "prompt entries", "prompt cache"
+        if action.policy is not None:
+            what, cache = "entries at most in every step", "cache, generated entries included"
+        told = described_action(action.row(material.study.study.name, prespecified=True))
+        line = f"  action {action.name}: {told}: {_span(*(f'{m:,}' for m in kept))} {what}"
+        if footprints is not None:
+            held = (
+                footprints[action.weights].cache_bytes(m, action.holding, indexed=action.removes(entries, horizon))
+                for m, entries in zip(kept, ends, strict=True)
+            )
+            line += f", {_span(*map(binary, held))} of {cache}"
+        yield line
+
+
+def _plan_memory(material: Material, found: Forecast, footprints: _Footprints) -> MemoryPlan:
+    """The plan of the longest prompt with the most replicates; with all at once where the device is not here."""
+    study, longest = material.study, max(_lengths(material))
+    here = memory_here(study.model.device, study.model.device_map)
+    kept = {
+        weights: [action.retention.kept(longest) for action in material.actions if action.weights == weights]
+        for weights in footprints
+    }
+    return plan_memory(
+        footprints[None].shape,
+        longest,
+        kept[None],
+        max(split.replicates[1] for split in found.splits),
+        study.study.horizon,
+        sys.maxsize if here is None else here - _weight_bytes(footprints),
+        PLAIN if study.plan.estimator == PLAIN else SWRB,
+        apart=any(action.prefill_chunk is not None for action in material.actions),
+        scored=max((action.scored_entries(longest, study.study.horizon) for action in material.actions), default=0),
+        others=[(one.shape, kept[weights]) for weights, one in footprints.items() if weights is not None],
+    )
+
+
+def _weight_bytes(footprints: _Footprints) -> int:
+    """Bytes of the weights of all models, which are in memory together."""
+    return sum(footprint.weight_bytes for footprint in footprints.values())
+
+
+def _memory_line(study: Study, footprints: _Footprints, memory: MemoryPlan) -> str:
+    device, weights = "all GPUs" if study.model.device_map else study.model.device, _weight_bytes(footprints)
+    if memory.available_bytes == sys.maxsize:
+        left = f"there is no {device} here"
+    else:
+        available = binary(memory.available_bytes + weights)
+        left = f"{available} available on {device}" + ("" if memory.fits else ", which is too little")
+    models = f" of {len(footprints)} models" if len(footprints) > 1 else ""
+    return (
+        f"  memory of generation: {binary(weights)} of weights{models} and {binary(memory.peak_bytes)} for the "
+        f"longest prompt, {memory.replicates_at_once} of {memory.replicates} replicates at once; {left}"
+    )
+
+
+def _span(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
+
+
+def binary(count: int) -> str:
+    """Return a number of bytes as lines name it."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,149 @@
+// What the page holds: a manifest, arrays of numbers and prompts, as report/explorer/packing.py and prompts.py write
+// them. Numbers are read where they are shown, so opening the page costs no more for longer prompts. Positions count
+// from 1.
+
+async function unpacked(id) {
+  const text = atob(byId(id).textContent);
+  const bytes = new Uint8Array(text.length);
+  for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
+  const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(plain).arrayBuffer());
+}
+
+/** Numbers from one to another place of an array whose bytes stand apart, the lowest of every number first. */
+function numbers(bytes, first, end) {
+  const length = bytes.all.length / bytes.size;
+  const found = new Uint32Array(end - first);
+  for (let byte = 0; byte < bytes.size; byte += 1) {
+    for (let at = first; at < end; at += 1) found[at - first] |= bytes.all[byte * length + at] << (8 * byte);
+  }
+  return found;
+}
+
+class Packed {
+  constructor(manifest, arrays) {
+    Object.assign(this, manifest);
+    this.count = this.trajectories.document.length;
+    this.tokenSize = this.tokens.length <= 65536 ? 2 : 4;
+    let begin = 0;
+    const array = (rows, size) => {
+      const all = arrays.subarray(begin, begin + rows * this.horizon * size);
+      begin += all.length;
+      return { all, size };
+    };
+    this.x = array(this.references, this.tokenSize);
+    this.y = array(this.count, this.tokenSize);
+    this.delta = array(this.count, 4);
+    this.f = array(this.count, 4);
+  }
+
+  static async read() {
+    const manifest = JSON.parse(new TextDecoder().decode(await unpacked("manifest")));
+    return new Packed(manifest, await unpacked("arrays"));
+  }
+
+  /** A token's text as it stands in the prompt or in a continuation; its number without a tokenizer. */
+  plain(token) {
+    return this.texts ? this.texts[token] : String(this.tokens[token]);
+  }
+
+  /** The same with signs for what cannot be seen. */
+  text(token) {
+    return visible(this.plain(token));
+  }
+
+  /** A trajectory by its number, with its streams and what follows from them. */
+  trajectory(row) {
+    const values = {};
+    for (const [name, column] of Object.entries(this.trajectories)) values[name] = column[row];
+    const { horizon } = this;
+    const own = (array, at) => numbers(array, at * horizon, (at + 1) * horizon);
+    const [x, y] = [own(this.x, values.reference), own(this.y, row)];
+    const [delta, f] = [own(this.delta, row), own(this.f, row)];
+    for (let at = 0; at < horizon; at += 1) f[at] ^= delta[at];
+    const over = values.eos_x && values.eos_y ? Math.max(values.eos_x, values.eos_y) : horizon;
+    const runs = [];
+    for (let t = 1; t <= horizon; t += 1) {
+      if (x[t - 1] === y[t - 1]) continue;
+      const last = runs[runs.length - 1];
+      if (last && last.last === t - 1) last.last = t;
+      else runs.push({ first: t, last: t });
+    }
+    return { ...values, row, x, y, over, runs, delta: new Float32Array(delta.buffer), f: new Float32Array(f.buffer),
+      name: this.actions[values.action], colour: `var(--c${values.action % 6})` };
+  }
+
+  /** The prompt at a place of the manifest's list. */
+  async prompt(place) {
+    return new PackedPrompt(this, this.prompts[place], await unpacked(`prompt${place}`));
+  }
+}
+
+/** A prompt: its tokens, the records of its answers in their order, and what actions keep. */
+class PackedPrompt {
+  constructor(data, said, bytes) {
+    this.entries = said.entries;
+    let begin = data.tokenSize * said.entries;
+    this.tokens = { all: bytes.subarray(0, begin), size: data.tokenSize };
+    this.kept = said.kept.map(([action, step, bounds]) => {
+      const shares = bytes.subarray(begin, begin + bounds.length * said.entries);
+      begin += shares.length;
+      return new Kept(action, step, [...bounds, data.layers], shares, said.entries);
+    });
+    this.records = said.records.map(([answer, piece, first, last]) => ({ answer, piece, first, last }))
+      .sort((a, b) => a.first - b.first);
+    this.places = new Int32Array(said.entries + 1).fill(-1); // of each position the record that has it
+    this.records.forEach(({ first, last }, at) => this.places.fill(at, first, last + 1));
+  }
+
+  token(p) {
+    return numbers(this.tokens, p - 1, p)[0];
+  }
+
+  /** The record that has a position; undefined if none has. */
+  recordAt(p) {
+    return this.records[this.places[p]];
+  }
+}
+
+/** What an action keeps of a prompt after a counted step: of each group of layers a share of the entries by position. */
+class Kept {
+  constructor(action, step, bounds, shares, entries) {
+    Object.assign(this, { action, step, bounds, shares, entries, groups: bounds.length - 1 });
+  }
+
+  /** The share of a group's entries at a position. */
+  ofGroup(group, p) {
+    return this.shares[group * this.entries + p - 1] / 255;
+  }
+
+  /** Sums up to each position of shares times layers, as whole numbers of 255ths; made when first asked for. */
+  get sums() {
+    if (!this.summed) {
+      this.summed = new Float64Array(this.entries + 1);
+      for (let group = 0; group < this.groups; group += 1) {
+        const layers = this.bounds[group + 1] - this.bounds[group];
+        for (let p = 1; p <= this.entries; p += 1) this.summed[p] += layers * this.shares[group * this.entries + p - 1];
+      }
+      for (let p = 1; p <= this.entries; p += 1) this.summed[p] += this.summed[p - 1];
+    }
+    return this.summed;
+  }
+
+  /** The share of the entries of some positions, over all layers. */
+  share(first, last = first) {
+    const all = 255 * this.bounds[this.groups] * (last - first + 1);
+    return (this.sums[last] - this.sums[first - 1]) / all;
+  }
+
+  get whole() {
+    return this.share(1, this.entries) === 1;
+  }
+
+  /** How many positions have no entry left. */
+  get gone() {
+    let count = 0;
+    for (let p = 1; p <= this.entries; p += 1) count += this.sums[p] === this.sums[p - 1];
+    return count;
+  }
+}

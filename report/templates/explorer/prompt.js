@@ -1,0 +1,325 @@
+// The prompt of the shown document: a strip for each action, and its text, folded but for records and chosen tokens.
+
+const AROUND = 12; // tokens that stand open on both sides of a record and of a chosen token
+const OPENED = 400; // tokens that a click on a fold opens at most
+const OPEN_AT_FIRST = 1000; // tokens around the first records; more stay folded
+const FEWEST_FOLDED = 8;
+const SHADES = 20; // of a strip
+const MOST_BUTTONS = 12; // of records
+
+class PromptView {
+  constructor(explorer) {
+    this.explorer = explorer;
+    this.unpacked = new Map(); // by the prompt's place in the manifest
+    this.held = null;
+  }
+
+  /** Show the prompt of the explorer's document; it is unpacked once. */
+  async show() {
+    const { data } = this.explorer;
+    const document = this.explorer.of("document");
+    const place = data.prompts.findIndex((one) => one.document === document);
+    if (place < 0) {
+      this.held = null;
+      byId("prompt").hidden = true;
+      byId("prompt-note").textContent = data.prompts.length
+        ? `This document’s prompt is not in this file, which has those of ${many(data.prompts.length)} of ${many(data.documents.length)} documents: those that jumps lead to, then the first ones of each stratum, until they take 1.5 MB.`
+        : "The store has no prompts: it was written without them, or store_prompts = false is in its study file.";
+      return;
+    }
+    if (!this.unpacked.has(place)) this.unpacked.set(place, await data.prompt(place));
+    if (this.explorer.of("document") !== document) return; // another one was chosen meanwhile
+    if (this.held !== this.unpacked.get(place)) {
+      this.held = this.unpacked.get(place);
+      this.at = null;
+      this.open = this.openAtFirst();
+      this.matches = [];
+      byId("wanted").value = "";
+      byId("found").textContent = "";
+      this.drawButtons();
+    }
+    byId("prompt").hidden = false;
+    this.draw();
+  }
+
+  /** The surroundings of the first records: prompts may state an answer in thousands of places. */
+  openAtFirst() {
+    const stretches = [];
+    let room = OPEN_AT_FIRST;
+    for (const { first, last } of this.held.records) {
+      const stretch = [first - AROUND, last + AROUND];
+      room -= stretch[1] - stretch[0] + 1;
+      if (room < 0 && stretches.length) break;
+      stretches.push(stretch);
+    }
+    return stretches;
+  }
+
+  /** What is left under an action after the last counted step up to position t; null of an engine. */
+  keptBy(action) {
+    return this.held.kept.findLast((one) => one.action === action && one.step <= this.explorer.t) ?? null;
+  }
+
+  /** The same of the chosen action, if it removes anything. */
+  shading() {
+    const kept = this.keptBy(this.explorer.shown[0].action);
+    return kept && !kept.whole ? kept : null;
+  }
+
+  /** Which counted steps are shown: the prompt is drawn again where they change. */
+  steps() {
+    return this.explorer.shown.map((one) => this.keptBy(one.action)?.step ?? "").join();
+  }
+
+  /** The position t has changed. */
+  moved() {
+    if (this.held && this.drawnSteps !== this.steps()) this.draw();
+  }
+
+  draw() {
+    this.drawnSteps = this.steps();
+    this.drawNote();
+    this.drawStrips();
+    this.drawText();
+    this.drawHere();
+  }
+
+  drawNote() {
+    const [own] = this.explorer.shown;
+    const kept = this.keptBy(own.action);
+    const { entries, records } = this.held;
+    const parts = [`${many(entries)} tokens`];
+    if (!kept) parts.push(`${own.name} decodes in an engine, which does not say what it keeps`);
+    else if (kept.whole) parts.push(`${own.name} removes no entry, so nothing is shaded`);
+    else {
+      parts.push(`${own.name} has ${percent(kept.share(1, entries))} of the entries${
+        kept.step ? ` after token ${kept.step}, over its streams` : ""}; ${many(kept.gone)} tokens are gone in all layers and heads`);
+      const lost = records.filter(({ first, last }) => kept.share(first, last) === 0).length;
+      if (records.length) parts.push(`of ${many(records.length)} records of answers ${lost ? many(lost) : "none"} ${lost === 1 ? "is" : "are"} gone`);
+    }
+    byId("prompt-note").textContent = `${parts.join("; ")}.`;
+  }
+
+  /** What is kept of an answer's record, for the line about answers: of its piece of which least is. */
+  recordWords(answer) {
+    const kept = this.held && this.shading();
+    if (!kept) return "";
+    const pieces = new Map();
+    for (const { answer: of, piece, first, last } of this.held.records) {
+      if (of === answer) pieces.set(piece, Math.max(pieces.get(piece) ?? 0, kept.share(first, last)));
+    }
+    return pieces.size ? percent(Math.min(...pieces.values())) : "";
+  }
+
+  // ---- Strips ----
+
+  drawStrips() {
+    if (!this.held) return;
+    byId("strips").replaceChildren(...this.explorer.shown.map((one) => this.strip(one)));
+  }
+
+  strip(one) {
+    const { entries, records } = this.held;
+    const { width, shown } = this.explorer;
+    const kept = this.keptBy(one.action);
+    const height = 22;
+    const svg = make("svg", { viewBox: `0 0 ${width} ${height + 8}`, width, height: height + 8, role: "img",
+      style: `--colour: ${one.colour}`, "aria-label": `${one.name}: the prompt, ${entries} tokens; shaded by what is kept` },
+      make("rect", { class: "strip-ground", x: 0, y: 6, width, height }));
+    if (kept && !kept.whole) svg.append(...this.shades(kept, width, height));
+    const x = (p) => (p - 1) / entries * width;
+    const marks = records.map(({ first, last }) => `M${x(first).toFixed(1)},0h${Math.max(2, x(last + 1) - x(first)).toFixed(1)}v5H${x(first).toFixed(1)}z`);
+    if (marks.length) svg.append(make("path", { class: "record", d: marks.join("") }));
+    if (this.at) svg.append(make("rect", { class: "strip-at", x: x(this.at) - 1, y: 2, width: 2, height: height + 6 }));
+    svg.addEventListener("click", (event) => {
+      const box = svg.getBoundingClientRect();
+      this.choose(Math.min(entries, Math.floor((event.clientX - box.left) / box.width * entries) + 1));
+    });
+    const share = !kept ? "decodes in an engine" : kept.whole ? "removes no entry" : `${percent(kept.share(1, entries))} of the entries`;
+    const label = shown.length > 1 ? make("p", {}, make("b", {}, one.name), ` · ${share}`) : null;
+    return make("div", { class: "strip" }, label, svg);
+  }
+
+  /** What is kept along the prompt, a column a pixel, as a path for each shade. */
+  shades(kept, width, height) {
+    const { entries } = this.held;
+    const bins = Math.min(entries, Math.floor(width));
+    const level = (bin) => {
+      const [first, last] = [Math.floor(bin * entries / bins) + 1, Math.floor((bin + 1) * entries / bins)];
+      return Math.round(SHADES * kept.share(first, last));
+    };
+    const paths = new Map();
+    let [begin, now] = [0, level(0)];
+    for (let bin = 1; bin <= bins; bin += 1) {
+      const next = bin < bins ? level(bin) : null;
+      if (next === now) continue;
+      const [from, to] = [begin, bin].map((edge) => (edge / bins * width).toFixed(2));
+      paths.set(now, `${paths.get(now) ?? ""}M${from},6H${to}v${height}H${from}z`);
+      [begin, now] = [bin, next];
+    }
+    paths.delete(0);
+    return [...paths].map(([shade, path]) => make("path", { class: "strip-kept", d: path, opacity: shade / SHADES }));
+  }
+
+  // ---- Text ----
+
+  /** Stretches that stand open, rising and apart. */
+  openStretches() {
+    const { entries } = this.held;
+    const wanted = [...this.open, [1, AROUND], [entries - AROUND + 1, entries]]
+      .map(([from, to]) => [Math.max(1, from), Math.min(entries, to)]).sort((a, b) => a[0] - b[0]);
+    const found = [];
+    for (const [from, to] of wanted) {
+      const last = found[found.length - 1];
+      if (last && from <= last[1] + FEWEST_FOLDED) last[1] = Math.max(last[1], to);
+      else found.push([from, to]);
+    }
+    return found;
+  }
+
+  drawText() {
+    const parts = [];
+    let next = 1;
+    const kept = this.shading();
+    for (const [from, to] of this.openStretches()) {
+      if (from > next) parts.push(this.fold(next, from - 1, kept));
+      const matches = this.matches.filter(([first, last]) => first <= to && last >= from);
+      for (let p = from; p <= to; p += 1) parts.push(this.token(p, kept, matches));
+      next = to + 1;
+    }
+    if (next <= this.held.entries) parts.push(this.fold(next, this.held.entries, kept));
+    byId("prompt").style.setProperty("--colour", this.explorer.shown[0].colour);
+    byId("prompt-text").replaceChildren(...parts);
+  }
+
+  fold(first, last, kept) {
+    const parts = [`${many(last - first + 1)} tokens`];
+    if (kept) parts.push(`${percent(kept.share(first, last))} kept`);
+    const records = this.held.records.filter((record) => record.first <= last && record.last >= first).length;
+    if (records) parts.push(`${many(records)} ${records === 1 ? "record" : "records"}`);
+    return make("button", { type: "button", class: "fold", "data-first": first, "data-last": last }, `… ${parts.join(", ")} …`);
+  }
+
+  token(p, kept, matches) {
+    const { held } = this;
+    const share = kept?.share(p);
+    const match = matches.some(([first, last]) => first <= p && p <= last);
+    const names = ["token", share === 0 ? "gone" : "", held.recordAt(p) ? "of-record" : "", match ? "match" : "", p === this.at ? "at" : ""];
+    return make("span", { class: names.filter(Boolean).join(" "), "data-p": p,
+      style: share ? `--share: ${Math.round(100 * share)}%` : null }, this.explorer.data.text(held.token(p)));
+  }
+
+  /** Choose a token: it stands open, and what each layer keeps of it is shown. */
+  choose(p, stretch = [p, p]) {
+    this.at = p;
+    this.open.push([stretch[0] - AROUND, stretch[1] + AROUND]);
+    this.draw();
+    byId("prompt-text").querySelector(`[data-p="${p}"]`)?.scrollIntoView({ block: "nearest" });
+  }
+
+  drawHere() {
+    const { explorer, held, at: p } = this;
+    if (!p) {
+      const told = this.keptBy(explorer.shown[0].action) ? "which layers keep it" : "its place";
+      byId("prompt-here").replaceChildren(make("span", { class: "quiet" }, `A click on a token shows ${told}.`));
+      return;
+    }
+    const record = held.recordAt(p);
+    const line = make("p", {}, make("b", {}, `position ${many(p)} of ${many(held.entries)}: `),
+      make("code", {}, explorer.data.text(held.token(p))),
+      record ? `, of the record of answer ${record.answer + 1}` : "");
+    const rows = explorer.shown.map((one) => this.layers(one, p)).filter(Boolean);
+    byId("prompt-here").replaceChildren(line, ...rows);
+  }
+
+  layers(one, p) {
+    const kept = this.keptBy(one.action);
+    if (!kept) return null;
+    const cells = Array.from({ length: kept.groups }, (_, group) => {
+      const share = kept.ofGroup(group, p);
+      const [from, to] = [kept.bounds[group], kept.bounds[group + 1] - 1];
+      return make("span", { class: share === 0 ? "layer gone" : "layer", style: `--share: ${Math.round(100 * share)}%` },
+        make("small", {}, from === to ? String(from) : `${from}–${to}`), ` ${percent(share)}`);
+    });
+    return make("p", { class: "layers", style: `--colour: ${one.colour}` }, make("b", {}, one.name),
+      ` has ${percent(kept.share(p))} of the token’s entries; by layer: `, ...cells);
+  }
+
+  // ---- Records and search ----
+
+  drawButtons() {
+    const answers = [...new Set(this.held.records.map((record) => record.answer))].sort((a, b) => a - b);
+    const buttons = answers.slice(0, MOST_BUTTONS).map((answer) => {
+      const button = make("button", { type: "button" }, `answer ${answer + 1}`);
+      button.addEventListener("click", () => this.toRecord(this.held.records.filter((record) => record.answer === answer)));
+      return button;
+    });
+    byId("record-buttons").replaceChildren(...(buttons.length ? [make("span", { class: "quiet" }, "Record of"), ...buttons] : []));
+  }
+
+  /** Go to the next of some records after the chosen token. */
+  toRecord(records = this.held?.records ?? []) {
+    if (!records.length) return;
+    const next = records.find((record) => record.first > (this.at ?? 0)) ?? records[0];
+    this.choose(next.first, [next.first, next.last]);
+  }
+
+  /** Go to the next place of the wanted text; case and white space do not count. */
+  find() {
+    if (!this.held) return;
+    const wanted = searched(byId("wanted").value);
+    this.matches = wanted ? this.places(wanted) : [];
+    if (!this.matches.length) {
+      byId("found").textContent = wanted ? "not in the prompt" : "";
+      this.draw();
+      return;
+    }
+    const next = this.matches.findIndex(([first]) => first > (this.at ?? 0));
+    const at = next < 0 ? 0 : next;
+    byId("found").textContent = `${many(at + 1)} of ${many(this.matches.length)}`;
+    this.choose(this.matches[at][0], this.matches[at]);
+  }
+
+  /** First and last tokens of each place that has a text. */
+  places(wanted) {
+    const { held } = this;
+    if (held.plain === undefined) { // the whole prompt, and the character at which each token ends
+      held.plain = "";
+      held.ends = Array.from(numbers(held.tokens, 0, held.entries), (token) => {
+        held.plain += searched(this.explorer.data.plain(token));
+        return held.plain.length;
+      });
+    }
+    const found = [];
+    let token = 0;
+    for (let at = held.plain.indexOf(wanted); at >= 0; at = held.plain.indexOf(wanted, at + wanted.length)) {
+      while (held.ends[token] <= at) token += 1;
+      let last = token;
+      while (held.ends[last] < at + wanted.length) last += 1;
+      found.push([token + 1, last + 1]);
+    }
+    return found;
+  }
+
+  listen() {
+    byId("prompt-text").addEventListener("click", (event) => {
+      const fold = event.target.closest(".fold");
+      const token = event.target.closest("[data-p]");
+      if (fold) {
+        const first = Number(fold.dataset.first);
+        this.open.push([first, Math.min(Number(fold.dataset.last), first + OPENED - 1)]);
+        this.draw();
+      } else if (token) {
+        this.at = Number(token.dataset.p);
+        this.open.push([this.at, this.at]);
+        this.draw();
+      }
+    });
+    byId("prompt-search").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.find();
+    });
+  }
+}
+
+const searched = (text) => text.toLowerCase().replace(/\s+/g, "");

@@ -1,0 +1,112 @@
+// The tokens of the shown trajectories by position, X above each Y, with δ and f below, in as many lines as they take.
+
+const PADDING = 11; // of a token's cell, in CSS pixels, with its rounding
+const LEAST_WIDTH = 21;
+
+class Score {
+  /** ``move`` is called with the position that the reader clicks at. */
+  constructor(data, move) {
+    Object.assign(this, { data, move });
+    this.measure = document.createElement("canvas").getContext("2d");
+    this.measure.font = '12.5px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace';
+    this.measured = new Map(); // widths by token
+  }
+
+  widthOf(token) {
+    if (!this.measured.has(token)) {
+      this.measured.set(token, Math.ceil(this.measure.measureText(this.data.text(token)).width) + PADDING);
+    }
+    return this.measured.get(token);
+  }
+
+  draw(shown, width) {
+    Object.assign(this, { shown, narrow: width < 600 });
+    const label = this.narrow ? 26 : Math.min(150, 18 + Math.max(...shown.map((one) =>
+      Math.ceil(this.measure.measureText(one.name).width))));
+    const room = width - label - 2;
+    const { horizon } = this.data;
+    this.cells = Array.from({ length: horizon + 1 }, () => []);
+    const systems = [];
+    let first = 1;
+    while (first <= horizon) {
+      const widths = [];
+      let sum = 0;
+      for (let t = first; t <= horizon; t += 1) {
+        const own = Math.min(room, Math.max(LEAST_WIDTH, this.widthOf(shown[0].x[t - 1]),
+          ...shown.map((one) => this.widthOf(one.y[t - 1]))));
+        if (sum + own > room) break;
+        widths.push(own);
+        sum += own;
+      }
+      systems.push(this.system(first, widths, label));
+      first += widths.length;
+    }
+    byId("score").replaceChildren(...systems);
+  }
+
+  system(first, widths, label) {
+    const { shown } = this;
+    const last = first + widths.length - 1;
+    const edges = [0];
+    for (const width of widths) edges.push(edges[edges.length - 1] + width);
+    const total = edges[edges.length - 1];
+    const positions = widths.map((_, at) => first + at);
+    const [own] = shown;
+    const single = shown.length === 1;
+    const ticks = make("tr", { class: "ticks" }, make("th", { scope: "row" }, make("span", { class: "unseen" }, "position")),
+      ...positions.map((t) => make("td", { "data-t": t, class: t === own.tau ? "tau" : null },
+        t === own.tau ? "τ" : t === 1 || t % 10 === 0 ? String(t) : "")));
+    const rows = [ticks, this.tokens("X", own.x, own.eos_x, positions, (t) =>
+      [own.span_first && t >= own.span_first && t <= own.span_last ? "answer" : "",
+        ...(single ? [t === own.tau ? "tau-at" : "", own.x[t - 1] !== own.y[t - 1] ? "apart" : ""] : [])], "x", null)];
+    for (const one of shown) {
+      rows.push(this.tokens(one.name, one.y, one.eos_y, positions, (t) =>
+        [one.x[t - 1] !== one.y[t - 1] ? "apart" : "", t === one.tau ? "tau-at" : ""], "y", one.colour));
+      rows.push(this.lane(one, edges, first, last, total));
+    }
+    const columns = [label, ...widths].map((width) => make("col", { style: `width: ${width}px` }));
+    return make("table", { style: `width: ${label + total}px`, "aria-label": `Positions ${first} to ${last}` },
+      make("colgroup", {}, ...columns), make("tbody", {}, ...rows));
+  }
+
+  tokens(name, stream, eos, positions, kinds, side, colour) {
+    const title = name === "X" ? "reference X" : `${this.data.other} Y, ${name}`;
+    const short = this.narrow && side === "y";
+    const single = this.shown.length === 1;
+    const head = make("th", { scope: "row", title, style: colour ? `--colour: ${colour}` : null },
+      colour && !(short && single) ? make("span", { class: "swatch" }) : null,
+      short ? make("span", { class: single ? null : "unseen" }, single ? "Y" : name) : name);
+    return make("tr", { class: side }, head, ...positions.map((t) => {
+      const ended = eos !== null && t >= eos ? (t === eos ? "eos" : "after") : "";
+      const cell = make("td", { class: [...kinds(t), ended].filter(Boolean).join(" ") || null, "data-t": t },
+        this.data.text(stream[t - 1]));
+      this.cells[t].push(cell);
+      return cell;
+    }));
+  }
+
+  lane(one, edges, first, last, total) {
+    const height = this.shown.length > 1 ? 30 : this.narrow ? 40 : 58;
+    const svg = make("svg", { width: total, height, viewBox: `0 0 ${total} ${height}`, role: "img",
+      "aria-label": `delta and f, positions ${first} to ${last}` },
+      make("path", { class: "axis", d: `M0,1H${total}M0,${height - 1}H${total}` }),
+      make("path", { class: "delta", d: steps(one.delta, edges, first, last, height, true) }),
+      make("path", { class: "f", d: steps(one.f, edges, first, last, height, false) }));
+    if (one.tau >= first && one.tau <= last) {
+      const x = edges[one.tau - first] + 1;
+      svg.append(make("line", { class: "tau", x1: x, x2: x, y1: 0, y2: height }));
+    }
+    svg.addEventListener("click", (event) => {
+      const x = event.clientX - svg.getBoundingClientRect().left;
+      this.move(first + Math.max(0, edges.findLastIndex((edge) => edge <= x)));
+    });
+    return make("tr", { class: "lane", style: `--colour: ${one.colour}` }, make("th", { scope: "row" }, "δ f"),
+      make("td", { colspan: last - first + 1 }, svg));
+  }
+
+  /** Mark a position in place of another one. */
+  mark(t, before = null) {
+    if (before !== null) for (const cell of this.cells[before]) cell.classList.remove("here");
+    for (const cell of this.cells[t]) cell.classList.add("here");
+  }
+}

@@ -1,0 +1,1 @@
+"""Draws of documents, and the intervals that estimates get from them."""

@@ -1,0 +1,194 @@
+"""Document bootstrap (definitions, "Bootstrap"): resampled documents, pooled moments, quantities of every draw.
+
+Documents are drawn by ``stats.clusters``, one draw for all actions, strata and quantities: draw i is a function of
+(seed, i) and of the set of documents alone, not of their order, nor of the range of draws asked for. Ranges can be
+computed apart, in any process; on one machine and one build of BLAS, ranges that are joined equal one long range bit
+for bit, because products are always taken over the same blocks of draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schema.errors import InputError
+from stats.clusters import ClusterDraws
+from stats.ends import STUDENTIZED
+from stats.linearization.cluster_blocks import ClusterBlocks
+from stats.linearization.standard_errors import StandardErrors
+from stats.moments import DocumentMoments, Float
+from stats.pooling import Pooling, evaluate
+from stats.quantities import QUANTITIES, quantity_named
+from stats.resampling.intervals import Estimates, Request, Resampled, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stats.registry import Pooled, Quantity
+
+BLOCK = 256  # draws per matrix product; a constant of the results' last bits, not a tuning knob
+_GROUP_BYTES = 400 * 2**20  # draws of one group of quantities held at once by `estimate`
+
+
+@dataclass(frozen=True, eq=False)
+class BootstrapDraws:
+    """Quantities of the draws first..last - 1.
+
+    ``values`` maps each quantity's name to float64 [draws, rows, subjects, X]. Rows are ``pooled`` and the strata in
+    sorted order; subjects are the actions, or the (baseline, action) pairs; X is 1 for a scalar. NaN where a draw
+    leaves the quantity undefined. ``distances`` are the draws' distances from the estimate in their own standard
+    errors, t* = (theta* - theta) / SE* (definitions, "Intervals"), of the same shapes where they were asked for; NaN
+    also where SE* vanishes.
+    """
+
+    first: int
+    last: int
+    values: dict[str, Float]
+    distances: dict[str, Float]
+
+
+def resample(
+    moments: DocumentMoments,
+    quantities: Sequence[str],
+    *,
+    seed: int,
+    first: int,
+    last: int,
+    pairs: Sequence[tuple[str, str]] | None = None,
+    studentized: bool = False,
+) -> BootstrapDraws:
+    """Compute quantities of the draws first..last - 1, counted from 0, and with ``studentized`` their t* too.
+
+    ``pairs`` are the (baseline, action) of each contrast; None for all ordered pairs of actions.
+    """
+    if not 0 <= first < last:
+        raise InputError(f"draws {first}..{last}: the range is empty or starts below 0")
+    moments = moments.in_canonical_order()
+    pooling = Pooling.of(moments, pairs)
+    chosen = [quantity_named(name) for name in quantities]
+    clusters = ClusterDraws(moments.strata, moments.clusters)
+    values: dict[str, Float] = {}
+    distances: dict[str, Float] = {}
+    studentize = _Studentizing(pooling, chosen) if studentized else None
+    for block in range(first // BLOCK, -(-last // BLOCK)):
+        start = block * BLOCK
+        # A block is computed whole even if the range needs part of it: BLAS may round a product's last bit otherwise
+        # for another number of rows.
+        counts = clusters.counts(seed, start, start + BLOCK)
+        inside = slice(max(first - start, 0), min(last - start, BLOCK))
+        place = slice(max(start - first, 0), min(start + BLOCK, last) - first)
+        pooled = pooling.pool(chosen, counts)
+        for quantity in chosen:
+            name = quantity.name
+            value = evaluate(quantity, pooled[name])
+            if name not in values:  # filled in place: blocks to concatenate would hold everything twice
+                values[name] = np.empty((last - first, *value.shape[1:]))
+                if studentize:
+                    distances[name] = np.empty_like(values[name])
+            values[name][place] = value[inside]
+            if studentize:
+                studentize(quantity, value, pooled[name], counts, inside, out=distances[name][place])
+    return BootstrapDraws(first, last, values, distances)
+
+
+class _Studentizing:
+    """The distances of draws from the estimates, in their own standard errors."""
+
+    def __init__(self, pooling: Pooling, quantities: Sequence[Quantity]) -> None:
+        blocks = ClusterBlocks(pooling)
+        self._errors = {one.name: StandardErrors(blocks, one) for one in quantities}
+        self._estimates = pooling.evaluate(quantities, np.ones((1, len(pooling.moments.documents))))
+        self._horizon = pooling.moments.windows.horizon
+
+    def __call__(
+        self, quantity: Quantity, value: Float, pooled: Sequence[Pooled], counts: Float, inside: slice, out: Float
+    ) -> None:
+        errors = self._errors[quantity.name](pooled, counts)[inside]
+        np.copyto(errors, np.nan, where=errors <= quantity.range.between(self._horizon).resolution)
+        np.subtract(value[inside], self._estimates[quantity.name], out=out)
+        out /= errors
+
+
+def groups(
+    moments: DocumentMoments,
+    draws: int,
+    quantities: Sequence[str] | None = None,
+    pairs: Sequence[tuple[str, str]] | None = None,
+    *,
+    studentized: bool = False,
+) -> tuple[tuple[str, ...], ...]:
+    """Split quantities into groups whose draws fit into memory together; a group is what one task takes.
+
+    None stands for every quantity whose moments are there. With ``studentized`` every draw has its t* too. A single
+    profile may exceed the bound, and is then a group of its own.
+    """
+    if quantities is None:
+        known = {*moments.positions, *moments.lags}
+        quantities = [name for name, quantity in QUANTITIES.items() if known.issuperset(quantity.profile)]
+    pooling = Pooling.of(moments, pairs)
+    result: list[tuple[str, ...]] = []
+    held = 0
+    for name in quantities:
+        quantity = quantity_named(name)
+        cells = len(pooling.rows) * len(pooling.subjects(quantity)) * len(quantity.x(moments.windows))
+        size = draws * cells * np.dtype(np.float64).itemsize * (2 if studentized else 1)
+        if result and held + size <= _GROUP_BYTES:
+            result[-1] = (*result[-1], name)
+            held += size
+        else:
+            result.append((name,))
+            held = size
+    return tuple(result)
+
+
+def observed(
+    moments: DocumentMoments, quantities: Sequence[str], pairs: Sequence[tuple[str, str]] | None = None
+) -> dict[str, Float]:
+    """Compute point estimates: every document counted once; name -> float64 [rows, subjects, X]."""
+    moments = moments.in_canonical_order()
+    chosen = [quantity_named(name) for name in quantities]
+    values = Pooling.of(moments, pairs).evaluate(chosen, np.ones((1, len(moments.documents))))
+    return {name: value[0] for name, value in values.items()}
+
+
+def observed_errors(
+    moments: DocumentMoments, quantities: Sequence[str], pairs: Sequence[tuple[str, str]] | None = None
+) -> dict[str, Float]:
+    """Compute standard errors of the estimates (definitions, "Intervals"): name -> float64 [rows, subjects, X]."""
+    moments = moments.in_canonical_order()
+    chosen = [quantity_named(name) for name in quantities]
+    pooling, counts = Pooling.of(moments, pairs), np.ones((1, len(moments.documents)))
+    pooled, blocks = pooling.pool(chosen, counts), ClusterBlocks(pooling)
+    return {one.name: StandardErrors(blocks, one)(pooled[one.name], counts)[0] for one in chosen}
+
+
+def estimate(
+    moments: DocumentMoments,
+    *,
+    draws: int,
+    seed: int,
+    request: Request | None = None,
+    quantities: Sequence[str] | None = None,
+    pairs: Sequence[tuple[str, str]] | None = None,
+) -> Estimates:
+    """Estimate quantities with intervals, as columns of the ``results`` table.
+
+    Quantities (None: every one whose moments are there) are taken group by group, so that the draws of one group are
+    held at once. By default all is exploratory. ``pairs`` are the (baseline, action) of each contrast; None for all
+    ordered pairs of actions.
+    """
+    request = request or Request()
+    parts = []
+    studentized = request.interval == STUDENTIZED
+    for names in groups(moments, draws, quantities, pairs, studentized=studentized):
+        sample = resample(moments, names, seed=seed, first=0, last=draws, pairs=pairs, studentized=studentized)
+        estimates = observed(moments, names, pairs)
+        errors = observed_errors(moments, names, pairs) if studentized else {}
+        resampled = {
+            name: Resampled(estimates[name], sample.values[name], errors.get(name), sample.distances.get(name))
+            for name in names
+        }
+        parts.append(summarize(moments, resampled, request, pairs))
+    return Estimates.join(parts)

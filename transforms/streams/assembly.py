@@ -1,0 +1,77 @@
+"""One replicate whose rows come in any order, late or twice: which positions are there, as bytes that a state holds.
+
+No Beam here. While positions are missing, the state has one byte for each position, and the rows wait elsewhere. When
+the replicate is whole, the state has a checksum of each row, four bytes, which tells whether a row that comes again is
+the row that was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from schema.rows import repeats
+from transforms.streams.packed import ROW, Rows, unpacked
+
+_OPEN, _WHOLE = b"o", b"w"
+_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
+
+CONTRADICTION = "rows of one position contradict each other"
+LATE_CONTRADICTION = "the row contradicts one of a replicate that was whole before"
+
+
+def is_whole(state: bytes | None) -> bool:
+    """Tell whether a replicate was whole when its state was written."""
+    return state is not None and state.startswith(_WHOLE)
+
+
+def with_positions(state: bytes | None, rows: Rows, horizon: int) -> tuple[bytes, bool]:
+    """Add rows to a replicate that is not whole.
+
+    Args:
+        state: The state; None before the first row.
+        rows: Rows at positions 1..H.
+        horizon: H.
+
+    Returns:
+        The new state, and whether every position is there.
+
+    """
+    there = np.zeros(horizon, np.bool_) if state is None else np.frombuffer(state, np.bool_, offset=1).copy()
+    there[rows["t"] - 1] = True
+    return _OPEN + there.tobytes(), bool(there.all())
+
+
+def put_together(pieces: Iterable[bytes]) -> tuple[Rows, bool]:
+    """Put the packed rows of one replicate together.
+
+    Returns:
+        The rows by position, without those that came again; or all rows, and true, if two rows of a position differ.
+
+    """
+    rows = np.concatenate([np.empty(0, ROW), *map(unpacked, pieces)])
+    ordered = rows[np.argsort(rows["t"], kind="stable")]
+    again, contradicting = repeats([ordered["t"]], [ordered[name] for name in ROW.names or ()])
+    return (ordered, True) if contradicting.any() else (ordered[~again], False)
+
+
+def whole_state(rows: Rows) -> bytes:
+    """Return the state of a replicate whose rows, [H], are whole."""
+    return _WHOLE + _checksums(rows).tobytes()
+
+
+def contradicts(state: bytes, rows: Rows) -> bool:
+    """Tell whether rows of a whole replicate that come again differ from those that were there."""
+    known = np.frombuffer(state, np.uint32, offset=1)
+    return bool((known[rows["t"] - 1] != _checksums(rows)).any())
+
+
+def _checksums(rows: Rows) -> npt.NDArray[np.uint32]:
+    """Return a checksum of each row, [N]: its 22 bytes as three words, each times an odd number, added up."""
+    padded = np.zeros((len(rows), 24), np.uint8)
+    padded[:, : ROW.itemsize] = rows.view(np.uint8).reshape(len(rows), ROW.itemsize)
+    mixed = (padded.view("<u8") * _ODD).sum(axis=1, dtype=np.uint64)
+    spread: npt.NDArray[np.uint64] = (mixed ^ (mixed >> np.uint64(29))) * _ODD[0]
+    return (spread >> np.uint64(32)).astype(np.uint32)

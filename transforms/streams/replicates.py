@@ -1,0 +1,326 @@
+"""Rows of events in any order, late or twice -> whole replicates -> trajectories and steps, as Beam transforms.
+
+The arithmetic is in ``transforms.streams.assembly`` and ``transforms.derivation``. A batch of events is cut into one
+piece for each replicate. Pieces wait in the runner's state under the replicate's key. Whole replicates are derived
+together. So Python runs once for each piece and batch, and never for each row.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.coders import BytesCoder
+from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateSpec, TimerSpec, on_timer
+from apache_beam.transforms.window import GlobalWindow, GlobalWindows, TimestampedValue
+from apache_beam.utils.timestamp import MIN_TIMESTAMP
+from apache_beam.utils.windowed_value import WindowedValue
+
+from schema.errors import InputError
+from schema.tables import STEPS, TRAJECTORIES
+from transforms.derivation import derive_trajectories
+from transforms.streams import assembly, coders
+from transforms.streams.packed import (
+    ROW,
+    Batch,
+    Horizons,
+    Piece,
+    batch_of,
+    cut,
+    events_of,
+    horizon_of,
+    refused,
+    table_of,
+    unpacked,
+)
+
+coders.register()
+
+BATCH_ROWS = 1 << 17  # of events that are cut, or derived, together
+SHARDS = 64  # groups of replicates that ``grouped`` makes
+DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """Rows that become no trajectory.
+
+    Attributes:
+        reason: Why.
+        events: The rows, in the columns of events, or as they came if they do not fit these.
+
+    """
+
+    reason: str
+    events: pa.Table
+
+
+@dataclass(frozen=True)
+class WholeReplicates:
+    """Whole replicates that were put together.
+
+    Attributes:
+        events: Their rows, by replicate and position.
+        letters: Rows that are of no whole replicate, and never will be.
+
+    """
+
+    events: pa.Table
+    letters: tuple[DeadLetter, ...] = ()
+
+
+@dataclass(frozen=True)
+class DerivedReplicates:
+    """What whole replicates become: rows of the schemas TRAJECTORIES and STEPS, sorted by key; and dead letters."""
+
+    trajectories: pa.Table = field(default_factory=TRAJECTORIES.schema.empty_table)
+    steps: pa.Table = field(default_factory=STEPS.schema.empty_table)
+    letters: tuple[DeadLetter, ...] = ()
+
+
+class AssembleReplicates(beam.PTransform):
+    """A PCollection of events in any order -> one of ``WholeReplicates``.
+
+    An element is an Arrow table or record batch of events, or a dict with the values of one event. A replicate comes
+    out once, as soon as every position 1..H is there. A row that comes twice counts once. If two rows of a position
+    differ, the replicate is a dead letter.
+
+    Args:
+        horizon: H, of all studies or by the name of the study.
+        patience: Seconds of event time without a new row after which a replicate that is not whole becomes a dead
+            letter. Rows that come again are recognized for as long.
+        grouped: Put replicates together by a GroupByKey, for a bounded PCollection and runners without state, such as
+            Dask's; ``patience`` then has no meaning.
+
+    """
+
+    def __init__(self, horizon: Horizons, *, patience: float = DAY, grouped: bool = False) -> None:
+        super().__init__()
+        self._horizon, self._patience, self._grouped = horizon, patience, grouped
+
+    def expand(self, events: Any) -> Any:
+        """Apply the transform."""
+        if self._grouped:
+            return (
+                events
+                | "Cut" >> beam.FlatMap(_sharded, self._horizon)
+                | beam.GroupByKey()
+                | "Assemble" >> beam.Map(_assembled, self._horizon)
+            )
+        return (
+            events
+            | "Global" >> beam.WindowInto(GlobalWindows())
+            | "Cut" >> beam.ParDo(_Cut(self._horizon)).with_output_types(tuple[str, tuple[bytes, str]])
+            | "Assemble" >> beam.ParDo(_Assemble(self._horizon, self._patience))
+            | "Gather" >> beam.ParDo(_Gather())
+        )
+
+
+class DeriveTrajectories(beam.PTransform):
+    """A PCollection of events -> one of ``DerivedReplicates``: trajectories, steps and dead letters.
+
+    The rows are, to the bit, those that ``kvdrift derive`` makes of the same events.
+
+    Args:
+        horizon: H, of all studies or by the name of the study; None if each element is a table of whole replicates, as
+            those of ``ReadEvents`` are.
+        patience: See ``AssembleReplicates``.
+        grouped: See ``AssembleReplicates``.
+
+    """
+
+    def __init__(self, horizon: Horizons | None = None, *, patience: float = DAY, grouped: bool = False) -> None:
+        super().__init__()
+        self._assembly = None if horizon is None else AssembleReplicates(horizon, patience=patience, grouped=grouped)
+
+    def expand(self, events: Any) -> Any:
+        """Apply the transform."""
+        whole = events | "Whole" >> beam.Map(WholeReplicates) if self._assembly is None else events | self._assembly
+        return whole | "Derive" >> beam.Map(derive)
+
+
+def derive(whole: WholeReplicates) -> DerivedReplicates:
+    """Derive whole replicates.
+
+    Raises:
+        InputError: A table that is said to have whole replicates lacks a column, or has a value that no event has.
+
+    """
+    derived = derive_trajectories(whole.events)
+    return DerivedReplicates(derived.trajectories, derived.steps, whole.letters)
+
+
+class _Cut(beam.DoFn):
+    """Batches and single events -> (key, (packed rows, reason)), for many elements of a bundle at once."""
+
+    def __init__(self, horizons: Horizons) -> None:
+        self._horizons = horizons
+
+    def start_bundle(self) -> None:
+        self._batches, self._singles = list[Batch](), list[dict[str, Any]]()
+        self._count, self._latest = 0, MIN_TIMESTAMP
+
+    def process(self, element: Any, timestamp: Any = beam.DoFn.TimestampParam) -> Iterator[Any]:
+        if isinstance(element, pa.Table | pa.RecordBatch):
+            self._batches.append(element)
+            self._count += element.num_rows
+        else:
+            self._singles.append(element)
+            self._count += 1
+        self._latest = max(self._latest, timestamp)
+        if self._count >= BATCH_ROWS:
+            yield from (TimestampedValue(piece, self._latest) for piece in self._pieces())
+            self.start_bundle()
+
+    def finish_bundle(self) -> Iterator[Any]:
+        yield from (WindowedValue(piece, self._latest, (GlobalWindow(),)) for piece in self._pieces())
+
+    def _pieces(self) -> Iterator[tuple[str, tuple[bytes, str]]]:
+        for piece in cut_all([*self._batches, *self._singles], self._horizons):
+            yield piece.key, (piece.data, piece.reason)
+
+
+class _Assemble(beam.DoFn):
+    """Pieces of a replicate -> the whole replicate, once; and what never gets whole, with the reason."""
+
+    ROWS = BagStateSpec("rows", BytesCoder())
+    SEEN = ReadModifyWriteStateSpec("seen", BytesCoder())
+    EXPIRY = TimerSpec("expiry", TimeDomain.WATERMARK)
+
+    def __init__(self, horizons: Horizons, patience: float) -> None:
+        self._horizons, self._patience = horizons, patience
+
+    def process(
+        self,
+        element: tuple[str, tuple[bytes, str]],
+        timestamp: Any = beam.DoFn.TimestampParam,
+        rows: Any = beam.DoFn.StateParam(ROWS),
+        seen: Any = beam.DoFn.StateParam(SEEN),
+        expiry: Any = beam.DoFn.TimerParam(EXPIRY),
+    ) -> Iterator[Piece]:
+        key, (data, reason) = element
+        if reason:
+            yield Piece(key, data, reason)
+            return
+        state, own = seen.read(), unpacked(data)
+        if assembly.is_whole(state):
+            if assembly.contradicts(state, own):
+                yield Piece(key, data, assembly.LATE_CONTRADICTION)
+            return
+        expiry.set(timestamp + self._patience)
+        state, whole = assembly.with_positions(state, own, horizon_of(key, self._horizons))
+        if not whole:
+            rows.add(data)
+            seen.write(state)
+            return
+        together, contradictory = assembly.put_together([*rows.read(), data])
+        rows.clear()
+        if contradictory:
+            seen.clear()
+            yield Piece(key, together.tobytes(), assembly.CONTRADICTION)
+        else:
+            seen.write(assembly.whole_state(together))
+            yield Piece(key, together.tobytes())
+
+    @on_timer(EXPIRY)
+    def expire(
+        self,
+        key: Any = beam.DoFn.KeyParam,
+        rows: Any = beam.DoFn.StateParam(ROWS),
+        seen: Any = beam.DoFn.StateParam(SEEN),
+    ) -> Iterator[Piece]:
+        """Let go of a replicate: of one that is whole silently, of another one as a dead letter."""
+        state = seen.read()
+        if state is not None and not assembly.is_whole(state):
+            yield never_whole(key, list(rows.read()), self._horizons)
+        rows.clear()
+        seen.clear()
+
+
+class _Gather(beam.DoFn):
+    """Whole replicates and dead letters, one by one -> ``WholeReplicates``, many at once."""
+
+    def start_bundle(self) -> None:
+        self._pieces, self._size, self._latest = list[Piece](), 0, MIN_TIMESTAMP
+
+    def process(self, piece: Piece, timestamp: Any = beam.DoFn.TimestampParam) -> Iterator[Any]:
+        self._pieces.append(piece)
+        self._size += len(piece.data)
+        self._latest = max(self._latest, timestamp)
+        if self._size >= BATCH_ROWS * ROW.itemsize:
+            yield TimestampedValue(gathered(self._pieces), self._latest)
+            self.start_bundle()
+
+    def finish_bundle(self) -> Iterator[Any]:
+        if self._pieces:
+            yield WindowedValue(gathered(self._pieces), self._latest, (GlobalWindow(),))
+
+
+def cut_all(elements: Sequence[Any], horizons: Horizons) -> Iterator[Piece]:
+    """Cut batches and single events: those of equal columns together."""
+    batches, singles = dict[pa.Schema, list[pa.Table]](), list[dict[str, Any]]()
+    for element in elements:
+        if isinstance(element, pa.RecordBatch):
+            batches.setdefault(element.schema, []).append(pa.Table.from_batches([element]))
+        elif isinstance(element, pa.Table):
+            batches.setdefault(element.schema, []).append(element)
+        else:
+            singles.append(element)
+    for alike in batches.values():
+        yield from cut(pa.concat_tables(alike), horizons)
+    try:
+        if singles:
+            yield from cut(batch_of(singles), horizons)
+    except InputError as error:
+        if len(singles) == 1:
+            yield refused(pa.table({"event": [repr(singles[0])]}), str(error))
+            return
+        for single in singles:
+            yield from cut_all([single], horizons)
+
+
+def never_whole(key: str, pieces: Sequence[bytes], horizons: Horizons) -> Piece:
+    """Return the dead letter of a replicate that lacks positions."""
+    rows, contradictory = assembly.put_together(pieces)
+    there = f"{len(set(rows['t'].tolist()))} of {horizon_of(key, horizons)} positions came"
+    return Piece(key, rows.tobytes(), f"{there}, and {assembly.CONTRADICTION}" if contradictory else there)
+
+
+def gathered(pieces: Iterable[Piece]) -> WholeReplicates:
+    """Put whole replicates into one table, and dead letters beside it."""
+    pieces = list(pieces)
+    whole = sorted((piece.key, piece.data) for piece in pieces if not piece.reason)
+    letters = tuple(DeadLetter(piece.reason, events_of(piece)) for piece in pieces if piece.reason)
+    return WholeReplicates(table_of([(key, unpacked(data)) for key, data in whole]), letters)
+
+
+def _sharded(element: Any, horizons: Horizons) -> list[tuple[int, Piece]]:
+    """Cut an element; a shard has all pieces of its replicates."""
+    return [(zlib.crc32(piece.key.encode()) % SHARDS, piece) for piece in cut_all([element], horizons)]
+
+
+def _assembled(shard: tuple[int, Iterable[Piece]], horizons: Horizons) -> WholeReplicates:
+    """Put the replicates of a shard together."""
+    by_key, done = defaultdict[str, list[bytes]](list), list[Piece]()
+    for piece in shard[1]:
+        if piece.reason:
+            done.append(piece)
+        else:
+            by_key[piece.key].append(piece.data)
+    for key, pieces in by_key.items():
+        rows, contradictory = assembly.put_together(pieces)
+        if contradictory or len(rows) < horizon_of(key, horizons):
+            done.append(
+                Piece(key, rows.tobytes(), assembly.CONTRADICTION)
+                if len(set(rows["t"].tolist())) == horizon_of(key, horizons)
+                else never_whole(key, pieces, horizons)
+            )
+        else:
+            done.append(Piece(key, rows.tobytes()))
+    return gathered(done)

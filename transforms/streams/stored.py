@@ -1,0 +1,228 @@
+"""A store as source and sink of Beam pipelines: events as their units are committed, derived rows, whole replicates.
+
+A commit leaves out units and replicates that are there. So a bundle that a runner tries again changes nothing, and
+every unit and derived row is there exactly once.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
+from apache_beam.transforms.core import RestrictionProvider
+from apache_beam.transforms.window import TimestampedValue
+from apache_beam.utils.timestamp import Duration, Timestamp
+
+from ingestion.ingest import ingest
+from log.store import Store
+from log.units.unit import DERIVED
+from schema.errors import InputError, OperationError
+from schema.tables import GROUP_KEY, PLAIN
+from transforms.segments import SegmentOutcome, commit, derive_segment, pending, read_events, segments_of
+from transforms.streams.coders import register
+from transforms.streams.replicates import DeadLetter, DerivedReplicates, WholeReplicates
+
+register()
+
+_UNTIL_STOPPED: Final = (1 << 62) - 1
+_NAMES: Final = (*GROUP_KEY, "replicate")
+
+
+class ReadEvents(beam.PTransform):
+    """The events of a store's units of coupled pairs, as Arrow tables of whole units, without those of branches.
+
+    The source can be split by versions of table ``units``. Its watermark is the time at which a version was read.
+
+    Args:
+        location: Folder or URL of the store, as workers see it.
+        after: The version of ``units`` whose units were read before; -1 for none.
+        follow: Go on with units that are committed later, until the pipeline is stopped. Without it the source ends
+            with the version that is there when the pipeline is made.
+        poll: Seconds between looks for later units.
+
+    """
+
+    def __init__(self, location: str | Path, *, after: int = -1, follow: bool = False, poll: float = 1.0) -> None:
+        super().__init__()
+        self._location, self._after, self._follow, self._poll = str(location), after, follow, poll
+
+    def expand(self, begin: Any) -> Any:
+        """Apply the transform."""
+        end = _UNTIL_STOPPED if self._follow else Store.open(self._location).version("units") + 1
+        reader = _FollowVersions(self._poll) if self._follow else _ReadVersions(self._poll)
+        start = begin | beam.Create([(self._location, self._after + 1, max(end, self._after + 1))])
+        return start | "Read" >> beam.ParDo(reader).with_output_types(pa.Table)
+
+
+class _Versions(RestrictionProvider):
+    """The versions of ``units`` that one element stands for."""
+
+    def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
+        return OffsetRestrictionTracker(restriction)
+
+    def initial_restriction(self, element: tuple[str, int, int]) -> OffsetRange:
+        return OffsetRange(element[1], element[2])
+
+    def restriction_size(self, _: Any, restriction: OffsetRange) -> int:
+        return int(restriction.size())
+
+
+class _ReadVersions(beam.DoFn):
+    """(location, first version, end) -> tables of the units that came with these versions."""
+
+    def __init__(self, poll: float) -> None:
+        self._poll = poll
+
+    def process(
+        self,
+        element: tuple[str, int, int],
+        tracker: Any = beam.DoFn.RestrictionParam(_Versions()),
+        watermark: Any = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider()),
+    ) -> Iterator[Any]:
+        store = Store.open(element[0])
+        restriction = tracker.current_restriction()
+        first, end = restriction.start, restriction.stop
+        while first < end:
+            now, last = Timestamp.of(time.time()), min(store.version("units"), end - 1)
+            if last < first:
+                watermark.set_watermark(now)
+                tracker.defer_remainder(Duration.of(self._poll))
+                return
+            if not tracker.try_claim(last):
+                return
+            for table in _units_of_versions(store, first, last):
+                yield TimestampedValue(table, now)
+            watermark.set_watermark(now)
+            first = last + 1
+
+
+@beam.DoFn.unbounded_per_element()
+class _FollowVersions(_ReadVersions):
+    """The same without an end."""
+
+
+def _units_of_versions(store: Store, first: int, last: int) -> Iterator[pa.Table]:
+    """Yield the events of plain units that versions ``first`` to ``last`` of ``units`` brought."""
+    before = _plain_units(store, first - 1) if first else np.zeros(0, np.int64)
+    new = np.setdiff1d(_plain_units(store, last), before)
+    for segment in segments_of(store, dict.fromkeys(DERIVED[PLAIN], new), store.version("events")):
+        events, errors = read_events(store, segment)
+        if errors:
+            raise OperationError(errors[0])
+        yield events
+
+
+def _plain_units(store: Store, version: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    rows = store.read("units", version, ["unit", "estimator"])
+    return rows.filter(pc.equal(rows["estimator"], PLAIN))["unit"].to_numpy()
+
+
+class WriteDerived(beam.PTransform):
+    """``DerivedReplicates`` of a store's own events -> that store, and how many units were new in each element.
+
+    Each element must have whole units, as the tables of ``ReadEvents`` have. An element is one commit to each table.
+
+    Args:
+        location: Folder or URL of the store, as workers see it.
+
+    """
+
+    def __init__(self, location: str | Path) -> None:
+        super().__init__()
+        self._location = str(location)
+
+    def expand(self, derived: Any) -> Any:
+        """Apply the transform."""
+        return derived | "Write" >> beam.Map(write_derived, self._location)
+
+
+def write_derived(derived: DerivedReplicates, location: str) -> int:
+    """Commit derived rows of whole units.
+
+    Returns:
+        How many units have rows now that had none.
+
+    Raises:
+        InputError: A row has no unit, or an element has a part of a unit's rows.
+
+    """
+    store = Store.open(location)
+    _check_whole_units(store, derived)
+    lacking = len(store.all_underived())
+    tables = {"trajectories": derived.trajectories, "steps": derived.steps}
+    files = tuple((name, store.put_derived(name, rows)) for name, rows in tables.items() if rows.num_rows)
+    commit(store, [SegmentOutcome(0, files=files)], store.version("events"), covered=False)
+    return lacking - len(store.all_underived())
+
+
+def _check_whole_units(store: Store, derived: DerivedReplicates) -> None:
+    counted = derived.steps.group_by("unit").aggregate([([], "count_all")])
+    rows = store.unit_rows(counted["unit"].fill_null(-1).to_numpy(), ["unit", "event_rows"])
+    expected = dict(zip(rows["unit"].to_pylist(), rows["event_rows"].to_pylist(), strict=True))
+    for unit, steps in zip(counted["unit"].to_pylist(), counted["count_all"].to_pylist(), strict=True):
+        if expected.get(unit) != steps:
+            said = "the store has no such unit" if unit not in expected else f"the unit has {expected[unit]} events"
+            raise InputError(f"{store.location}: {steps} derived rows of unit {unit}, but {said}")
+
+
+class WriteReplicates(beam.PTransform):
+    """``WholeReplicates`` of another generator -> derived units of a store, and ``DeadLetter`` of what does not go in.
+
+    Events are checked as ``kvdrift ingest`` checks them. Replicates that the store has with equal content change
+    nothing. An element is one commit.
+
+    Args:
+        location: Folder or URL of the store, as workers see it; the store is made if there is none.
+        documents: CSV, JSONL or Parquet file of documents, as workers see it; without it the store must know them.
+
+    """
+
+    def __init__(self, location: str | Path, documents: str | Path | None = None) -> None:
+        super().__init__()
+        self._location, self._documents = str(location), None if documents is None else str(documents)
+
+    def expand(self, whole: Any) -> Any:
+        """Apply the transform."""
+        return whole | "Write" >> beam.FlatMap(write_replicates, self._location, self._documents)
+
+
+def write_replicates(whole: WholeReplicates, location: str, documents: str | None) -> list[DeadLetter]:
+    """Append whole replicates as units and derive them.
+
+    Returns:
+        The dead letters of ``whole``, and one for each finding, which names the unit that was kept out.
+
+    Raises:
+        InputError: The documents file has an error, or the store cannot be opened or written.
+        OperationError: Units could not be derived.
+
+    """
+    letters = list(whole.letters)
+    if not whole.events.num_rows:
+        return letters
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "replicates.parquet")
+        pq.write_table(whole.events.drop_columns(["unit", "action_revision"]), path)
+        report = ingest(location, [path], documents)
+    for finding in report.findings:
+        named = [pc.equal(whole.events[name], finding.key[name]) for name in finding.key if name in _NAMES]
+        rows = whole.events.filter(functools.reduce(pc.and_, named)) if named else whole.events
+        letters.append(DeadLetter(finding.text, rows))
+    store = Store.open(location)
+    work = pending(store)
+    outcomes = [derive_segment(store, segment) for segment in work.segments]
+    commit(store, outcomes, work.events_version, covered=False)
+    if errors := [line for outcome in outcomes for line in outcome.errors]:
+        raise OperationError(errors[0])
+    return letters
