@@ -19,13 +19,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # The files that take longest come first, so that workers end together. Of the first two, one makes the finished study,
 # which others wait for. It is also the first of those that fork processes, and takes a worker with them.
 FORKING = (
-    "flows/test_study.py", "generator/service/test_service.py", "transforms/test_pipeline.py", "schema/test_store.py",
-    "schema/test_schema_versions.py", "flows/cluster/test_cluster.py",
-    "transforms/test_runners.py", "schema/test_pieces.py",
+    "flows/test_study.py", "generator/service/test_service.py", "transforms/test_pipeline.py",
+    "flows/cluster/test_cluster.py", "transforms/test_runners.py",
 )  # fmt: skip
 LONG = (
     "flows/test_object_storage.py", "sql/test_exact_truth.py", "sql/test_materialization.py", "report/test_report.py",
-    "flows/test_growth.py", "transforms/test_compaction.py", "verification/test_verification.py",
+    "flows/test_growth.py", "verification/test_verification.py",
     "flows/test_identities.py", "layout/test_imports.py", "flows/test_revisions.py",
     "flows/test_estimators.py", "flows/test_analysis.py", "faults/test_lost_logs.py", "sql/test_url_store.py",
     "sql/test_exact_published.py", "flows/test_plan.py", "flows/test_orchestration.py", "sql/test_views.py",

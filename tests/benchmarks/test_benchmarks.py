@@ -20,6 +20,7 @@ SMALLEST = {
     "scale": ("--events=20e3",),
     "step_profile": (),
     "store": ("--units", "50", "100"),
+    "streams": ("--replicates=10", "--horizon=20"),
 }
 
 

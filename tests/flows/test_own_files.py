@@ -61,7 +61,7 @@ def test_rows_of_strata_that_no_section_names_are_said(
     assert (code, err, out.splitlines()[0], out.count(line)) == (0, "", line, 1)
     heard = Heard()
     monkeypatch.setattr(study_files, "run_studies", lambda *_, **__: heard.say("runs"))
-    study_files.run_file(load_studies(study), tmp_path / "store", (), heard)
+    study_files.run_file(load_studies(study), tmp_path / "store", None, heard)
     assert heard.lines == [line, "runs"]
 
 

@@ -27,7 +27,7 @@ from sql.contracts import contracts
 from stats.quantities import QUANTITIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from log.store import Store
@@ -64,6 +64,11 @@ class PlainFolder:
         assert version == 0
         files = sorted(str(path) for path in (self.folder / table).glob("*.parquet"))
         return {(): files} if files else {}
+
+    def of_files(self, table: str, columns: Sequence[str], make: Callable[[pa.Table], Any], version: int) -> list[Any]:
+        """What a function makes of each file's rows."""
+        files = self.files_by_missing_columns(table, version).get((), [])
+        return [make(pq.read_table(path, columns=list(columns))) for path in files]
 
 
 def written(folder: Path, analysis: Analysis) -> Store:

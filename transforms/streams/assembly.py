@@ -27,21 +27,27 @@ def is_whole(state: bytes | None) -> bool:
     return state is not None and state.startswith(_WHOLE)
 
 
-def with_positions(state: bytes | None, rows: Rows, horizon: int) -> tuple[bytes, bool]:
+def latest_of(state: bytes | None) -> int:
+    """Return the event time of the latest row of a replicate that is not whole, in microseconds."""
+    return -(2**63) if state is None else int(np.frombuffer(state, np.int64, 1, offset=1)[0])
+
+
+def with_positions(state: bytes | None, rows: Rows, horizon: int, latest: int) -> tuple[bytes, bool]:
     """Add rows to a replicate that is not whole.
 
     Args:
         state: The state; None before the first row.
         rows: Rows at positions 1..H.
         horizon: H.
+        latest: The event time of the latest row, these rows included, in microseconds.
 
     Returns:
         The new state, and whether every position is there.
 
     """
-    there = np.zeros(horizon, np.bool_) if state is None else np.frombuffer(state, np.bool_, offset=1).copy()
+    there = np.zeros(horizon, np.bool_) if state is None else np.frombuffer(state, np.bool_, offset=9).copy()
     there[rows["t"] - 1] = True
-    return _OPEN + there.tobytes(), bool(there.all())
+    return _OPEN + np.int64(latest).tobytes() + there.tobytes(), bool(there.all())
 
 
 def put_together(pieces: Iterable[bytes]) -> tuple[Rows, bool]:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 import pyarrow as pa
 from apache_beam.coders import BytesCoder
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateSpec, TimerSpec, on_timer
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows, TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from schema.errors import InputError
@@ -213,8 +214,9 @@ class _Assemble(beam.DoFn):
             if assembly.contradicts(state, own):
                 yield Piece(key, data, assembly.LATE_CONTRADICTION)
             return
-        expiry.set(timestamp + self._patience)
-        state, whole = assembly.with_positions(state, own, horizon_of(key, self._horizons))
+        latest = max(assembly.latest_of(state), timestamp.micros)  # a late row does not move the timer back
+        expiry.set(Timestamp(micros=latest) + self._patience)
+        state, whole = assembly.with_positions(state, own, horizon_of(key, self._horizons), latest)
         if not whole:
             rows.add(data)
             seen.write(state)
@@ -223,10 +225,9 @@ class _Assemble(beam.DoFn):
         rows.clear()
         if contradictory:
             seen.clear()
-            yield Piece(key, together.tobytes(), assembly.CONTRADICTION)
         else:
             seen.write(assembly.whole_state(together))
-            yield Piece(key, together.tobytes())
+        yield Piece(key, together.tobytes(), assembly.CONTRADICTION if contradictory else "")
 
     @on_timer(EXPIRY)
     def expire(
@@ -288,7 +289,7 @@ def cut_all(elements: Sequence[Any], horizons: Horizons) -> Iterator[Piece]:
 def never_whole(key: str, pieces: Sequence[bytes], horizons: Horizons) -> Piece:
     """Return the dead letter of a replicate that lacks positions."""
     rows, contradictory = assembly.put_together(pieces)
-    there = f"{len(set(rows['t'].tolist()))} of {horizon_of(key, horizons)} positions came"
+    there = f"{len(np.unique(rows['t']))} of {horizon_of(key, horizons)} positions came"
     return Piece(key, rows.tobytes(), f"{there}, and {assembly.CONTRADICTION}" if contradictory else there)
 
 
@@ -315,12 +316,8 @@ def _assembled(shard: tuple[int, Iterable[Piece]], horizons: Horizons) -> WholeR
             by_key[piece.key].append(piece.data)
     for key, pieces in by_key.items():
         rows, contradictory = assembly.put_together(pieces)
-        if contradictory or len(rows) < horizon_of(key, horizons):
-            done.append(
-                Piece(key, rows.tobytes(), assembly.CONTRADICTION)
-                if len(set(rows["t"].tolist())) == horizon_of(key, horizons)
-                else never_whole(key, pieces, horizons)
-            )
+        if len(np.unique(rows["t"])) < horizon_of(key, horizons):
+            done.append(never_whole(key, pieces, horizons))
         else:
-            done.append(Piece(key, rows.tobytes()))
+            done.append(Piece(key, rows.tobytes(), assembly.CONTRADICTION if contradictory else ""))
     return gathered(done)
