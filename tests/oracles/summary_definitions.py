@@ -30,11 +30,22 @@ def full_bytes(analysis: Analysis, names: Row) -> int | None:
     return max((one for one in known if one is not None), default=None)
 
 
+def weight_bytes(analysis: Analysis, names: Row) -> int | None:
+    """The most that a unit says of the files with its side's weights."""
+    units = [unit for unit in analysis.log.units if names.items() <= unit.items()]
+    return max((unit["weight_bytes"] for unit in units if unit["weight_bytes"] is not None), default=None)
+
+
 def document_bytes(analysis: Analysis) -> list[Row]:
     keys = {tuple(unit[name] for name in ("study", "model", "doc", "action")) for unit in analysis.log.units}
     named = [dict(zip(("study", "model", "doc", "action"), key, strict=True)) for key in keys]
     return [
-        {**one, "cache_bytes": stored_bytes(analysis, one), "full_cache_bytes": full_bytes(analysis, one)}
+        {
+            **one,
+            "cache_bytes": stored_bytes(analysis, one),
+            "full_cache_bytes": full_bytes(analysis, one),
+            "weight_bytes": weight_bytes(analysis, one),
+        }
         for one in named
     ]
 
@@ -68,6 +79,8 @@ def frontier(analysis: Analysis) -> list[Row]:
             "cache_bytes": held,
             "cache_share": None if held is None or whole is None else held / whole,
             "accuracy": scored[place(keys)]["accuracy"] if place(keys) in scored else None,
+            "weight_bytes": max((size for doc in pool.members
+                                 if (size := weight_bytes(analysis, names | {"doc": doc})) is not None), default=None),
         })  # fmt: skip
     return rows
 
