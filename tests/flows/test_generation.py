@@ -36,6 +36,10 @@ class Weights:
     network = None
     law = FULL_SOFTMAX
 
+    @property
+    def models(self) -> tuple[Weights, ...]:
+        return (self,)
+
 
 def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = ('[model]\nid = "kvdrift/tiny"', '[[model]]\nid = "own/one"\n\n[[model]]\nid = "own/other"')
