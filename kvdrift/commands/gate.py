@@ -103,7 +103,7 @@ def gate(
 
 
 def _to_page(store: Store, verdict: Verdict, fields: dict[str, Any]) -> None:
-    """Write the answer to the study's report; a page that may not be written stays, and one line says so."""
+    """Write the answer to the study's report; if the page may not be written, leave the page and print a line."""
     from flows.pages.reports import report_folder
     from report.gates import record_gate
 
@@ -118,7 +118,7 @@ def _to_page(store: Store, verdict: Verdict, fields: dict[str, Any]) -> None:
 
 
 def _line(verdict: Verdict, *, named: bool) -> str:
-    """The answer for people, in one line; with the study if that was named, as it must be of several."""
+    """Return the answer in one line for people; ``named`` adds the study's name, needed if the store has several."""
     from report.printing.numbers import count, fixed, scaled
     from report.printing.numbers import level as percent
     from report.reading.estimates import FEW_CLUSTERS
@@ -155,7 +155,7 @@ def _line(verdict: Verdict, *, named: bool) -> str:
 
 
 def _between(verdict: Verdict, decimals: int) -> str:
-    """The interval as printed: so that an end does not look like the margin if it is not."""
+    """Return the interval as printed, with enough digits that no end looks equal to the margin unless equal."""
     from report.printing.numbers import scaled, sure_decimals
     from stats.registry import Higher
 
@@ -170,7 +170,7 @@ def _between(verdict: Verdict, decimals: int) -> str:
 
 
 def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
-    """The answer for programs."""
+    """Return the answer as the fields of ``--json``."""
     import kvdrift
     from report.reading.estimates import FEW_CLUSTERS
 
