@@ -142,6 +142,11 @@ def _line(verdict: Verdict, *, named: bool) -> str:
     if verdict.alike:
         more = "no number of documents like these" if verdict.more is None else f"{count(verdict.more)} more like these"
         parts.append(f"these documents are alike and may lack rare ones: {more} would settle it")
+    if verdict.unseen is not None:
+        parts.append(
+            "these documents differ by more than the margin, and do not exclude rare failures that none of them shows: "
+            f"{count(verdict.unseen)} documents would"
+        )
     if verdict.from_floor is not None:
         ends = [scaled(one, Scale.POINTS, 2) for one in verdict.from_floor]
         told = "told" if verdict.told_from_floor else "not told"
@@ -190,6 +195,7 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
         "clusters": verdict.clusters,
         "alike": verdict.alike,
         "more_documents": verdict.more,
+        "documents_for_unseen": verdict.unseen,
         "told_from_floor": verdict.told_from_floor,
         "from_floor": verdict.from_floor,
         "few_clusters": verdict.clusters < FEW_CLUSTERS,
