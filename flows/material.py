@@ -98,7 +98,7 @@ class SharedMaterial:
     def __call__(self, study: Study, *, offline: bool = False, held: HeldDocuments = NOTHING_HELD) -> Material:
         """Return a study's material; a law without stored documents takes those of the previous law.
 
-        Finite-state systems are made anew, since they differ under another law.
+        Make finite-state systems anew, since another sampling law gives other systems.
         """
         of, known = self._of_models.get(study.model.id, (NOTHING_HELD, None))
         if known is None or study.model.finite or held not in (NOTHING_HELD, of):

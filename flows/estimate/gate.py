@@ -137,10 +137,10 @@ def _more_documents(moments: DocumentMoments, contrast: Quantity, question: Gate
 
 
 def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, row: Mapping[str, Any]) -> int | None:
-    """How many documents in all would exclude failures that no document shows; None if these documents do.
+    """Return how many documents in all would exclude failures that no document shows; None if these documents do.
 
     If more than a few documents differ by more than the margin, the interval does not reckon with documents that are
-    farther off than all of these. They may be up to 1 - alpha^(1/n) of all, and lose all that can be lost.
+    farther off than all of these. Such documents may be a share of 1 - alpha^(1/n), and lose all that can be lost.
     """
     alike, between = _alike(moments, contrast, question)
     if alike.unlike[0] <= MOST_UNLIKE or not between.bounded:
@@ -156,7 +156,7 @@ def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion
 
 
 def _alike(moments: DocumentMoments, contrast: Quantity, question: GateQuestion) -> tuple[Alike, Between]:
-    """How alike the documents of a question are, and its range, turned so that more is worse."""
+    """Return how alike the question's documents are, and the contrast's range; both turned so that more is worse."""
     pair = (question.baseline, question.action)
     pooling = Pooling.of(moments.of_actions(pair).in_canonical_order(), [pair])
     row = pooling.rows.index(question.stratum)

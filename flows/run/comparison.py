@@ -18,7 +18,7 @@ from schema.errors import PlanError
 
 
 def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
-    """Refuse a run whose study file differs from the store in more than growth.
+    """Refuse a run if its study file contradicts the stored study; additions are allowed.
 
     Args:
         run: The study's run.
