@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -286,6 +287,23 @@ def test_streams_of_parked_histories_keep_their_states() -> None:
             assert alone.events[name].equals(unit.events[name])
         columns = (some.events["delta"].fill_null(0).to_numpy() for some in (alone, unit))
         np.testing.assert_allclose(*columns, atol=1e-5)  # rows of a delta net may depend on those beside them
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "falcon-h1"])
+def test_kernels_that_are_not_installed_are_not_told_of(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What transformers says once in a process is let say again; what else its chooser of kernels says is heard."""
+    logging.Logger.warning_once.cache_clear()  # type: ignore[attr-defined]
+    chooser = logging.getLogger("transformers.integrations.hub_kernels")
+    with caplog.at_level("WARNING"):
+        for logger in (logging.getLogger("transformers"), chooser):
+            logger.addHandler(caplog.handler)
+        try:
+            generated(family, [PendingUnit(HALF_RECENT, 0, 1)], length=48, horizon=2)
+            chooser.warning("a kernel is broken")
+        finally:
+            for logger in (logging.getLogger("transformers"), chooser):
+                logger.removeHandler(caplog.handler)
+    assert {record.getMessage() for record in caplog.records} == {"a kernel is broken"}
 
 
 # --- Language models of multimodal checkpoints ------------------------------------------------------------------------

@@ -23,6 +23,7 @@ _MOST_LAYERS = 10_000  # what is said of each takes memory before any weight is 
 _STATES = {"linear_attention", "conv", "hybrid"}  # layers with states; a hybrid layer has attention, too
 _ATTENTION = {"chunked_attention": "chunked attention"}
 _LONG_ROPE = "longrope"
+_KERNELS = "transformers.integrations.hub_kernels"  # the logger of what chooses a kernel
 
 
 @functools.cache
@@ -33,7 +34,13 @@ def library() -> Any:
     if sys.flags.optimize >= 2:
         # transformers extends docstrings when it defines a class, and fails where ``python -OO`` has dropped them.
         vars(transformers.utils)["auto_docstring"] = lambda defined=None, **_: defined or (lambda decorated: decorated)
+    logging.getLogger(_KERNELS).addFilter(_is_no_advice)
     return transformers
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    """Whether a record is more than advice to install other kernels, which hybrids give amid generation."""
+    return "falling back to its reference PyTorch implementation" not in record.getMessage()
 
 
 def read_configuration(model_id: str, revision: str | None) -> Any:
