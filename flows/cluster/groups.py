@@ -36,7 +36,7 @@ class Pace(NamedTuple):
 LOCAL, REMOTE = Pace(2.0, 10.0), Pace(10.0, 4.0)
 
 _GUESS = 5.0  # seconds that a document takes, until one has been generated
-_APART = 0.5  # a worker's seconds differ from the average by so much of it at most, so that commits do not coincide
+_APART = 0.5  # the seconds of a group differ from their mean by so much of it at most
 
 
 class Group(NamedTuple):
@@ -73,7 +73,7 @@ class Groups:
                 return
             most = min(mean / max(of_a_document, 1e-9), len(self._waiting) / (2 * workers))
             part = [self._waiting.popleft() for _ in range(max(1, int(most)))]
-            yield Group(part, mean * random.uniform(1 - _APART, 1 + _APART))  # noqa: S311 - no event depends on it
+            yield Group(part, spread(mean))
 
     def give_back(self, part: NamedPart) -> None:
         """Have documents wait again, before all others."""
@@ -83,3 +83,8 @@ class Groups:
         """Learn how long documents took."""
         self._documents += documents
         self._seconds += seconds
+
+
+def spread(mean: float) -> float:
+    """Draw the seconds of a group, so that workers that begin together do not commit together."""
+    return mean * random.uniform(1 - _APART, 1 + _APART)  # noqa: S311 - no event depends on it
