@@ -1,4 +1,4 @@
-"""What the log of a store takes of many workers: commits, races that they lose for a version, and seconds that they wait.
+"""What the log of a store takes of many workers: commits, races that they lose for a version, and their waits.
 
     python -m benchmarks.commits                           # 200 and 1,000 workers, in a folder
     python -m benchmarks.commits --workers 200 --where s3  # moto's S3 server on this machine

@@ -11,6 +11,7 @@ upgrade that was killed between the two commits is simply continued.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,7 @@ class DeltaFolder(TableReading):
         """Raise the schema version and add columns; if several processes do so at once, one makes each commit."""
         what, refused = f"cannot upgrade '{table}' to schema version {SCHEMA_VERSION}", CommitFailedError()
         for turn in range(ATTEMPTS):
+            begun = time.monotonic()
             loaded = self._open(table)
             older = self._schema_version(table, loaded) < SCHEMA_VERSION
             lacking = lacking_columns(table, loaded)
@@ -116,7 +118,7 @@ class DeltaFolder(TableReading):
                 self._make_durable(table)
             except CommitFailedError as error:
                 refused = error
-                wait_after(turn)
+                wait_after(turn, time.monotonic() - begun)
             except (DeltaError, OSError) as error:
                 raise self._refused(error, what) from None
         raise self._refused(refused, what)
@@ -180,6 +182,7 @@ class DeltaFolder(TableReading):
         self, table: str, attempt: Callable[[Snapshot], Commit | None], *, since: int | None, alone: bool
     ) -> int:
         for turn in range(ATTEMPTS):
+            begun = time.monotonic()
             snapshot = self.load(table, None if turn else since)
             commit = attempt(snapshot)
             if commit is None:
@@ -201,7 +204,7 @@ class DeltaFolder(TableReading):
                 )
             except CommitFailedError as error:
                 refused = first_line(error)
-                wait_after(turn)
+                wait_after(turn, time.monotonic() - begun)
                 self._tables.give_back(table, loaded)
                 continue
             except (DeltaError, OSError) as error:

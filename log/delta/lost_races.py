@@ -2,8 +2,8 @@
 
 Writers that lost the same race and wait equally long meet again. So a wait is random, and the range of waits doubles
 with each lost race: "exponential backoff with full jitter" (Marc Brooker, "Exponential Backoff And Jitter", AWS
-Architecture Blog, 2015), by which n writers at once make a number of attempts that grows with n, and not with its
-square.
+Architecture Blog, 2015). The range begins with the time that an attempt takes: milliseconds on a local disk, a second
+behind a URL.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import random
 import time
 from typing import Final
 
-ATTEMPTS: Final = 40
-"""Some five minutes. A lost race is always another writer's progress: only a log that nobody can write takes so many."""
+ATTEMPTS: Final = 60
+"""Some ten minutes. A lost race is always another writer's progress, so only an unwritable log takes so many."""
 
 AT_ONCE: Final = 1
 """Lost races after which delta-rs tries again at once; by default they are 15."""
 
-_FIRST, _LONGEST = 0.01, 20.0  # seconds: of a commit to a local log, and of a thousand commits that wait for one
+_LONGEST: Final = 20.0  # seconds: a thousand commits to a local log take some 30
 
 
-def longest_wait(turn: int) -> float:
-    """Return the most seconds to wait after attempt ``turn``, counted from 0."""
-    return float(min(_LONGEST, _FIRST * 2**turn))
+def longest_wait(turn: int, took: float) -> float:
+    """Return the most seconds to wait after attempt ``turn``, counted from 0, which took some seconds."""
+    return float(min(_LONGEST, took * 2**turn))
 
 
-def wait_after(turn: int) -> None:
-    """Wait after attempt ``turn``, counted from 0, was lost."""
-    time.sleep(random.uniform(0, longest_wait(turn)))  # noqa: S311 - no event depends on it
+def wait_after(turn: int, took: float) -> None:
+    """Wait after a lost race; the arguments are those of ``longest_wait``."""
+    time.sleep(random.uniform(0, longest_wait(turn, took)))  # noqa: S311 - no event depends on it
