@@ -17,7 +17,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from flows.cluster.address import ClusterAddress
-from flows.cluster.facts import check_facts, check_source, facts, facts_there, lacking, other_versions, source_sha256
+from flows.cluster.facts import (
+    check_facts,
+    check_source,
+    facts,
+    facts_there,
+    has_dashboard,
+    lacking,
+    other_versions,
+    source_sha256,
+)
 from flows.cluster.gpus import ONE_GPU, having
 from log.store import Store
 from schema.errors import InputError, NobodyLeftError, OperationError, first_line
@@ -239,8 +248,9 @@ class Cluster:
         while not (workers := len(client.scheduler_info()["workers"])) and time.monotonic() < end:
             time.sleep(_WAIT_SECONDS)
         many = f"{workers} worker{'s' if workers > 1 else ''}" if workers else "no worker yet, the work waits for one"
-        # By value: whether the scheduler has this source is looked at later.
-        dashboard = client.run_on_scheduler(lambda dask_scheduler: bool(dask_scheduler.http_application.applications))
+        dashboard: Any = False
+        with suppress(ImportError):  # ``check`` says that the scheduler lacks this kvdrift
+            dashboard = client.run_on_scheduler(has_dashboard)
         self.say(f"{many}; dashboard {client.dashboard_link}" if dashboard else many)
         if (line := other_versions(client.get_versions())) is not None:
             self.say(line)

@@ -106,14 +106,12 @@ class HandingOut:
 
         If that worker is busy, Dask may move the group to an idle worker that failed at it, which declines.
         """
-        limits: dict[str, Any] = {}
+        limits: dict[str, Any] = {"resources": self._resources} if self._resources else {}
         if attempt.failed:
             others = [address for address in self._cluster.workers(self._resources) if address not in attempt.failed]
             if others:
-                limits = {"declined_by": attempt.failed, "workers": others, "allow_other_workers": True}
-        task = self._cluster.client.submit(
-            self._generate, attempt.group, pure=False, retries=_RETRIES, resources=self._resources or None, **limits
-        )
+                limits |= {"declined_by": attempt.failed, "workers": others, "allow_other_workers": True}
+        task = self._cluster.client.submit(self._generate, attempt.group, pure=False, retries=_RETRIES, **limits)
         self._under_way[task.key] = task, attempt
         self._done.add(task)
 
