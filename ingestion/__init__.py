@@ -1,1 +1,1 @@
-"""Events and documents that another generator made: reading, checking, appending."""
+"""Events and documents of other generators: reading, checking, appending."""

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from ingestion.files import INTEGERS, VALUES, EventRows
 from schema.rows import Flags, Ints, Wide, run_begins
 
-FORCED_TOLERANCE = 0.01  # of |delta - f| while both histories are the same
+FORCED_TOLERANCE = 0.01  # tolerance of |delta - f| while both histories are the same
 
 _SORTS_FIRST = np.int32(-1)
 
@@ -44,8 +44,8 @@ class Anomaly:
     Attributes:
         kind: A short name.
         rows: The rows that have it, ascending.
-        say: Makes the text for one of these rows.
-        position: Gives the position t to name for one of these rows; None where it is the row's own.
+        say: Returns the text about one of these rows.
+        position: Returns the position t to name for one of these rows; None if that is the row's own t.
 
     """
 
@@ -64,7 +64,7 @@ class SortedRows:
         pair_first: [R] the first row of each replicate.
         pair_last: [R] the last row of each replicate.
         unit_first: [U + 1] the first row of each unit, and at the end N.
-        follows: [N] whether the row before has the position before, in the same replicate.
+        follows: [N] whether the previous row is the previous position of the same replicate.
 
     """
 
@@ -102,36 +102,29 @@ class SortedRows:
 
     @property
     def unit_group(self) -> Ints:
-        """The group of each unit, [U]."""
+        """Return the group of each unit, [U]."""
         return self.rows.group[self.unit_first[:-1]]
 
     def common_last_position(self, of_group: Flags) -> int:
-        """Return the position at which most replicates of some groups end; of several such positions, the last."""
+        """Return the position at which most replicates of ``groups`` end; the last such position on a tie."""
         last = self.rows.t[self.pair_last][of_group[self.rows.group[self.pair_last]]]
         values, counts = np.unique(last, return_counts=True)
         return int(values[len(values) - 1 - np.argmax(counts[::-1])])
 
 
 def find_errors(given: SortedRows, horizon: Ints, control: Flags) -> list[Anomaly]:
-    """Find the kinds of errors that some rows have.
-
-    Args:
-        given: N rows.
-        horizon: H of each group.
-        control: Whether each group is of a full-retention control.
-
-    """
+    """Find the errors among the rows, one ``Anomaly`` for each kind."""
     found = [*_flaws(given.rows), *_key_errors(given, horizon), *_value_errors(given.rows), *_eos_errors(given)]
     found.append(_moved(given.rows, control))
     return [anomaly for anomaly in found if anomaly.rows.size]
 
 
 def find_remarks(given: SortedRows, control: Flags) -> list[Anomaly]:
-    """Find what is unusual in some rows but no error; ``control`` tells the groups that are full-retention controls."""
+    """Find what is unusual in the rows but no error; ``control`` marks the groups that are full-retention controls."""
     rows = given.rows
     moved = (rows.delta != 0) | (rows.f != 0)
     mismatch = np.not_equal(rows.x_token, rows.y_token)
-    before = np.cumsum(mismatch, dtype=np.int64) - mismatch  # mismatches in all rows before each row
+    before = np.cumsum(mismatch, dtype=np.int64) - mismatch  # number of mismatches in all previous rows
     same_history = before == np.repeat(before[given.pair_first], given.pair_last - given.pair_first + 1)
     with np.errstate(invalid="ignore"):  # infinities are errors, not remarks
         apart = same_history & (np.abs(rows.delta - rows.f) > FORCED_TOLERANCE)
@@ -147,7 +140,7 @@ def find_remarks(given: SortedRows, control: Flags) -> list[Anomaly]:
 
 
 def _key_order(group: Ints, replicate: Ints, t: Ints) -> Wide | None:
-    """Find the permutation into key order; None if the rows have it."""
+    """Return the permutation that sorts the rows by key; None if they are sorted."""
     low = [int(values.min()) for values in (replicate, t)]
     spans = [int(values.max()) - least + 1 for values, least in zip((replicate, t), low, strict=True)]
     if (int(group.max()) + 1) * spans[0] * spans[1] < 2**63:
@@ -158,12 +151,12 @@ def _key_order(group: Ints, replicate: Ints, t: Ints) -> Wide | None:
 
 
 def _of_row_before(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return what the row before each row has, and 0 for the first row."""
+    """Return each row's value in the previous row, 0 for the first row."""
     return np.concatenate([np.zeros(1, values.dtype), values[:-1]])
 
 
 def _says(text: str, *columns: npt.NDArray[Any]) -> Callable[[int], str]:
-    """Make the text for a row, from what some columns have there."""
+    """Return a function that describes a row by its values in some columns."""
     return lambda row: text.format(*(column[row] for column in columns))
 
 
@@ -182,7 +175,7 @@ def _flaws(rows: EventRows) -> list[Anomaly]:
 
 
 def _moved(rows: EventRows, control: Flags) -> Anomaly:
-    """A control that moved would be a fault of the store for ever, since events are never taken away."""
+    """Find controls with a mismatch: they would be a lasting fault of the store, since events are never removed."""
     moved = (rows.delta != 0) | (rows.f != 0) | np.not_equal(rows.x_token, rows.y_token)
     text = "a full-retention control has delta {:g}, f {:g}, tokens {} and {}; must be 0, 0 and two equal tokens"
     says = _says(text, rows.delta, rows.f, rows.x_token, rows.y_token)
@@ -195,7 +188,7 @@ def _key_errors(given: SortedRows, horizon: Ints) -> list[Anomaly]:
     before = _of_row_before(rows.t)
     again = rows.t == before
     again[pair_first] = False
-    before[pair_first] = 0  # the position before in the replicate, 0 at its start
+    before[pair_first] = 0  # the previous position of the replicate, 0 at its start
     np.maximum(before, 0, out=before)
     last = rows.t[pair_last]
     wanted = horizon[rows.group[pair_last]]
@@ -225,7 +218,7 @@ def _value_errors(rows: EventRows) -> list[Anomaly]:
     for name in ("delta", "f"):
         values = getattr(rows, name)
         given = rows.flaws & np.uint16(1 << VALUES.index(name)) == 0
-        outside = ~((values >= 0) & (values <= 1))  # also where it is NaN
+        outside = ~((values >= 0) & (values <= 1))  # true for NaN as well
         found.append(
             Anomaly("range", np.flatnonzero(outside & given), _says(f"{name} is {{:g}}, must be within [0, 1]", values))
         )
@@ -239,10 +232,10 @@ def _eos_errors(given: SortedRows) -> list[Anomaly]:
     rows = given.rows
     sound = given.follows & (rows.flaws == 0) & (_of_row_before(rows.flaws) == 0)
     found = []
-    ended = []  # of each side: whether it had ended before the row
+    ended = []  # for each side: whether the side had ended before this row
     for name, flag, token in (("x", rows.x_eos, rows.x_token), ("y", rows.y_eos, rows.y_token)):
         before = _of_row_before(flag) & sound
-        repeats = _of_row_before(before)  # so had it before the row before, whose token is then repeated
+        repeats = _of_row_before(before)  # ended even earlier: its token repeats
         undone = np.flatnonzero(before & ~flag)
         changed = np.flatnonzero(before & repeats & flag & (token != _of_row_before(token)))
         repeated = f"{name}_token is {{}} after {{}}, must repeat it after EOS"

@@ -1,4 +1,4 @@
-"""A documents file: what another generator knows of its documents, as CSV, JSONL or Parquet, told apart by content."""
+"""A documents file, CSV, JSONL or Parquet by its content: facts about documents from another generator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DocumentRow:
     """One row of a documents file.
 
     Attributes:
-        given: Its values by the columns of the documents table, without nulls; ``doc`` is always among them.
+        given: The row's values by column of the documents table, without nulls; ``doc`` is always among them.
         where: File and row, for error lines.
 
     """
@@ -34,16 +34,16 @@ class DocumentRow:
     where: str
 
     def applies_to(self, study: str | None, model: str | None) -> bool:
-        """Tell whether the row is about documents of a study and model; None stands for any."""
+        """Tell whether the row is about documents of a study and model; None in the row means any."""
         pairs = ((self.given.get("study"), study), (self.given.get("model"), model))
         return all(own is None or other is None or own == other for own, other in pairs)
 
 
 class DocumentRows:
-    """The rows of a documents file by document id. A row without study or model is about all of them."""
+    """The rows of a documents file by document id. A row without study or model is about all studies or models."""
 
     def __init__(self, rows: Iterable[DocumentRow] = (), unknown: Iterable[str] = ()) -> None:
-        """Index some rows; ``unknown`` are names of columns that no document has."""
+        """Index the rows; ``unknown`` are column names that the documents table lacks."""
         self.unknown = sorted(unknown)
         self._rows: dict[str, list[DocumentRow]] = {}
         splits: dict[tuple[Any, ...], DocumentRow] = {}
@@ -64,7 +64,7 @@ class DocumentRows:
                 )
 
     def find(self, study: str, model: str, doc: str) -> DocumentRow | None:
-        """Return the row that is about a document; None if there is none."""
+        """Return the row about a document; None if there is none."""
         return next((row for row in self._rows.get(doc, ()) if row.applies_to(study, model)), None)
 
 

@@ -1,7 +1,7 @@
-"""A facts file: what another generator knows of how its events were made, as CSV, JSONL or Parquet.
+"""A facts file, CSV, JSONL or Parquet: how another generator made its events.
 
-A row is about an action: about one document of it, or about all of them. What it says of bytes, seconds and the engine
-goes into the rows of the units that are taken with it; settings and weights go into the action's row.
+A row is about one action, for one document or for all. Its bytes, seconds and engine go into the rows of units that are
+ingested together with the facts; its settings and weights go into the action's row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FactRow:
     """One row of a facts file.
 
     Attributes:
-        given: Its values by column, without nulls; ``action`` is always among them.
+        given: The row's values by column, without nulls; ``action`` is always among them.
         where: File and row, for error lines.
 
     """
@@ -47,10 +47,10 @@ class FactRow:
 
 
 class FactRows:
-    """The rows of a facts file. Of rows about one unit, what a row with more keys says comes first."""
+    """The rows of a facts file. If several rows are about one unit, the row with more keys wins."""
 
     def __init__(self, rows: Iterable[FactRow] = (), unknown: Iterable[str] = ()) -> None:
-        """Index some rows; ``unknown`` are names of columns that nothing has."""
+        """Index the rows; ``unknown`` are names of columns that no table takes."""
         self.unknown = sorted(unknown)
         self._rows: dict[str, list[FactRow]] = {}
         self._used: set[str] = set()
@@ -65,11 +65,11 @@ class FactRows:
 
     @property
     def unused(self) -> list[str]:
-        """The actions of rows that were about no unit so far."""
+        """Return the actions of rows that were about no unit so far."""
         return sorted(self._rows.keys() - self._used)
 
     def of_unit(self, key: Mapping[str, str]) -> dict[str, Any]:
-        """Return what is said of a unit, by the columns of table ``units``; parts of a cache that nobody names are 0.
+        """Return the facts of a unit by column of table ``units``; parts of a cache that no row names are 0 bytes.
 
         Args:
             key: Study, model, doc and action.
@@ -81,9 +81,9 @@ class FactRows:
         return found
 
     def of_action(self, study: str, model: str, action: str) -> dict[str, Any]:
-        """Return what is said of an action, by the columns of table ``actions``.
+        """Return the facts of an action by column of table ``actions``.
 
-        An action whose engine is named is a side of that engine, with settings, be they none.
+        An action whose engine is named always has settings, if only empty ones.
         """
         found = self._merged({"study": study, "model": model, "action": action})
         said: dict[str, Any] = {name: found[name] for name in _OF_ACTIONS if name in found}
@@ -142,7 +142,7 @@ def _value(name: str, value: Any, where: str) -> Any:
 
 
 def _object(name: str, value: Any, where: str) -> str:
-    """A JSON object as the store has it: text with its keys in order."""
+    """Return a JSON object as the store holds it: text with sorted keys."""
     try:
         content = json.loads(value) if isinstance(value, str) else value
         if isinstance(content, dict) and (text := json.dumps(content, sort_keys=True, allow_nan=False)):

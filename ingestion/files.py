@@ -30,15 +30,15 @@ from schema.rows import Flags, Ints, Wide, combined_codes, run_begins
 from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
 
 VALUES = tuple(name for name in PAIR_COLUMNS if name not in GROUP_KEY)
-_LATER = {name: value for name, value in EVENTS.defaults.items() if name != "unit"}  # a unit is of its own store
+_LATER = {name: value for name, value in EVENTS.defaults.items() if name != "unit"}  # each store numbers its units
 INTEGERS = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.int32())
 DISTANCES = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.float32())
 
-PORTION_ROWS = 1 << 20  # rows of whole groups that are checked together
-MOST_ROWS = 1 << 23  # of one group, or of a file that is one portion; they take 100 bytes each while they are checked
+PORTION_ROWS = 1 << 20  # rows of whole groups that are checked together, about
+MOST_ROWS = 1 << 23  # in a group, or in a file of one portion; a row takes 100 bytes while it is checked
 MOST_GROUPS = 1 << 18  # in one file
-MOST_BYTES = 1 << 30  # of a column of a Parquet row group, or of an IPC batch, when it is read
-_SLICE_ROWS = 1 << 18  # rows converted at once
+MOST_BYTES = 1 << 30  # most bytes of a column of a Parquet row group or IPC batch
+_SLICE_ROWS = 1 << 18  # rows that are converted at once
 
 _PARQUET, _IPC = "Parquet", "an Arrow IPC file"
 
@@ -49,9 +49,9 @@ GroupNames = tuple[str | None, ...]  # study, model, doc, action
 
 @dataclass(frozen=True)
 class EventRows:
-    """N events in the types of EVENTS; ``flaws`` tells which values are null or do not fit their type."""
+    """N events in the types of EVENTS; ``flaws`` marks values that are null or do not fit their type."""
 
-    group: Ints  # place in ``FileGroups.names``
+    group: Ints  # index into ``FileGroups.names``
     replicate: Ints
     t: Ints
     x_token: Ints
@@ -79,12 +79,12 @@ class EventRows:
 
 @dataclass(frozen=True)
 class FileGroups:
-    """Which rows of a file belong to which group, given by R runs of rows of equal names.
+    """The group of each row of a file, as R runs of rows with equal names.
 
     Attributes:
         names: The names of each group, in order of appearance; a null name is None.
         run_first: [R + 1] the first row of each run, and at the end the number of rows.
-        run_group: [R] the group of each run, as a place in ``names``.
+        run_group: [R] the group of each run, as an index into ``names``.
 
     """
 
@@ -94,18 +94,18 @@ class FileGroups:
 
     @property
     def clustered(self) -> bool:
-        """Whether every group is one run."""
+        """Tell whether every group is a single run."""
         return len(self.run_group) == len(self.names)
 
     def group_of_rows(self, first: int, count: int) -> Ints:
-        """Return the group of each of ``count`` rows from row ``first`` on, [count]."""
+        """Return the group of each of ``count`` rows, beginning with row ``first``, [count]."""
         low = int(np.searchsorted(self.run_first, first, side="right")) - 1
         high = int(np.searchsorted(self.run_first, first + count, side="left"))
         bounds = np.clip(self.run_first[low : high + 1], first, first + count)
         return np.repeat(self.run_group[low:high], np.diff(bounds))
 
     def portion_ends(self) -> list[int]:
-        """Return the row numbers at which portions of whole groups end."""
+        """Return the row numbers at which portions, each of whole groups, end."""
         rows = int(self.run_first[-1])
         if not self.clustered:
             return [rows]
@@ -145,7 +145,7 @@ class EventFile:
 
     @property
     def unknown_columns(self) -> list[str]:
-        """Columns that no event has."""
+        """Return the names of columns that events do not have."""
         return [name for name in self.schema.names if name not in EVENTS.columns]
 
     def groups(self) -> FileGroups:
@@ -159,14 +159,14 @@ class EventFile:
         firsts, ids, row = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], 0
         for batch in self._slices([*GROUP_KEY, *(name for name in _LATER if name in self.schema.names)]):
             self._check_coupled(batch, row)
-            with self._reading():  # Parquet's reader does not look whether names are text
+            with self._reading():  # Parquet's reader does not check that names are valid UTF-8
                 first, group = _runs(batch, groups)
             firsts.append(first + row)
             ids.append(group)
             row += batch.num_rows
             if len(groups) > MOST_GROUPS:
                 raise InputError(f"{self.path}: more than {MOST_GROUPS:,} groups of {_GROUP}; split the file")
-            # As many runs from one batch to the next as the file has groups and batches: then it may be clustered.
+            # If batches bring no more runs than the file has groups and batches, the file may be clustered.
             if row > MOST_ROWS and sum(map(len, ids)) > len(groups) + len(ids):
                 raise self._too_large(f"more than {MOST_ROWS:,} rows that are not ordered by {_GROUP}; order them, or")
         first, group = np.concatenate(firsts), np.concatenate(ids)
@@ -213,10 +213,10 @@ class EventFile:
             yield from parquet.iter_batches(batch_size=_SLICE_ROWS, columns=list(columns))
 
     def _check_sizes(self, metadata: pq.FileMetaData, columns: Sequence[str]) -> None:
-        """Refuse a column that would be read into more memory than any row of an event takes.
+        """Refuse a column that would take more memory than events can.
 
-        Columns of a row group that is small itself are not looked at: where their entries in a footer contradict each
-        other, Arrow 25 ends the process.
+        Columns of a small row group are not examined: if their entries in the footer contradict each other, Arrow 25
+        ends the process.
         """
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
@@ -236,7 +236,7 @@ class EventFile:
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 if batch.nbytes > MOST_BYTES or batch.num_rows > MOST_ROWS:
                     raise InputError(f"{self.path}: a batch of {batch.num_rows:,} rows, must be {MOST_ROWS:,} at most")
-                batch.validate(full=True)  # what Parquet's decoder guarantees, an IPC file only claims
+                batch.validate(full=True)  # Parquet's decoder guarantees this; an IPC file only claims it
                 yield batch
 
     def _reading(self) -> AbstractContextManager[None]:
@@ -296,7 +296,7 @@ def _drained(parts: list[EventRows]) -> EventRows:
 
 
 def _wanted(name: str, kind: pa.DataType) -> str | None:
-    """Say what type a column must have; None if ``kind`` fits."""
+    """Return the type that a column must have; None if ``kind`` fits."""
     types = pa.types
     if name in GROUP_KEY or name == "kind":
         fits = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
@@ -311,7 +311,7 @@ def _wanted(name: str, kind: pa.DataType) -> str | None:
 
 
 def _runs(batch: pa.RecordBatch, groups: dict[GroupNames, int]) -> tuple[Wide, Ints]:
-    """Find the first row and the group of each run of equal names; new groups are added to ``groups``."""
+    """Return the first row and the group of each run of equal names, and add new groups to ``groups``."""
     columns = [_coded(batch.column(name)) for name in GROUP_KEY]
     codes = [column.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) for column in columns]
     bounds = [len(column.dictionary) + 1 for column in columns]
@@ -319,7 +319,7 @@ def _runs(batch: pa.RecordBatch, groups: dict[GroupNames, int]) -> tuple[Wide, I
     first = np.flatnonzero(run_begins(combined))
     _, where, inverse = np.unique(combined[first], return_index=True, return_inverse=True)
     ids = np.zeros(len(where), dtype=np.int32)
-    for place in np.argsort(where):  # in order of appearance
+    for place in np.argsort(where):  # groups in order of appearance
         row = first[where[place]]
         names = tuple(
             column.dictionary[int(code[row])].as_py() if code[row] >= 0 else None
@@ -334,14 +334,14 @@ def _coded(column: pa.Array) -> pa.DictionaryArray:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Return a column without dictionary, and not as string view, which not all of Arrow's functions take."""
+    """Return a column without dictionary or string views, which some of Arrow's functions refuse."""
     if pa.types.is_dictionary(column.type):
         return column.dictionary_decode()
     return column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column
 
 
 def _convert(batch: pa.RecordBatch, group: Ints) -> EventRows:
-    """Convert values to the types of EVENTS: nulls and what does not fit become 0 (NaN in a distance) with a flaw."""
+    """Convert values to the types of EVENTS: null and unfit values become 0 (NaN in a distance) and are flawed."""
     flaws = np.zeros(batch.num_rows, dtype=np.uint16)
     values: dict[str, npt.NDArray[Any]] = {}
     for bit, name in enumerate(VALUES):
@@ -349,7 +349,7 @@ def _convert(batch: pa.RecordBatch, group: Ints) -> EventRows:
         if column.null_count:
             flaws |= column.is_null().to_numpy(zero_copy_only=False).astype(np.uint16) << np.uint16(bit)
         if name in DISTANCES:
-            with np.errstate(over="ignore"):  # to infinity, which is outside 0..1 as well
+            with np.errstate(over="ignore"):  # an overflow becomes infinity, which is outside 0..1 as well
                 values[name] = column.to_numpy(zero_copy_only=False).astype(np.float32)
             continue
         if column.null_count:

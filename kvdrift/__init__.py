@@ -73,7 +73,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import errors and interfaces when one is asked for: interfaces need torch, which takes a second."""
+    """Import errors and interfaces at their first use: the interfaces need torch, which takes a second to import."""
     if name not in __all__:
         raise AttributeError(f"module 'kvdrift' has no attribute '{name}'")
     module = "schema.errors" if name.endswith("Error") else "kvdrift.interfaces"

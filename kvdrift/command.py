@@ -47,7 +47,7 @@ from schema.errors import (
 
 
 def _returning(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that ends by returning: what ends the process inside of it, such as somebody's selector, has failed."""
+    """Return a command that must end by returning: ``sys.exit`` within, say in a user's selector, is a failure."""
 
     @functools.wraps(command)
     def returning(**options: Any) -> None:
@@ -63,10 +63,10 @@ _TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "NUMBER", "float
 
 
 class _Command(TyperCommand):
-    """A command whose help has no types of Python and whose summary is a whole sentence, however wide the terminal."""
+    """A command whose help shows no Python types, and whose summary is a whole sentence in a terminal of any width."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write what is known of each argument and option: those of Typer name the type of the variable."""
+        """Write the help of each argument and option; Typer's own would show the type of the Python variable."""
         for kind, title in (("argument", "Arguments"), ("option", "Options")):
             own = [param for param in self.get_params(ctx) if param.param_type_name == kind]
             if records := [record for param in own if (record := param.get_help_record(ctx)) is not None]:
@@ -80,7 +80,7 @@ class _Command(TyperCommand):
 
 
 def _without_type(name: str, kind: str) -> str:
-    """The name of an argument in help, or of an option with the kind of value that it takes."""
+    """Return an argument's name as help shows it, or an option's name with the kind of its value."""
     return re.sub(r" <(.*)>$", lambda found: "" if kind == "argument" else f" {_TYPES[found[1]]}", name)
 
 
@@ -91,7 +91,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-_SETTINGS: dict[str, dict[str, Any]] = {"sql": {"allow_extra_args": True}}  # a query that the shell took apart
+_SETTINGS: dict[str, dict[str, Any]] = {"sql": {"allow_extra_args": True}}  # words of a query
 for function in (
     init,
     run,
@@ -134,7 +134,7 @@ def _options(
 
 @functools.cache
 def _group() -> Any:
-    """All commands with their options; Typer itself would read every command's signature again in each call."""
+    """Build the group of all commands once; Typer would read every command's signature again in each call."""
     return typer.main.get_command(app)
 
 
@@ -151,13 +151,13 @@ def main(arguments: list[str] | None = None) -> None:
         mistaken = isinstance(error, InputError)
         _fail(str(error), error.exit_code if mistaken else failure, debug=debug)
     except (typer.Abort, KeyboardInterrupt):
-        code = INTERRUPTED  # as Typer makes of Ctrl-C within a command
+        code = INTERRUPTED  # Typer, too, turns Ctrl-C within a command into this code
     except TyperException as error:
         _fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(failure)
-    except OSError as error:  # a disk that is full or broken, a folder that may not be written
+    except OSError as error:  # for example a disk that is full or broken, or a folder that may not be written
         named = "" if error.filename is None else f"{error.filename}: "
         code = InputError.exit_code if is_forbidden(error) else failure
         _fail(f"{named}{error.strerror or first_line(error)}", code, debug=debug)

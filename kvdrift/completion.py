@@ -1,4 +1,4 @@
-"""What a shell offers for the next word, from names and folders alone: nothing heavy is loaded for a keystroke."""
+"""Completion in the shell, from names and folders alone: a keystroke must not load heavy libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LISTED = ("selectors", "codecs", "policies", "tasks", "views", "models", "quanti
 
 
 def stores(incomplete: str) -> list[str]:
-    """Return local folders that hold a store; if there is none, the shell offers files."""
+    """Return local folders that hold a store; if there are none, the shell completes file names."""
     typed = Path(incomplete)
     inside = typed if incomplete.endswith("/") or not incomplete else typed.parent
     folders = [*_folders(inside), *(_folders(Path("stores")) if not incomplete else ())]
@@ -24,7 +24,7 @@ def stores(incomplete: str) -> list[str]:
 
 
 def studies(incomplete: str) -> list[str]:
-    """Return study files below the folder that is typed."""
+    """Return study files below the folder that was typed so far."""
     folder = Path(incomplete) if incomplete.endswith("/") or not incomplete else Path(incomplete).parent
     places = [folder, folder / "studies"]
     return _starting((str(file) for place in places for file in place.glob("*.toml")), incomplete)
@@ -36,13 +36,13 @@ def kinds(incomplete: str) -> list[str]:
 
 
 def of_store(table: str, column: str) -> Complete:
-    """Return what offers the names in a column of a small table of the store that is typed."""
+    """Return a completer of the names in one column of a small table of the typed store."""
 
     def complete(ctx: Any, incomplete: str) -> list[str]:
         from log.store import Store
         from schema.errors import KvdriftError
 
-        # Where an option still lacks its value, nothing is parsed: the store is the first word.
+        # If an option still lacks its value, nothing was parsed: the store is the first word.
         location = ctx.params.get("store") or next(iter(ctx.args), "")
         try:
             names = Store.open(location).read(table, columns=[column])[column].unique().to_pylist()
@@ -54,7 +54,7 @@ def of_store(table: str, column: str) -> Complete:
 
 
 def views(incomplete: str) -> list[str]:
-    """Return a whole query of each view; those that are steps to others stand in a schema that need not be offered."""
+    """Return a whole query for each view; views of the schema ``internal``, steps to others, are left out."""
     import sql
 
     contracts = (Path(sql.__path__[0]) / "views").rglob("*.toml")
@@ -63,7 +63,7 @@ def views(incomplete: str) -> list[str]:
 
 
 def checked(incomplete: str) -> list[str]:
-    """Return the names of selectors, codecs and policies."""
+    """Return the names of selectors, codecs and policies that ``kvdrift check`` takes."""
     from generator.codecs import CODECS
     from generator.selectors import SELECTORS
     from generator.selectors.policies import POLICIES

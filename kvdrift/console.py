@@ -1,4 +1,4 @@
-"""What a person sees while work is done: progress with a rate and a time left, on standard error."""
+"""Progress on standard error while a command works, with a rate and a time left."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.spinner import Spinner
 from rich.text import Text
 
-_PLAIN_SECONDS = 10.0  # without a terminal: seconds between lines
-_QUIET_SECONDS = 2.0  # and seconds of work without a known end that need no line
+_PLAIN_SECONDS = 10.0  # seconds between two lines if there is no terminal
+_QUIET_SECONDS = 2.0  # seconds that work of unknown length may take without a line
 _SINGULARS = {"analyses": "analysis", "studies": "study", "files of events": "file of events"}
 
 
 class ConsoleProgress:
-    """A listener for ``schema.progress``: a live bar on a terminal, a line now and then elsewhere."""
+    """A listener for ``schema.progress``: a live bar on a terminal, an occasional line elsewhere."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._live = self._console.is_terminal
-        shared = sys.stdout.isatty()  # or else what is printed there goes where it was sent, not above the bars
+        shared = sys.stdout.isatty()  # only if standard output is the terminal too do its lines belong above the bars
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -54,9 +54,9 @@ class ConsoleProgress:
             self._bars.stop()
 
     def doing(self, what: str) -> None:
-        """Say what is done until a stage begins, whose end nobody can tell yet: elsewhere than on a terminal a line.
+        """Show what is being done until a stage begins, without a time left; if there is no terminal, as one line.
 
-        What takes less than two seconds gets no line.
+        Work of less than two seconds gets no line.
         """
         if self._live and self._task is None:
             self._spinner.update(Spinner("dots", Text(what)))
@@ -64,7 +64,7 @@ class ConsoleProgress:
         elif not self._live:
             self._end_doing()
             self._line = threading.Timer(_QUIET_SECONDS, self.say, [what])
-            self._line.daemon = True  # a command that ends does not wait for its line
+            self._line.daemon = True  # a command that ends does not wait for this timer
             self._line.start()
 
     def _end_doing(self) -> None:
@@ -73,7 +73,7 @@ class ConsoleProgress:
             self._line.cancel()
 
     def derived(self, done: int, total: int) -> None:
-        """Count units of a derivation; one that is made by a single commit gets no stage."""
+        """Count units of a derivation; a derivation in a single commit shows no stage."""
         if not self._derived and done < total:
             self.begin("derive", total, "units")
         if self._derived or done < total:

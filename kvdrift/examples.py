@@ -1,4 +1,4 @@
-"""Examples of each command, which stand below its help."""
+"""Examples of each command, printed below its help."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def epilog(command: str) -> str | None:
-    """Return what stands below a command's help, as typer takes it: the mark keeps the lines as they are."""
+    r"""Return the examples below a command's help; the mark ``\b`` has typer keep the lines as they are."""
     lines = EXAMPLES.get(command)
     return None if lines is None else "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])

@@ -1,4 +1,4 @@
-"""What a selector, codec or policy of one's own is made of: the classes to derive from, and what their methods meet.
+"""The classes that a user's selector, codec or policy derives from, and those that its methods meet.
 
 ``from kvdrift import ScoringSelector`` takes them from here. Where the classes are defined may change; their names here
 stay.

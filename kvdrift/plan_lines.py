@@ -1,4 +1,4 @@
-"""A frozen plan as lines to read: what is decided, and what each endpoint is expected to reach."""
+"""A frozen plan as lines to read: its decisions, and the precision expected of each endpoint."""
 
 from __future__ import annotations
 

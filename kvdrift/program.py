@@ -11,8 +11,8 @@ import traceback
 from kvdrift.exit_codes import INTERRUPTED, failure_code
 from kvdrift.shadowing import shadowed
 
-# Python's own 700 has it look through all objects of torch and Prefect, a million, every few seconds while they are
-# imported.
+# With Python's own 700 the collector searches all objects of torch and Prefect, a million, every few seconds during
+# the import.
 _NEW_OBJECTS = 10_000
 
 
@@ -31,22 +31,22 @@ def program() -> None:
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        except (OSError, ValueError):  # nobody reads any more: Python knows what to do
+        except (OSError, ValueError):  # no reader is left; Python handles that
             return
         os._exit(code)
 
-    atexit.register(leave)  # what is registered first is called last
+    atexit.register(leave)  # the function that is registered first is called last
     if line := shadowed():
         sys.stderr.write(f"kvdrift: {line}\n")
         sys.exit(code := failure_code(sys.argv[1:]))
     try:
-        from kvdrift.command import main  # now, since what it imports registers too
+        from kvdrift.command import main  # imported only now, since this import registers functions too
 
         main()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else None
         raise
-    except KeyboardInterrupt:  # while commands were imported
+    except KeyboardInterrupt:  # Ctrl-C while commands were being imported
         sys.exit(code := INTERRUPTED)
     except Exception:  # noqa: BLE001 - an installation that lacks something, before main can say so in a line
         traceback.print_exc()

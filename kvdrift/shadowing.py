@@ -1,4 +1,4 @@
-"""Our top-level packages have plain names; another distribution of the same name in front of ours would break us."""
+"""A check for other distributions whose top-level packages have the names of ours and come first on the path."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ PACKAGES = ("schema", "log", "ingestion", "generator", "transforms", "sql", "sta
 
 
 def shadowed() -> str | None:
-    """Say which of our packages is found elsewhere than beside ``kvdrift``; None if none is.
+    """Return a line that names one of our packages found elsewhere than beside ``kvdrift``; None if there is none.
 
-    It imports none of them, so that it can be asked before they are.
+    The function imports none of the packages, so that it can be called before they are imported.
     """
     home = Path(__file__).resolve().parent.parent
     for name in PACKAGES:

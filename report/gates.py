@@ -1,4 +1,4 @@
-"""What gates have said of a study, on its page: kept beside it in ``gates.json``, and shown between two marks."""
+"""Answers of ``kvdrift gate`` on a study's page: kept beside the page in ``gates.json``, shown between two marks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUESTION = ("quantity", "action", "baseline", "stratum", "margin", "level")
 
 
 def gates_block(folder: Path) -> str:
-    """Return what a page in a folder says of gates, as HTML between two marks; nothing is between without any."""
+    """Return the gates' answers of a report's folder as HTML between two marks; without answers the marks alone."""
     told = "".join(f"<li>{escape(gate['line'])}</li>\n" for gate in _kept(folder))
     said = (
         f'<details class="gates"><summary>What gates said of this study</summary>\n<ul>\n{told}</ul></details>\n'
@@ -27,7 +27,7 @@ def gates_block(folder: Path) -> str:
 
 
 def record_gate(folder: Path, asked: Mapping[str, Any], line: str) -> Path | None:
-    """Write an answer to the page in a folder; an answer to the same question goes.
+    """Write an answer to the page in a folder; it replaces an earlier answer to the same question.
 
     Args:
         folder: The folder of a report.
@@ -35,7 +35,7 @@ def record_gate(folder: Path, asked: Mapping[str, Any], line: str) -> Path | Non
         line: The answer in words.
 
     Returns:
-        The page; None if there is none that shows gates.
+        The page; None if the folder has no page that shows gates.
 
     Raises:
         OSError: The page cannot be written.
@@ -56,7 +56,7 @@ def record_gate(folder: Path, asked: Mapping[str, Any], line: str) -> Path | Non
 
 
 def _kept(folder: Path) -> list[dict[str, Any]]:
-    """The answers that a folder has; none if its file cannot be read."""
+    """Return the answers stored in a folder; none if the file of answers cannot be read."""
     try:
         content = json.loads((folder / GATES).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""One study on one page: reads the views, draws, and writes the page, the figures and the tables."""
+"""The page of one study: read the views, draw, and write the page, the figures and the tables."""
 
 from __future__ import annotations
 
@@ -58,15 +58,16 @@ def build_report(
         views: the views of a store.
         study: the study's name.
         model: the model's id, as the study has it.
-        folder: created where it does not exist.
-        baseline: the action that contrasts subtract; without it the plan's, else the action with the least mismatch.
-        token_text: turns a token id into what a person reads; without it ids are shown.
-        provenance: what the page says of the store and of library versions.
+        folder: created if it does not exist.
+        baseline: the action that contrasts subtract; by default the plan's baseline, else the action with the least
+            mismatch.
+        token_text: returns a token id as text; without it ids are shown.
+        provenance: the store and the library versions, as the page shows them.
         latex: whether every table is a ``.tex`` file too (package booktabs), not only a CSV file.
         draw: draws the figures; by default ``draw_figures``.
-        preliminary: how far the study is, as a sentence, if it still moves: the page says so, recommends nothing, and
+        preliminary: the progress of a study that still runs, as a sentence: the page shows it, recommends nothing, and
             reloads itself.
-        beside: the page that has this study and those of other temperatures side by side.
+        beside: the page that compares this study with those of other temperatures.
 
     Returns:
         The page's path.
@@ -94,18 +95,18 @@ def build_report(
 
 
 def relative_link(page: Path, folder: Path) -> str:
-    """The address of a page for another one in ``folder``, which holds from a disk as from a server."""
+    """Return the address of a page relative to ``folder``, which works from a disk as from a server."""
     return quote(os.path.relpath(page, folder))
 
 
 def write_ended(study: str, report: Path, store: str, folder: Path) -> Path:
-    """Put a page that leads to the report in place of a study's preliminary one, now that the study is finished.
+    """Replace the preliminary page of a finished study by a page that links to the report.
 
     Args:
         study: the study's name.
-        report: the page of its report, which may still be written.
-        store: the store, as commands name it.
-        folder: the preliminary page's.
+        report: the page of the study's report, which need not exist yet.
+        store: the store's name as commands take it.
+        folder: the folder of the preliminary page.
 
     Returns:
         The page's path.
@@ -121,7 +122,7 @@ def write_ended(study: str, report: Path, store: str, folder: Path) -> Path:
 
 
 def _made(part: Part, content: PageContent) -> list[tuple[Section, str]]:
-    """The sections that the page has of a part, each with its question."""
+    """Return the sections of a part that the page has, each with its question."""
     return [(section, question) for make, question in part.sections if (section := make(content)) is not None]
 
 
@@ -134,7 +135,7 @@ def _write_tables(sections: list[Section], content: PageContent, folder: Path) -
 
 
 def draw_figures(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
-    """Draw figures one after the other and write their files; return each by name, as it stands in the page."""
+    """Draw figures in turn and write their files; return the SVG of each for the page, by the figure's name."""
     if not drawings:
         return {}
     with drawing():
@@ -143,7 +144,7 @@ def draw_figures(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
 
 @functools.cache
 def page_environment() -> jinja2.Environment:
-    """What reads the templates of pages; what they are filled with is text, unless it says that it is HTML."""
+    """Return the environment of the pages' templates: values are escaped unless they are marked as HTML."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -156,7 +157,7 @@ def page_environment() -> jinja2.Environment:
 
 @functools.cache
 def _section_template(text: str) -> jinja2.Template:
-    """A section's template, compiled once in a process."""
+    """Compile a section's template, once in a process."""
     return page_environment().from_string(_MACROS + text.lstrip())
 
 

@@ -1,7 +1,7 @@
 """The parts of the page and their sections, in the page's order.
 
 A new section is a module of ``report.parts`` with a function ``section(content)``, and its place here. The function
-returns None where the page does not have the section.
+returns None if the page is to omit the section.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Part:
     Attributes:
         name: its anchor.
         title: its heading; empty for the first part, which is the page's first screen.
-        sections: what makes its sections, each with the question that it answers.
+        sections: the functions that make its sections, each with the question that the section answers.
         folded: whether its sections are closed until they are opened or printed; each shows its question.
 
     """

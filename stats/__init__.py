@@ -1,5 +1,5 @@
 """Document moments to estimates: pure arrays in and out.
 
-This package does not know where moments come from (SQL views) or where estimates go (the ``results`` table, figures):
-it knows names, arrays and the definitions page.
+This package knows names, arrays and the definitions page. It does not know the source of moments (SQL views) or the
+destination of estimates (the ``results`` table, figures).
 """

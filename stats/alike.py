@@ -1,9 +1,9 @@
-"""What documents that are all alike say of those that were not met (definitions, "Intervals", alike documents).
+"""Bounds on unseen documents if the sampled documents are all alike (definitions, "Intervals", alike documents).
 
-A resample of documents with one value has that value: a bootstrap knows nothing of the documents that a sample lacks.
-What a sample does say is how many of them there may be: with j of n clusters unlike the others, their share is at most
-the Clopper-Pearson bound. A mean then lies between the value of the documents that are alike and the value that it
-would have with so many unlike ones.
+Every resample of documents with one value has that value, so a bootstrap knows nothing of documents that the sample
+lacks. But the sample bounds the share of such documents: if j of n clusters are unlike the others, the share is at most
+the Clopper-Pearson bound. A mean then lies between the value of the alike documents and the value with that share of
+unlike documents.
 
 A ratio of moments is a mean over documents too, with their denominators as weights; ``Quantity.per`` names these.
 """
@@ -37,15 +37,15 @@ MOST_UNLIKE = 4
 
 @dataclass(frozen=True, eq=False)
 class Alike:
-    """How alike the documents behind some numbers are; arrays of any one shape.
+    """The likeness of the documents behind some numbers; arrays of one shape.
 
     Attributes:
-        value: the number of the documents that are alike; NaN where no documents are.
-        spread: its standard error; 0 where these documents are equal.
-        unlike: j, how many clusters have other documents; above ``MOST_UNLIKE`` where the rule says nothing.
+        value: the number over the alike documents alone; NaN if no documents are alike.
+        spread: the standard error of ``value``; 0 if the alike documents are equal.
+        unlike: j, how many clusters have unlike documents; above ``MOST_UNLIKE`` the rule does not apply.
         clusters: n, the effective clusters, by the weights of their documents.
         farthest: the largest distance of an unlike document from the others of its stratum.
-        unbounded: whether the denominator of a ratio may be 0, so that the number may be anything in its range.
+        unbounded: whether a ratio's denominator may be 0, so that the number may be anything in its range.
 
     """
 
@@ -57,7 +57,7 @@ class Alike:
     unbounded: NDArray[np.bool_]
 
     def of(self, where: tuple[Any, ...]) -> Alike:
-        """Return some of the numbers, by an index of arrays."""
+        """Return some of the numbers, chosen by an index of arrays."""
         return Alike(
             self.value[where], self.spread[where], self.unlike[where], self.clusters[where], self.farthest[where],
             self.unbounded[where],
@@ -65,15 +65,15 @@ class Alike:
 
     @property
     def turned(self) -> Alike:
-        """The same of the numbers with the other sign."""
+        """Return the likeness for the negated numbers."""
         return replace(self, value=-self.value)
 
     def ends(self, levels: Float, between: Between) -> tuple[Float, Float]:
-        """Return the interval that the rule gives; NaN where it says nothing.
+        """Return the interval by the rule; NaN if the rule does not apply.
 
         Args:
-            levels: of the intervals, of the numbers' shape.
-            between: which ends the numbers lie.
+            levels: the levels of the intervals, in the numbers' shape.
+            between: the range of the numbers.
 
         """
         if not between.bounded:
@@ -86,7 +86,7 @@ class Alike:
 
 
 def _ends(alike: Alike, levels: Float, between: Between) -> tuple[Float, Float]:
-    """The interval of numbers with any count of unlike clusters."""
+    """Return the interval for any number of unlike clusters."""
     share = most_unlike(alike.unlike, alike.clusters, levels)
     seen = alike.unlike > 0
     lowest = np.where(seen, np.maximum(alike.value - alike.farthest, between.low), between.low)
@@ -100,7 +100,7 @@ def _ends(alike: Alike, levels: Float, between: Between) -> tuple[Float, Float]:
 
 
 def most_unlike(unlike: Float, clusters: Float, levels: Float) -> Float:
-    """Return pi: the Clopper-Pearson upper bound, at (1 + level) / 2, of a share of which ``unlike`` of n were seen."""
+    """Return pi: the Clopper-Pearson upper bound, at (1 + level) / 2, of a share seen in ``unlike`` of n clusters."""
     rest = clusters - unlike
     with np.errstate(invalid="ignore"):
         share = betaincinv(unlike + 1.0, np.where(rest > 0, rest, np.nan), (1 + levels) / 2)
@@ -113,19 +113,19 @@ def _grown(alike: Alike, factor: float) -> Alike:
 
 
 def reach_of(alike: Alike, level: float, between: Between, factor: float) -> float:
-    """Return how far an interval reaches to its farther side with ``factor`` times as many documents, as much alike."""
+    """Return the distance to an interval's farther end with ``factor`` times as many documents of the same likeness."""
     low, high = _ends(_grown(alike, factor), np.array([level]), between)
     return float(max(high[0] - alike.value[0], alike.value[0] - low[0]))
 
 
 def settling_factor(alike: Alike, level: float, between: Between, allowed: float) -> float | None:
-    """Return how many times as many documents, of which the same share is unlike, would settle what these leave open.
+    """Return how many times as many documents would settle an open question, with the same share unlike.
 
     Args:
-        alike: of one number, with arrays of one element.
-        level: of its interval.
-        between: which ends it lies.
-        allowed: what the upper end is to be below.
+        alike: the likeness for one number, with arrays of one element.
+        level: the level of the number's interval.
+        between: the range of the number.
+        allowed: the bound that the upper end must be below.
 
     Returns:
         The factor, at least 1; None if even a thousand times as many would not do.
@@ -146,7 +146,7 @@ def settling_factor(alike: Alike, level: float, between: Between, allowed: float
 
 
 def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -> Alike:
-    """Find out how alike the documents behind a quantity are, for every row, subject and x.
+    """Measure how alike the documents behind a quantity are, for every row, subject and x.
 
     Args:
         pooling: the pooling, of documents in their canonical order.
@@ -168,7 +168,7 @@ def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -
 
 
 def _either(direct: Alike, one: Alike, other: Alike) -> Alike:
-    """The difference of two ratios, from documents' differences or, where these say nothing, from both ratios."""
+    """Return the likeness of a difference of ratios, from documents' differences or, failing that, from both ratios."""
     use = (direct.unlike > MOST_UNLIKE) & (one.unlike + other.unlike <= MOST_UNLIKE)
 
     def chosen(both: Float, apart: Float) -> Float:
@@ -186,7 +186,7 @@ def _either(direct: Alike, one: Alike, other: Alike) -> Alike:
 
 
 class _Values:
-    """Documents' own values of a quantity and their weights, [D, subjects, X]; the weight is 0 without a value."""
+    """The documents' own values of a quantity and their weights, [D, subjects, X]; the weight is 0 without a value."""
 
     def __init__(self, pooling: Pooling, quantity: Quantity, sides: Sequence[tuple[int, ...]]) -> None:
         moments = pooling.moments
@@ -215,11 +215,11 @@ class _Values:
             tail = denominators if denominators.ndim == self.values.ndim else denominators[..., None]
             self.weights = self.weights * np.nan_to_num(tail)
         self.values = np.where(self.weights > 0, self.values, np.nan)
-        # A document of which one side's ratio is undefined says something of the other: it is unlike all others.
+        # A document with an undefined ratio on one side still has the other side's ratio: it is unlike all others.
         self._undefined = np.isnan(self.values) & (self.weights > 0)
 
     def alike(self, within: float) -> Alike:
-        """Look at every row: the strata together, and each alone."""
+        """Measure the likeness of every row: of the strata together, and of each stratum."""
         middle = np.full(self.values.shape, np.nan)
         for documents in self._pooling.members:
             middle[documents] = _middle(self.values[documents])
@@ -235,7 +235,7 @@ class _Values:
     def _row(
         self, documents: NDArray[np.intp], middle: Float, distance: Float, within: float, *, exact: bool
     ) -> tuple[Float | NDArray[np.bool_], ...]:
-        """The fields of ``Alike`` for one row, [subjects, X] each."""
+        """Return the fields of ``Alike`` for one row, [subjects, X] each."""
         _, cluster_of = np.unique(self._pooling.moments.clusters[documents], return_inverse=True)
         weights, away = self.weights[documents], distance[documents]
         unlike = away > within
@@ -262,8 +262,8 @@ class _Values:
 
 
 def _middle(values: Float) -> Float:
-    """The middle one of the defined values over the first axis; the lower of two."""
-    ordered = np.sort(values, axis=0)  # NaN comes last
+    """Return the median of the defined values over the first axis; of two middle values the lower."""
+    ordered = np.sort(values, axis=0)  # NaN is sorted last
     place = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0) // 2
     found: Float = np.take_along_axis(ordered, place[None], axis=0)[0]
     return found

@@ -1,4 +1,4 @@
-"""How many replicates K and documents N an evaluation needs, from development data (definitions, "Study design").
+"""The numbers of replicates K and documents N that an evaluation needs, from development data ("Study design").
 
 Each endpoint is linearized in the pooled moments (delta method). Its influence values per document and replicate split
 into variance between documents, sigma_b^2, and between replicates of a document, sigma_w^2, in each stratum. With N
@@ -6,8 +6,9 @@ documents of K replicates in every stratum an interval's expected half-width is
 
     z sqrt( sum_s w_s^2 (sigma_b,s^2 / N + sigma_w,s^2 / (N K)) ),    z the normal quantile at 1 - alpha / (2 m),
 
-and the least costly (K, N) within the bounds that meets every endpoint's target is chosen. If all development documents
-but a few are alike, an interval reaches at least as far as N documents leave open that are as much alike.
+and the least costly (K, N) within the bounds that meets every endpoint's target is chosen. If all but a few development
+documents are alike, an interval is at least as wide as the bound on unseen documents for N documents of the same
+likeness.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Variance:
 class Linearized:
     """An endpoint's value on the development documents and its variance components; NaN value where undefined.
 
-    ``alike`` says how alike these documents are; None if more than a few differ. ``documents`` is their mean number in
-    a stratum.
+    ``alike`` measures how alike these documents are; None if more than a few differ. ``documents`` is their mean number
+    in a stratum.
     """
 
     endpoint: Endpoint
@@ -70,9 +71,9 @@ class Linearized:
     between: Between | None = None
 
     def half_width(self, replicates: int, documents: int, z: float) -> float:
-        """Return z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))), or what alike documents leave open if more.
+        """Return z sqrt(sum_s w_s^2 (sigma_b^2 / N + sigma_w^2 / (N K))), or more if alike documents leave more open.
 
-        NaN where the endpoint is undefined.
+        NaN if the endpoint is undefined.
         """
         between, within = self.components
         half = z * math.sqrt((between + within / replicates) / documents)
@@ -92,7 +93,7 @@ class Linearized:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One K with the least N that meets every target (or the bound), its half-widths per endpoint and its cost."""
+    """A number K of replicates with the least N that meets every target (or the bound), half-widths and cost."""
 
     replicates: int
     documents_per_stratum: int
@@ -103,7 +104,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The chosen K and N, what they are expected to reach, and the curve over K that they were chosen from.
+    """The chosen K and N, the half-widths expected of them, and the curve over K behind the choice.
 
     ``half_widths`` and ``targets`` are in the order of ``endpoints``; ``seconds`` is the expected cost; ``reachable``
     says whether every target is met within the bounds and ``reason`` says it in one line.
@@ -139,16 +140,16 @@ def allocate(
 ) -> Allocation:
     """Choose K and N per stratum at least cost N S (document_seconds + K replicate_seconds).
 
-    Where the targets are out of reach within the bounds, or an endpoint is undefined on the development documents, both
-    upper bounds are taken and ``reason`` says so. Of equal costs the one with fewer replicates is chosen.
+    If the bounds put the targets out of reach, or an endpoint is undefined on the development documents, both upper
+    bounds are taken and ``reason`` says so. Of equal costs the choice with fewer replicates is taken.
 
     ``target`` is the half-width wanted, one for all endpoints or one for each; costs are of a document (averaged over
     strata) and of one replicate of it, for all actions together; ``replicates`` and ``documents`` are the least and the
     largest K and N. 1 - alpha is the level of all m = ``family_size`` intervals (0: the number of endpoints) together.
-    ``constant`` is z where that is not the normal quantile: the last look's critical constant in a sequential study.
-    ``answers`` are the moments of documents with answers, for the endpoints that are of these alone.
-    With ``reduced`` moments of the same documents, endpoints are planned for by them where there are reduced estimates.
-    Documents that differ by no more than ``alike_within``, the margin of a study that resolves equivalence, are alike.
+    ``constant`` replaces the normal quantile z by the last look's critical constant in a sequential study.
+    ``answers`` are the moments of documents with answers, for endpoints over these documents alone. ``reduced`` are
+    reduced moments of the same documents, for endpoints that have reduced estimates. Documents that differ by no more
+    than ``alike_within``, the margin of a study that resolves equivalence, are alike.
     """
     targets = _targets(target, len(endpoints))
     _check_bounds("replicates", replicates)
@@ -188,7 +189,7 @@ def _measured(
     reduced: ReplicateMoments | None,
     endpoint: Endpoint,
 ) -> ReplicateMoments:
-    """Return the moments of the documents that an endpoint is of, reduced ones where it has a reduced estimate."""
+    """Return the moments of an endpoint's documents; reduced moments if the endpoint has a reduced estimate."""
     if endpoint.quantity in ANSWER_QUANTITIES:
         if answers is None:
             raise InputError(f"endpoint {endpoint}: no development document has answers that are scored")
@@ -202,16 +203,16 @@ def linearize(development: ReplicateMoments, endpoint: Endpoint, alike_within: f
     """Linearize one endpoint at the development documents' pooled moments and estimate its variance components.
 
     The variance between documents (by ANOVA of unweighted document means) is n times the cluster-robust variance of the
-    stratum mean, less the replicate variance that document means carry, and at least 0. Where no documents share a
-    cluster, n times that variance is the sample variance of document means. Where some do, it includes the design
-    effect: the evaluation has the same one if its clusters have the same sizes.
+    stratum mean, less the replicate variance that document means carry, and at least 0. If no documents share a
+    cluster, n times the cluster-robust variance is the sample variance of document means. If some share one, it
+    includes the design effect, which the evaluation has too if its clusters have the same sizes.
     """
     strata = tuple(str(name) for name in np.unique(development.strata))
     endpoint.check(development.actions, strata, development.windows)
     influence, value = _influence(development, endpoint)
     names = strata if endpoint.stratum == POOLED else (endpoint.stratum,)
     rows = [(name, np.flatnonzero(development.strata == name)) for name in names]
-    # Strata in which the endpoint has no document do not count, as in the estimate itself.
+    # Strata without a document of the endpoint do not count, as in the estimate itself.
     rows = [(name, row) for name, row in rows if not np.isnan(influence[row]).all()] if not math.isnan(value) else []
     variances = tuple(
         Variance(name, 1 / len(rows), *_components(influence[row], development.clusters[row], f"{endpoint}: {name}"))
@@ -221,7 +222,7 @@ def linearize(development: ReplicateMoments, endpoint: Endpoint, alike_within: f
 
 
 def _alike(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple[Alike | None, float, Between]:
-    """How alike the documents of an endpoint are, their mean number in a stratum, and its range."""
+    """Return the likeness of an endpoint's documents, their mean number in a stratum, and the endpoint's range."""
     moments = moments.in_canonical_order()
     pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]
     pooling, quantity = Pooling.of(moments, pairs), quantity_named(endpoint.quantity)
@@ -239,7 +240,7 @@ def _alike(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple
 
 
 def _influence(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float, float]:
-    """Influence of each replicate on the endpoint, float64 [D, K] (NaN where absent), and the endpoint's value."""
+    """Return each replicate's influence on the endpoint, float64 [D, K] (NaN if absent), and the endpoint's value."""
     moments = development.document_means()
     pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]
     pooling = Pooling.of(moments, pairs)
@@ -268,14 +269,14 @@ def _influence(development: ReplicateMoments, endpoint: Endpoint) -> tuple[Float
     gradient = (evaluate(steps.reshape(at.size, *at.shape)).imag / STEP).reshape(at.shape)
     values = np.stack([development.scalars[name] for name in names], axis=-1)[:, pooling.supports[supports]]
     present = development.present[:, pooling.supports[supports]].all(axis=1)
-    # A moment that is null over an empty window has no part in a defined endpoint: its derivative is 0, its value NaN.
+    # A moment over an empty window plays no part in a defined endpoint: its derivative is 0, its value NaN.
     centred = np.where(gradient[:, None, :] == 0, 0.0, values - at[:, None, :])
     influence = np.einsum("dakm,am->dk", centred, gradient)
     return np.where(present, influence, np.nan), value
 
 
 def _components(influence: Float, clusters: NDArray[np.str_], where: str) -> tuple[float, float]:
-    """sigma_b^2 and sigma_w^2 of one stratum from influence [documents, replicates]."""
+    """Estimate sigma_b^2 and sigma_w^2 of one stratum from influence [documents, replicates]."""
     present = ~np.isnan(influence)
     counts = present.sum(axis=1)
     influence, present, clusters, counts = (part[counts > 0] for part in (influence, present, clusters, counts))
@@ -303,7 +304,7 @@ def _least_documents(
         widths = (endpoint.half_width(replicates, documents, z) for endpoint in linearized)
         return all(width <= target for width, target in zip(widths, targets, strict=True))  # False for NaN
 
-    # Half-widths fall with N, so the first N that meets the targets is found by bisection.
+    # Half-widths fall with N, so bisection finds the first N that meets the targets.
     candidates = range(bounds[0], bounds[1] + 1)
     place = bisect_left(candidates, 1, key=lambda documents: int(meets(documents)))
     documents = candidates[min(place, len(candidates) - 1)]

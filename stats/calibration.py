@@ -1,10 +1,10 @@
 """Calibration: how well an early or a fixed-history observation predicts a contrast of R (definitions, "Calibration").
 
-From an observation of every document under both actions a predictor gives each action's R, and so the document's
+From an observation of every document under both actions a predictor gives each action's R, and thereby the document's
 contrast. Candidates are fitted on development documents, six-fold cross-validation there selects one, and evaluation
 documents judge all of them: the paper's section "Aggregate prediction and temporal resolution".
 
-What the definition leaves open, and is decided here:
+The definition leaves these choices open, which are made here:
 
 - Documents are those that both actions have, in development as in evaluation.
 - Every mean over documents is M (definitions, "Pooling"): equal weight in a stratum, then of strata. That holds for
@@ -14,9 +14,9 @@ What the definition leaves open, and is decided here:
 - A document of a stratum that training lacks has no stratum indicator, and its cell mean is the action's mean over the
   training strata.
 - Folds are made of clusters. Clusters of the same strata are dealt to the folds in the order of the SHA-256 of their
-  names, each group of strata going on where the last one stopped: the folds' numbers of clusters differ by one at most,
-  in a group as overall.
-  With fewer clusters than six there is a fold for each; with one there is no error and nothing is selected.
+  names, each group of strata beginning at the fold after the previous group's last: the folds' numbers of clusters
+  differ by at most one, in a group as overall. With fewer clusters than six each cluster is a fold; with one cluster
+  there is no error and nothing is selected.
 - Of equal errors the simplest candidate is taken, in the order of CANDIDATES.
 """
 
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
 FOLDS = 6
 PENALTY = 10.0
 MARGIN = 0.02
-INTERVALS_PER_FAMILY = 4  # two models by two observations, whose intervals share alpha
+INTERVALS_PER_FAMILY = 4  # two models by two observations share alpha
 
 CANDIDATES = ("stratum_action_mean", "flat", "ridge")
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What is observed of a document under an action: the ridge's features, and what ``flat`` takes for R."""
+    """An observation of a document under an action: the ridge's features, and the value that ``flat`` takes for R."""
 
     features: tuple[str, ...]
     flat: str
 
 
-# (H/W) sum_{t <= W} I_t / H, the first positions extrapolated flat, is the mean of I_t over block 1: null where W = 0.
+# Extrapolating the first positions flat, (H/W) sum_{t <= W} I_t / H, gives the mean of I_t over block 1: null if W = 0.
 OBSERVATIONS: Mapping[str, Observation] = {
     "fixed_history": Observation(("fixed_history_tv",), "fixed_history_tv"),
     "positions": Observation(
@@ -71,7 +71,7 @@ OBSERVATIONS: Mapping[str, Observation] = {
 
 @dataclass(frozen=True)
 class Calibration:
-    """One candidate on one observation: a row of the ``calibration`` table, NaN where that is null."""
+    """One candidate on one observation: a row of the ``calibration`` table, with NaN for null."""
 
     observation: str
     candidate: str
@@ -94,7 +94,7 @@ class Calibration:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Documents that both actions have, as a predictor sees them.
+    """The documents that both actions have, with a predictor's inputs and target.
 
     With D documents and the two actions (baseline first): ``strata`` and ``clusters`` are str [D]; ``target`` is R,
     float64 [D, 2]; ``features`` [D, 2, P]; ``flat`` [D, 2].
@@ -107,14 +107,14 @@ class Sample:
     flat: Float
 
     def only(self, kept: NDArray[np.bool_]) -> Sample:
-        """The documents of a mask, bool [D]."""
+        """Return the documents selected by a mask, bool [D]."""
         return Sample(
             self.strata[kept], self.clusters[kept], self.target[kept], self.features[kept], self.flat[kept]
         )  # fmt: skip
 
     @property
     def weights(self) -> Float:
-        """w_d = 1 / (S n_stratum(d)), float64 [D] (definitions, "Pooling")."""
+        """Return w_d = 1 / (S n_stratum(d)), float64 [D] (definitions, "Pooling")."""
         names, stratum_of, sizes = np.unique(self.strata, return_inverse=True, return_counts=True)
         weights: Float = 1 / (len(names) * sizes[stratum_of])
         return weights
@@ -132,7 +132,7 @@ def calibrate(
     margin: float = MARGIN,
     interval: str = STUDENTIZED,
 ) -> tuple[Calibration, ...]:
-    """Judge every candidate on every observation of one contrast; nothing where a split has no shared document.
+    """Judge every candidate on every observation of one contrast; return nothing if a split has no shared document.
 
     Predictors are fitted and selected on ``development`` and judged on ``evaluation``. The error's interval is at level
     1 - alpha / 4, from the bootstrap's own draws of the evaluation documents and by the method ``interval`` of other
@@ -151,7 +151,7 @@ def calibrate(
         known, unseen = (_sample(moments, baseline, action, observation) for moments in (development, evaluation))
         scores[name] = {candidate: cross_validated_mse(candidate, known) for candidate in CANDIDATES}
         predicted |= {(name, candidate): _contrast(predict(candidate, known, unseen)) for candidate in CANDIDATES}
-    # Documents, their weights and what is to be predicted are the same for every observation.
+    # Documents, their weights and the target are the same for every observation.
     weights, contrast = unseen.weights, _contrast(unseen.target)
     errors = {key: contrast - value for key, value in predicted.items()}
     request = Request(level, interval=interval)
@@ -181,7 +181,7 @@ def calibrate(
 
 
 def decide(low: float, high: float, margin: float) -> str | None:
-    """``equivalent`` inside [-margin, margin], ``different`` wholly outside, else ``unresolved``; None without ends."""
+    """Say ``equivalent`` inside [-margin, margin], ``different`` outside, else ``unresolved``; None without ends."""
     if math.isnan(low) or math.isnan(high):
         return None
     if -margin <= low and high <= margin:
@@ -190,7 +190,7 @@ def decide(low: float, high: float, margin: float) -> str | None:
 
 
 def predict(candidate: str, training: Sample, documents: Sample) -> Float:
-    """Each action's R of ``documents``, float64 [D, 2] in [0, 1], by a candidate fitted on ``training``."""
+    """Predict each action's R of ``documents``, float64 [D, 2] in [0, 1], by a candidate fitted on ``training``."""
     if candidate == "stratum_action_mean":
         predicted = _cell_means(training, documents)
     elif candidate == "flat":
@@ -201,7 +201,7 @@ def predict(candidate: str, training: Sample, documents: Sample) -> Float:
 
 
 def cross_validated_mse(candidate: str, sample: Sample) -> float:
-    """M of the squared error of held-out documents' contrasts; NaN where fewer than two clusters make no folds."""
+    """Return M of the squared error of held-out documents' contrasts; NaN if there are fewer than two clusters."""
     fold = folds(sample.strata, sample.clusters)
     if fold.max() == 0:
         return math.nan
@@ -218,7 +218,7 @@ def _least(scores: Mapping[str, float]) -> str | None:
 
 
 def folds(strata: Text, clusters: Text) -> NDArray[np.intp]:
-    """The fold of each document, int [D] from 0: at most six, clusters whole, strata spread over them."""
+    """Assign each document a fold, int [D] from 0: at most six, clusters whole, strata spread over the folds."""
     strata_of: dict[str, set[str]] = {}
     for stratum, cluster in zip(strata.tolist(), clusters.tolist(), strict=True):
         strata_of.setdefault(cluster, set()).add(stratum)
@@ -231,11 +231,11 @@ def folds(strata: Text, clusters: Text) -> NDArray[np.intp]:
 
 
 def ridge_coefficients(features: Float, target: Float, penalty: float = PENALTY) -> tuple[Float, float]:
-    """Coefficients [P] and intercept that minimize |y - Xb - c|^2 + penalty |b|^2, the intercept not penalized.
+    """Compute coefficients [P] and intercept that minimize |y - Xb - c|^2 + penalty |b|^2; no penalty on the intercept.
 
     ``features`` is float64 [N, P], ``target`` [N].
     """
-    # An intercept that costs nothing takes up the means, which leaves a ridge without one on centred columns.
+    # An unpenalized intercept absorbs the means, so the rest is a ridge on centred columns.
     centre, level = features.mean(axis=0), float(target.mean())
     centred = features - centre
     gram = centred.T @ centred + penalty * np.eye(features.shape[1])
@@ -246,7 +246,7 @@ def ridge_coefficients(features: Float, target: Float, penalty: float = PENALTY)
 def _ridge_predictions(training: Sample, documents: Sample) -> Float:
     columns = training.features.reshape(-1, training.features.shape[2])
     centre, scale = columns.mean(axis=0), columns.std(axis=0)
-    # A column whose spread is rounding alone says nothing, and dividing by that spread would make it noise.
+    # A column whose spread is mere rounding has no information; dividing by that spread would turn it into noise.
     constant = scale <= 1e-12 * np.abs(columns).max(axis=0)
     scale = np.where(constant, 1.0, scale)
     names = np.unique(training.strata)
@@ -273,7 +273,7 @@ def _cell_means(training: Sample, documents: Sample) -> Float:
 
 
 def _contrast(values: Float) -> Float:
-    """Action minus baseline, float64 [D], of [D, 2]."""
+    """Return action minus baseline, float64 [D], of [D, 2]."""
     difference: Float = values[:, 1] - values[:, 0]
     return difference
 
@@ -303,7 +303,7 @@ def _sample(moments: DocumentMoments, baseline: str, action: str, observation: O
 
 
 class _ErrorInterval(NamedTuple):
-    """The interval of a pooled error, NaN where the error is undefined, and its method."""
+    """The interval of a pooled error, NaN if the error is undefined, and the interval's method."""
 
     low: float
     high: float
@@ -319,10 +319,10 @@ def _error_intervals(
     draws: int,
     seed: int,
 ) -> dict[tuple[str, str], _ErrorInterval]:
-    """Intervals of pooled errors, by observation and candidate.
+    """Compute intervals of pooled errors, by observation and candidate.
 
-    Errors are resampled as if each were the mismatch of an action of its own, over all the evaluation documents: so
-    draw i takes the same documents as draw i of every other estimate.
+    Each error is resampled like the mismatch of an action, over all the evaluation documents, so that draw i takes the
+    same documents as draw i of every other estimate.
     """
     columns = np.full((len(shared), len(errors)), np.nan)
     columns[shared] = np.stack(list(errors.values()), axis=1)

@@ -1,4 +1,4 @@
-"""What a bootstrap resamples: clusters of documents within strata, with replacement (definitions, "Bootstrap").
+"""The resampling of a bootstrap: clusters of documents within strata, with replacement (definitions, "Bootstrap").
 
 Strata that share a cluster (one question at two prompt lengths) are resampled as one set of clusters, so that the
 versions of a document move together and the pooled interval keeps their dependence; their sizes then vary from draw to
@@ -45,10 +45,10 @@ class ClusterDraws:
         self._start = np.repeat(starts, sizes)
 
     def counts(self, seed: int, first: int, last: int) -> Float:
-        """How often each document is in the draws first..last - 1: float64 [draws, D]."""
+        """Count how often each document is in the draws first..last - 1: float64 [draws, D]."""
         total, draws = len(self._size), last - first
         stride = -(-total // _PHILOX_WORDS)
-        # Counter-based: draw i reads the counter values from i * stride on, whatever was drawn before.
+        # Counter-based: draw i reads the counter values from i * stride on, independent of earlier draws.
         generator = keyed_generator(f"bootstrap {seed}", counter=first * stride)
         uniform = generator.random((draws, stride * _PHILOX_WORDS))[:, :total]
         # u < 1 has 53 bits, so floor(u * size) stays below size and is uneven by at most size * 2**-53.

@@ -1,4 +1,4 @@
-"""What residual branching (SWRB) estimates, what it costs and what it gains over plain coupling, with intervals.
+"""The estimates, costs and gains of residual branching (SWRB) against plain coupling, with intervals.
 
 Documents are resampled by the same draws as for every other estimate; the means, variances and costs of their
 replicates are pooled (definitions, "Pooling") and ratios are taken after that. The variance is that of one replicate
@@ -29,7 +29,8 @@ from stats.resampling.intervals import COLUMNS, EXPLORATORY, REDUCED_COLUMNS, Es
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-# Of one document, action and estimator: means over its replicates, and the variance and cost of one. View ``swrb``.
+# For one document, action and estimator: means over replicates, and the variance and cost of one replicate (view
+# ``swrb``).
 MEASURED: dict[str, str] = {
     "risk": "R: mean of sum_t I_t / H, or of Z^R",
     "risk_variance": "sample variance of one replicate's risk; NaN with one replicate",
@@ -39,14 +40,14 @@ MEASURED: dict[str, str] = {
     "evaluations": "kernel pairs evaluated per replicate; NaN where unknown",
     "seconds": "decoding seconds per replicate; NaN where unknown",
 }
-_ALWAYS = ("occurrence", "occupation", "divergence_probability")  # known wherever risk is
+_ALWAYS = ("occurrence", "occupation", "divergence_probability")  # known whenever the risk is known
 
 
 @dataclass(frozen=True, eq=False)
 class BranchingMoments(MeasuredDocuments):
-    """What was measured on documents by replicates of both estimators, plain coupling and residual branching.
+    """Measurements on documents by replicates of both estimators, plain coupling and residual branching.
 
-    ``plain`` and ``swrb`` map every name of MEASURED to float64 [D, A]. All values are NaN where a document has no
+    ``plain`` and ``swrb`` map every name of MEASURED to float64 [D, A]. All values are NaN if a document has no
     replicates of the estimator under the action.
     """
 
@@ -70,7 +71,7 @@ class BranchingMoments(MeasuredDocuments):
                     )
 
     def of_actions(self, names: Collection[str]) -> BranchingMoments:
-        """Return the moments of some of the actions, of all documents: these alone decide what is drawn."""
+        """Return the moments of some of the actions over all documents, which alone decide the draws."""
         chosen = [place for place, action in enumerate(self.actions) if action in names]
         plain, swrb = ({name: value[:, chosen] for name, value in own.items()} for own in (self.plain, self.swrb))
         actions = tuple(self.actions[place] for place in chosen)
@@ -78,13 +79,13 @@ class BranchingMoments(MeasuredDocuments):
 
     @cached_property
     def supports(self) -> dict[Support, NDArray[np.bool_]]:
-        """Documents behind an action's quantities, bool [D, A]: SWRB replicates; at least two of each estimator."""
+        """The documents behind quantities, bool [D, A]: with SWRB replicates; with at least two of each estimator."""
         both = ~np.isnan(self.plain["risk_variance"]) & ~np.isnan(self.swrb["risk_variance"])
         return {"branched": ~np.isnan(self.swrb["risk"]), "both": both}
 
 
 def observed_branching(moments: BranchingMoments) -> dict[str, Float]:
-    """Point estimates, every document counted once: name -> float64 [rows, A], ``pooled`` before the sorted strata."""
+    """Compute point estimates with every document counted once: name -> float64 [rows, A], ``pooled`` first."""
     return {name: value[0] for name, value in _evaluate(moments, np.ones((1, len(moments.documents)))).items()}
 
 
@@ -104,9 +105,9 @@ def resample_branching(moments: BranchingMoments, *, draws: int, seed: int) -> d
 
 
 def estimate_branching(moments: BranchingMoments, *, draws: int, seed: int, level: float = 0.95) -> Estimates:
-    """Every quantity of every action, pooled and per stratum, with percentile intervals, as ``results`` has them.
+    """Estimate all quantities of every action, pooled and by stratum, with percentile intervals, as in ``results``.
 
-    All are exploratory: no plan names them. Rows over no document at all are left out.
+    All estimates are exploratory, since no plan names them. Rows without documents are left out.
     """
     sample, points = resample_branching(moments, draws=draws, seed=seed), observed_branching(moments)
     columns: dict[str, list[object]] = {name: [] for name in COLUMNS}
@@ -136,7 +137,7 @@ def estimate_branching(moments: BranchingMoments, *, draws: int, seed: int, leve
 
 
 def _evaluate(moments: BranchingMoments, counts: Float) -> dict[str, Float]:
-    """Every quantity under weightings [B, D], documents in the moments' order: name -> float64 [B, rows, A]."""
+    """Evaluate all quantities under weightings [B, D], documents in the moments' order: float64 [B, rows, A]."""
     order = moments.canonical_order
     members = [np.flatnonzero(moments.strata[order] == name) for name in moments.stratum_names]
     names = [(f"{kind}_{name}", kind, name) for kind in ("plain", "swrb") for name in MEASURED]
@@ -150,7 +151,7 @@ def _evaluate(moments: BranchingMoments, counts: Float) -> dict[str, Float]:
 
 
 def _counts(moments: BranchingMoments, support: Support, keys: Text) -> NDArray[np.int64]:
-    """How many documents, or clusters, by their keys [D], stand behind a row: int64 [rows, A], ``pooled`` first."""
+    """Count the documents, or clusters, behind a row, by their keys [D]: int64 [rows, A], ``pooled`` first."""
     mask = moments.supports[support]
     rows = [np.ones(len(keys), dtype=np.bool_), *(moments.strata == name for name in moments.stratum_names)]
     return np.array([[len(set(keys[row & own].tolist())) for own in mask.T] for row in rows], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Naming one number of an analysis, a family of them whose intervals are adjusted together, deciding on a margin."""
+"""Endpoints, which name one number of an analysis; families with adjusted intervals; decisions on a margin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One number that a plan or a family names: a quantity of an action (or contrast) in a stratum, at an x."""
+    """The name of one number in a plan or family: a quantity of an action (or contrast) in a stratum, at an x."""
 
     quantity: str
     action: str
@@ -59,8 +59,8 @@ class Endpoint:
 class Family:
     """A prespecified family of m endpoints: each interval is at 1 - alpha / m (definitions, "Bootstrap").
 
-    ``size`` is m where the family has members outside this analysis (another model's endpoints); 0 stands for the
-    number of endpoints here.
+    ``size`` is m if the family has members outside this analysis (another model's endpoints); 0 stands for the number
+    of endpoints here.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Family:
 
 
 class Decision(Enum):
-    """What an interval of a difference says of a margin."""
+    """The outcome of comparing the interval of a difference with a margin."""
 
     EQUIVALENT = "equivalent or better"
     WORSE = "worse"
@@ -91,9 +91,9 @@ class Decision(Enum):
 
 
 def decide(low: float | None, high: float | None, margin: float, higher: Higher) -> Decision:
-    """Decide by the two-sided 1 - 2 alpha interval [low, high] of theta_b - theta_a, each answer at level 1 - alpha.
+    """Decide by the two-sided 1 - 2 alpha interval [low, high] of theta_b - theta_a; each answer has level 1 - alpha.
 
-    Where higher is better, the difference is turned round: [-high, -low]. Without an interval nothing is decided.
+    If higher is better, the difference is negated: [-high, -low]. Without an interval nothing is decided.
     """
     if low is None or high is None:
         return Decision.UNRESOLVED
@@ -105,9 +105,9 @@ def decide(low: float | None, high: float | None, margin: float, higher: Higher)
 
 
 def decidable_quantities() -> dict[str, Quantity]:
-    """Return the contrasts that can be decided on, by each name that they can be asked for.
+    """Return the contrasts that a gate can decide on, by each of their names.
 
-    A single number, of which more is worse or better: a quantity of actions stands for its difference.
+    Such a contrast is a single number, of which more is worse or better. A quantity of actions names its difference.
     """
     contrasts = {name: one for name, one in PAIR_QUANTITIES.items() if one.kind == "contrast"}
     return {
@@ -117,7 +117,7 @@ def decidable_quantities() -> dict[str, Quantity]:
 
 
 def decidable_quantity(name: str) -> Quantity:
-    """Return the contrast that is meant by the name of a quantity of actions, or its own."""
+    """Return the contrast with a name, or the difference of the quantity of actions with that name."""
     known = decidable_quantities()
     if name in known:
         return known[name]

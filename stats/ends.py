@@ -22,11 +22,11 @@ EXPANDED: Final = "expanded"
 ALIKE: Final = "alike"
 PERCENTILE: Final = "percentile"
 
-_COLUMNS_AT_ONCE = 128  # draws of so many numbers are sorted at once: 10 MB at 10,000 draws
-_DRAWS_AT_ONCE = 256  # and transposed in tiles of so many draws, which fit the cache (measured: 3 times faster)
-_FEWEST_CLUSTERS = 5  # that an interval is studentized over
-_VANISHING = 0.01  # share of the draws whose standard error may vanish
-_FARTHEST = 1.5  # times Student's quantile: over a few clusters one draw may have any t*
+_COLUMNS_AT_ONCE = 128  # numbers whose draws are sorted at once: 10 MB at 10,000 draws
+_DRAWS_AT_ONCE = 256  # draws in a tile of the transposition, which fits the cache (measured: 3 times faster)
+_FEWEST_CLUSTERS = 5  # fewest clusters of a studentized interval
+_VANISHING = 0.01  # most draws, as a share, whose standard error may vanish
+_FARTHEST = 1.5  # times Student's quantile: over a few clusters a draw may have any t*
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,28 +42,29 @@ class Studentized:
 def document_intervals(
     given: Studentized, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between, alike: Alike
 ) -> tuple[Float, Float, NDArray[np.str_]]:
-    """Make the intervals of many numbers: studentized ones, or what takes their place.
+    """Make the intervals of many numbers: studentized, or expanded percentiles if a standard error is unusable.
 
-    An end lies at the bootstrap's quantile of t*, but no nearer than Student's law over the clusters puts it, and no
-    farther than 1.5 times that. If the bootstrap's quantile lies farther, the interval is ``skewed``: a few documents
-    decide the number, and the interval may hold the truth less often. Fractions have their ends on the logit scale.
+    An end lies at the bootstrap's quantile of t*, but no nearer than Student's quantile over the clusters, and no
+    farther than 1.5 times that quantile. If the bootstrap's quantile lies farther, the interval is ``skewed``: a few
+    documents decide the number, and the interval may hold the truth less often. Fractions have their ends on the logit
+    scale.
 
-    Expanded percentiles stand where a standard error says nothing: where the error of the estimate, or of more than 1%
-    of the draws, vanishes, where so many t* are undefined that they could move an end, and over fewer than five
-    clusters. They also stand for numbers without any bound: these are ratios whose denominator can be 0. Such ratios
-    have no variance, and a standard error that is linear in the moments says little of them. An interval is at least
-    what documents that are alike leave open. Ends are cut to the range.
+    Expanded percentiles are used if the standard error of the estimate, or of more than 1% of the draws, vanishes, if
+    so many t* are undefined that they could move an end, and over fewer than five clusters. They are also used for
+    unbounded numbers, which are ratios whose denominator can be 0: such ratios have no variance, so a linearized
+    standard error is meaningless. An interval is at least as wide as alike documents leave open. Ends are cut to the
+    range.
 
     Args:
         given: the numbers and their draws.
-        levels: the level of each, [N].
-        clusters: how many effective clusters are behind each, [N].
-        strata: in how many strata these are drawn, sets of strata that share clusters counted once, [N].
-        between: which ends the numbers lie.
-        alike: how alike the documents behind each are, [N].
+        levels: the level of each interval, [N].
+        clusters: how many effective clusters are behind each number, [N].
+        strata: in how many strata the clusters are drawn, [N]; strata that share clusters count once.
+        between: the range of the numbers.
+        alike: how alike the documents behind each number are, [N].
 
     Returns:
-        The lower and the upper ends, [N], NaN where there is no interval; and the method.
+        The lower and the upper ends, [N], NaN without an interval; and the method.
 
     """
     low, high, methods = _resampled(given, levels, clusters, strata, between)
@@ -81,7 +82,7 @@ def at_least(
     between: Between,
     alike: Alike,
 ) -> tuple[Float, Float, NDArray[np.str_]]:
-    """Widen intervals to what documents that are alike leave open; the other arguments are ``document_intervals``'s."""
+    """Widen intervals to what alike documents leave open; the other arguments are those of ``document_intervals``."""
     least, most = alike.ends(levels, between)
     some = clusters > strata
     wider = some & ~np.isnan(least) & ~((low <= least) & (high >= most))
@@ -95,7 +96,7 @@ def at_least(
 def _resampled(
     given: Studentized, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between
 ) -> tuple[Float, Float, NDArray[np.str_]]:
-    """The intervals that draws give, and the method of each."""
+    """Return the intervals that draws give, and the method of each."""
     student = -stdtrit(np.maximum(clusters - strata, 1), (1 - levels) / 2)
     low, high, defined = distance_quantiles(given, levels, clusters, between)
     farthest = _FARTHEST * student
@@ -114,9 +115,9 @@ def _resampled(
 def distance_quantiles(
     given: Studentized, levels: Float, clusters: Float, between: Between
 ) -> tuple[Float, Float, NDArray[np.bool_]]:
-    """Return the (1 - level) / 2 and (1 + level) / 2 quantiles of t*, [N], and whether they say anything.
+    """Return the (1 - level) / 2 and (1 + level) / 2 quantiles of t*, [N], and whether the quantiles are usable.
 
-    Arguments are those of ``document_intervals``, which says when they do not.
+    The arguments are those of ``document_intervals``, which says when the quantiles are not usable.
     """
     low, high = percentile_intervals(given.distances, levels)
     vanishing = np.isnan(given.distances).sum(axis=0) - np.isnan(given.draws).sum(axis=0)
@@ -131,7 +132,7 @@ def distance_quantiles(
 
 
 def at_distances(given: Studentized, below: Float, above: Float, between: Between) -> tuple[Float, Float]:
-    """Return the ends so many standard errors below and above; of fractions inside their range on the logit scale.
+    """Return the ends at some standard errors below and above; for fractions inside their range on the logit scale.
 
     There eta = logit theta has the standard error SE / (theta (1 - theta)).
     """
@@ -147,9 +148,9 @@ def at_distances(given: Studentized, below: Float, above: Float, between: Betwee
 
 
 def _unseen(estimates: Float, levels: Float, clusters: Float, between: Between) -> tuple[Float, Float]:
-    """What documents leave open whose draws all agree: a share of others that n clusters may miss, at the range's ends.
+    """Return the interval if all draws agree: n clusters may miss a share of documents at the range's ends.
 
-    A number that may lie anywhere has no interval then.
+    An unbounded number has no interval then.
     """
     if not between.bounded:
         return np.full(len(levels), np.nan), np.full(len(levels), np.nan)
@@ -165,7 +166,7 @@ def expanded_intervals(sample: Float, levels: Float, clusters: Float, strata: ND
 
     Args:
         sample: the draws, [draws, N].
-        levels: [N].
+        levels: the level of each interval, [N].
         clusters: n, [N].
         strata: S, [N].
 
@@ -175,18 +176,18 @@ def expanded_intervals(sample: Float, levels: Float, clusters: Float, strata: ND
 
 
 def expanded_tails(levels: Float, clusters: Float, strata: NDArray[np.int64]) -> Float:
-    """The lower percentiles of ``expanded_intervals``, as fractions, [N]; arguments are those that it takes."""
+    """Return the lower percentiles of ``expanded_intervals``, as fractions, [N]; the arguments are the same."""
     free = np.maximum(clusters - strata, 1)
     tails: Float = ndtr(np.sqrt(clusters / np.maximum(clusters - 1, 1)) * stdtrit(free, (1 - levels) / 2))
     return tails
 
 
 def percentile_intervals(sample: Float, levels: Float) -> tuple[Float, Float]:
-    """Percentile intervals of many numbers: ``sample`` [draws, N], ``levels`` [N]; returns low and high, [N].
+    """Compute percentile intervals of many numbers: ``sample`` [draws, N], ``levels`` [N]; return low and high, [N].
 
     Ends are the (1 - level) / 2 and (1 + level) / 2 quantiles of the defined draws, linearly interpolated between order
     statistics (numpy's default, and scipy.stats.bootstrap's method='percentile'). Undefined draws could lie anywhere:
-    once they are more than the (1 - level) / 2 of one tail they could move an end without bound, and both ends are NaN.
+    if they are more than the (1 - level) / 2 of one tail, they could move an end without bound, and both ends are NaN.
     """
     low, high = np.full(levels.shape, np.nan), np.full(levels.shape, np.nan)
     for first in range(0, len(levels), _COLUMNS_AT_ONCE):
@@ -195,7 +196,7 @@ def percentile_intervals(sample: Float, levels: Float) -> tuple[Float, Float]:
         ordered = np.empty(columns.shape[::-1])
         for draw in range(0, len(columns), _DRAWS_AT_ONCE):
             ordered[:, draw : draw + _DRAWS_AT_ONCE] = columns[draw : draw + _DRAWS_AT_ONCE].T
-        ordered.sort(axis=1)  # NaN comes last
+        ordered.sort(axis=1)  # NaN is sorted last
         defined = len(sample) - np.isnan(ordered).sum(axis=1)
         tail = (1 - levels[part]) / 2
         enough = (len(sample) - defined <= tail * len(sample)) & (defined > 0)
@@ -205,16 +206,16 @@ def percentile_intervals(sample: Float, levels: Float) -> tuple[Float, Float]:
 
 
 def error_of_ends(width: float, level: float, draws: int) -> float:
-    """Return about the Monte Carlo standard error of an end of an interval: what another seed moves it by.
+    """Estimate the Monte Carlo standard error of an interval's end: how far another seed moves the end.
 
-    The p quantile of so many draws of a density f has the standard error sqrt(p (1 - p) / draws) / f, here of normal
-    draws. On the quickstart, ends of studentized intervals have .8 to 1.1 times that in the median, and 1.4 times in
-    one case of twenty.
+    The p quantile of draws from a density f has the standard error sqrt(p (1 - p) / draws) / f; here f is normal. On
+    the quickstart, the true error of studentized ends is .8 to 1.1 times that in the median, and 1.4 times in one case
+    of twenty.
 
     Args:
-        width: that of the interval.
-        level: its level.
-        draws: how many there are.
+        width: the width of the interval.
+        level: the interval's level.
+        draws: the number of draws.
 
     """
     tail = (1 - level) / 2
@@ -229,6 +230,6 @@ def _quantile(ordered: Float, defined: Any, probability: Float) -> Float:
     above = np.minimum(below + 1, np.maximum(defined - 1, 0))
     rows = np.arange(len(ordered))
     left, right, fraction = ordered[rows, below], ordered[rows, above], position - below
-    # Interpolated from the nearer end, so that equal neighbours give exactly their value.
+    # Interpolated from the nearer end, so that equal neighbours give exactly their common value.
     inner: Float = np.where(fraction < 0.5, left + (right - left) * fraction, right - (right - left) * (1 - fraction))
     return inner

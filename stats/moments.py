@@ -1,7 +1,7 @@
-"""What an analysis starts from: additive moments per document, or per replicate on development documents.
+"""The input of an analysis: additive moments of each document, or of each replicate on development documents.
 
 Names are those of ``schema.moments``; the arrays are filled from the SQL views ``moments``, ``position_moments`` and
-``lag_moments``. Everything is validated here, once, so that what follows only computes.
+``lag_moments``. Everything is validated here, once, so that later modules only compute.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Text = NDArray[np.str_]
 
 @dataclass(frozen=True, eq=False)
 class MeasuredDocuments:
-    """Documents that were measured under actions, whatever was measured.
+    """Documents that were measured under actions, by any quantity.
 
     ``documents``, ``strata`` and ``clusters`` are str [D].
     """
@@ -60,13 +60,13 @@ class MeasuredDocuments:
 
     @property
     def canonical_order(self) -> NDArray[np.intp]:
-        """The documents by (stratum, cluster, document), int [D]: what makes results independent of input order."""
+        """Sort documents by (stratum, cluster, document), int [D], so that results do not depend on input order."""
         return np.lexsort((self.documents, self.clusters, self.strata))
 
 
 @dataclass(frozen=True, eq=False)
 class DocumentMoments(MeasuredDocuments):
-    """Replicate means of every moment, per document and action.
+    """Replicate means of every moment, by document and action.
 
     Shapes, with D documents, A actions: ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A], and in moments
     of documents with answers every name of ANSWER_MOMENTS too; ``positions`` every name of POSITION_MOMENTS to
@@ -98,7 +98,7 @@ class DocumentMoments(MeasuredDocuments):
 
     @cached_property
     def present(self) -> NDArray[np.bool_]:
-        """Which documents each action has, bool [D, A]."""
+        """The documents that each action has, bool [D, A]."""
         return ~np.isnan(self.scalars["diverged"])
 
     def in_canonical_order(self) -> DocumentMoments:
@@ -130,7 +130,7 @@ class DocumentMoments(MeasuredDocuments):
         )
 
     def of_actions(self, names: Collection[str]) -> DocumentMoments:
-        """Return the moments of some of the actions, of all documents: these alone decide what is drawn."""
+        """Return the moments of some of the actions over all documents, which alone decide the draws."""
         chosen = [place for place, action in enumerate(self.actions) if action in names]
         return DocumentMoments(
             self.documents,
@@ -146,7 +146,7 @@ class DocumentMoments(MeasuredDocuments):
 
 @dataclass(frozen=True, eq=False)
 class ReplicateMoments(MeasuredDocuments):
-    """Scalar moments of every replicate of development documents: what an allocation is made from.
+    """Scalar moments of every replicate of development documents, the input of an allocation.
 
     ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A, K], and in moments of documents with answers every
     name of ANSWER_MOMENTS too; NaN marks a replicate that an action lacks, or a moment that is null over an empty
@@ -165,11 +165,11 @@ class ReplicateMoments(MeasuredDocuments):
 
     @cached_property
     def present(self) -> NDArray[np.bool_]:
-        """Which replicates each document and action has, bool [D, A, K]."""
+        """The replicates that each document and action has, bool [D, A, K]."""
         return ~np.isnan(self.scalars["diverged"])
 
     def document_means(self) -> DocumentMoments:
-        """Means over each document's replicates (definitions, "Pooling"), without profiles."""
+        """Return means over each document's replicates (definitions, "Pooling"), without profiles."""
         count = self.present.sum(axis=2)
         means = {}
         for name, value in self.scalars.items():
@@ -188,14 +188,14 @@ def _first_repeated(names: Sequence[str]) -> str | None:
 
 
 def declared_scalars(given: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the scalar moments that there must be: those of answers too where any of them is given."""
+    """Return the scalar moments that must be given; if any moment of answers is given, all of those too."""
     return SCALAR_MOMENTS | ANSWER_MOMENTS if ANSWER_MOMENTS.keys() & given.keys() else SCALAR_MOMENTS
 
 
 def standardize(
     field: str, given: Mapping[str, Any], declared: Mapping[str, str], shape: tuple[int, ...], *, optional: bool = False
 ) -> dict[str, Float]:
-    """Return every declared name's array as float64 of one shape; none at all may be given if ``optional``.
+    """Return the array of every declared name as float64 of one shape; if ``optional``, all may be missing.
 
     Messages name the ``field`` that the arrays belong to.
     """

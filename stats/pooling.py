@@ -1,8 +1,8 @@
 """Weighted pooling of document moments: within strata, then over strata with equal weight (definitions, "Pooling").
 
 The weights are whole-number counts per document: all ones for the point estimate, a resample's counts for a draw. Any
-number of weightings goes through one matrix product per stratum and support. Supports are not multiplied together: the
-bits of one do not depend on the others, so that each can be computed apart.
+number of weightings goes through one matrix product per stratum and support. Each support has its own product, so that
+its bits do not depend on other supports and each can be computed separately.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 
 TILE_COLUMNS = 64
-TILE_WORK = 2**18  # multiplications of one tile; OpenBLAS keeps to one thread up to here
+TILE_WORK = 2**18  # multiplications of one tile; up to this size OpenBLAS uses one thread
 
 
 @dataclass(frozen=True, eq=False)
 class Pooling:
-    """Which documents stand behind which rows of which quantity.
+    """The documents behind each row of each quantity.
 
-    A *support* is an action with the documents it is pooled over: its own for the action's quantities, those that both
-    have for a contrast. ``supports`` is int [U], the action of each; ``masks`` bool [D, U], its documents;
-    ``action_support`` and ``pair_supports`` index them. ``rows`` are the strata with documents, after ``pooled``.
+    A *support* is an action with the documents it is pooled over: the action's own documents for its quantities, the
+    documents of both actions for a contrast. ``supports`` is int [U], the action of each; ``masks`` bool [D, U], its
+    documents; ``action_support`` and ``pair_supports`` index them. ``rows`` are the strata with documents, after
+    ``pooled``.
     """
 
     moments: DocumentMoments
@@ -47,7 +48,7 @@ class Pooling:
 
     @classmethod
     def of(cls, moments: DocumentMoments, pairs: Sequence[tuple[str, str]] | None = None) -> Pooling:
-        """Prepare for every action and every (baseline, action) of ``pairs``; all ordered pairs if it is None."""
+        """Prepare for every action and every (baseline, action) of ``pairs``; all ordered pairs if that is None."""
         actions = moments.actions
         if pairs is None:
             pairs = [(a, b) for a in actions for b in actions if a != b]
@@ -61,7 +62,7 @@ class Pooling:
         masks: list[NDArray[np.bool_]] = []
 
         def support(action: int, mask: NDArray[np.bool_]) -> int:
-            # Where both actions have the same documents, which is the rule, a contrast costs no further pooling.
+            # If both actions have the same documents, as is usual, a contrast needs no further pooling.
             key = (action, mask.tobytes())
             if key not in known:
                 known[key] = len(masks)
@@ -93,7 +94,7 @@ class Pooling:
         return counts[:, [baseline for baseline, _ in self._subjects(quantity)]]
 
     def subjects(self, quantity: Quantity) -> tuple[tuple[str | None, str], ...]:
-        """List what a quantity has one row for: (None, action), or (baseline, action)."""
+        """List the subjects of a quantity, one row each: (None, action), or (baseline, action)."""
         if quantity.kind == "action":
             return tuple((None, action) for action in self.moments.actions)
         return self.pairs
@@ -107,8 +108,8 @@ class Pooling:
         """Pool one moment under every weighting.
 
         ``value`` is float64 [D, A] or [D, A, X], ``counts`` [B, D]; returns [B, rows, U] or [B, rows, U, X]. A row is
-        NaN where a weighting leaves one of its strata without a document; strata in which the support has no document
-        at all do not count in its pooled row.
+        NaN if a weighting leaves one of its strata without a document; strata in which the support has no document at
+        all do not count in the pooled row.
         """
         tail = value.shape[2:]
         kept = np.where(self.masks.reshape(*self.masks.shape, *(1 for _ in tail)), value[:, self.supports], 0.0)
@@ -121,7 +122,7 @@ class Pooling:
         return {quantity.name: evaluate(quantity, pooled[quantity.name]) for quantity in quantities}
 
     def pool(self, quantities: Sequence[Quantity], counts: Float) -> dict[str, tuple[Pooled, ...]]:
-        """Pool what quantities are functions of: name -> one for an action, baseline and action for a contrast.
+        """Pool the moments that quantities read: name -> one for an action, baseline and action for a contrast.
 
         Arrays are [B, rows, subjects] or [B, rows, subjects, X].
         """
@@ -149,26 +150,26 @@ class Pooling:
         }
 
     def sides(self, quantity: Quantity) -> tuple[tuple[int, ...], ...]:
-        """The support of every subject: once for an action, of the baseline and of the action for a contrast."""
+        """Return the support of every subject: the action's, or for a contrast baseline's and action's."""
         pairs = self._subjects(quantity)
         kept = (0,) if quantity.kind == "action" else (0, 1)
         return tuple(tuple(pair[side] for pair in pairs) for side in kept)
 
     def _select(self, value: Array, supports: tuple[int, ...]) -> Array:
-        """Take some supports of [B, rows, U] or [B, rows, U, X]; without a copy where they are all."""
+        """Take some supports of [B, rows, U] or [B, rows, U, X]; without a copy if these are all supports."""
         if supports == tuple(range(len(self.supports))):
             return value
         return value[:, :, list(supports)]
 
 
 def evaluate(quantity: Quantity, pooled: Sequence[Pooled]) -> Array:
-    """Evaluate a quantity of the moments of its sides: [..., X], X = 1 for a scalar."""
+    """Evaluate a quantity from the moments of its sides: [..., X], X = 1 for a scalar."""
     value = quantity.function(*pooled)
     return value if quantity.axis else value[..., None]
 
 
 def pooled_means(values: Float, masks: NDArray[np.bool_], members: Sequence[NDArray[np.intp]], counts: Float) -> Float:
-    """Pool values under every weighting, within strata and then over them: [B, rows, U, V], ``pooled`` first.
+    """Pool values under every weighting, within strata and then over strata: [B, rows, U, V], ``pooled`` first.
 
     ``values`` is float64 [D, U, V] and 0 where ``masks``, bool [D, U], is false; ``members`` are the documents of each
     stratum, ``counts`` [B, D] the weightings.
@@ -182,7 +183,7 @@ def pooled_means(values: Float, masks: NDArray[np.bool_], members: Sequence[NDAr
         weights = np.ascontiguousarray(counts[:, documents])
         for support in range(values.shape[1]):
             total[:, support] = _product(weights, values[documents, support])
-        weight = weights @ masks[documents].astype(np.float64)  # of whole numbers: exact
+        weight = weights @ masks[documents].astype(np.float64)  # a product of whole numbers, hence exact
         # w_d = 1 / n_stratum(d) (definitions, "Pooling"), n counted in the resample.
         with np.errstate(invalid="ignore"):
             np.divide(total, weight[:, :, None], out=means[:, row])
@@ -200,16 +201,16 @@ def pooled_means(values: Float, masks: NDArray[np.bool_], members: Sequence[NDAr
 def _product(weights: Float, values: Float) -> Float:
     """Multiply [B, n] by [n, V] in tiles that BLAS does not split over threads.
 
-    A product of one stratum is too small to gain from threads, and loses by them: on a machine with other work each of
-    thousands of products waits until all its threads have had a core (measured: 6 times slower). Tiles depend on the
-    shapes alone, so equal blocks give equal bits.
+    The product of one stratum is too small to gain from threads: on a machine with other work each of thousands of
+    products would wait until all its threads had a core (measured: 6 times slower). Tiles depend on the shapes alone,
+    so equal blocks give equal bits.
     """
-    if len(weights) == 1:  # BLAS would round a column of one row by its place among the others
+    if len(weights) == 1:  # BLAS would round a column of a single row by its place among the columns
         summed: Float = (weights.T * values).sum(axis=0, keepdims=True)
         return summed
     most = max(TILE_WORK // (TILE_COLUMNS * weights.shape[1]), 1)
-    rows = min(1 << (most.bit_length() - 1), len(weights))  # a power of 2, to divide the block of draws
-    if rows < 8 or len(weights) % rows:  # large strata are worth their threads
+    rows = min(1 << (most.bit_length() - 1), len(weights))  # a power of 2, so that it divides the block of draws
+    if rows < 8 or len(weights) % rows:  # large strata are worth using threads
         whole: Float = weights @ values
         return whole
     tiled = weights.reshape(-1, rows, weights.shape[1])

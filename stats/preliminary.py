@@ -1,4 +1,4 @@
-"""A pooled mean with a plain interval, quickly: for a study that still grows, where nothing is resampled yet."""
+"""A quick pooled mean with a plain interval, for a study that still grows and is not resampled yet."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def preliminary_mean(
 
     M = sum of w_d x_d with w_d = 1 / (S n_stratum(d)) and V = sum over strata of n_s / (n_s - 1) times the squared
     deviations of the clusters' u_c = sum of w_d (x_d - M_s) (definitions, "Pooling" and "Intervals"). Ends are on the
-    logit scale, and at least what documents that are alike leave open. The strata are taken for independent, and the
-    interval as it would be if the study ended now: looks are not corrected for.
+    logit scale, and at least what documents that are alike leave open. The strata are taken as independent, and the
+    interval is that of a study that ends now: it is not corrected for looks.
 
     Args:
         values: x_d of D > 0 documents, in [0, 1], [D].
-        strata: The stratum of each, [D].
-        clusters: The cluster of each, [D].
+        strata: The stratum of each document, [D].
+        clusters: The cluster of each document, [D].
 
     Returns:
-        M and the ends of its 95% interval; None where a stratum has one cluster.
+        M and the ends of its 95% interval; None if a stratum has one cluster.
 
     """
     x = np.asarray(values, dtype=np.float64)

@@ -1,10 +1,10 @@
-"""What a quantity is: a named function of pooled moments, what it means, how it is printed, and which view has it.
+"""The registry of quantities: named functions of pooled moments, with meaning, printed scale, and SQL view.
 
 A function takes pooled moments whose arrays have any leading axes (draws, strata, actions) and, for profile moments,
 the position or lag as last axis; it returns the same leading axes, with a last axis for a quantity that has an
-``axis``. Values are fractions, entry times are tokens. Undefined is NaN (null in results). Functions use only smooth
-arithmetic and exact comparisons with 0, so complex moments go through them too (``stats.linearization.gradients``
-differentiates them that way). The quantities themselves are in ``stats.quantities``.
+``axis``. Values are fractions, entry times are tokens. Undefined values are NaN (null in results). Functions use only
+smooth arithmetic and exact comparisons with 0, so complex moments go through them too
+(``stats.linearization.gradients`` differentiates them that way). The quantities themselves are in ``stats.quantities``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DIFFERENCE = "_difference"
 
 
 class Scale(Enum):
-    """How a stored value is printed: the factor that it is multiplied by, and the sign of its unit."""
+    """The printed form of stored values: a factor, and the sign of the unit."""
 
     PERCENT = (100.0, "%")
     POINTS = (100.0, "pp")
@@ -49,35 +49,35 @@ class Scale(Enum):
 
     @property
     def sign(self) -> str:
-        """The unit as it stands in a column's head; pp are percentage points, pairs are pairs of kernels."""
+        """The unit as a column's head shows it; pp are percentage points, pairs are pairs of kernels."""
         return self.value[1]
 
 
 class Between(NamedTuple):
-    """The ends that values lie between; infinite where there is none."""
+    """The ends of a range of values; infinite if the range has no end."""
 
     low: float
     high: float
 
     @property
     def bounded(self) -> bool:
-        """Whether there is an end at all."""
+        """Whether the range has any end."""
         return self != (-np.inf, np.inf)
 
     @property
     def is_fraction(self) -> bool:
-        """Whether the values are fractions of a part of the range from 0 on."""
+        """Whether the values are fractions, in a range from 0 to at most 1."""
         return self.low == 0 and self.high <= 1
 
     @property
     def resolution(self) -> float:
-        """The standard error at and below which values do not vary: 1e-12 of the range, of 1 where that has no end."""
+        """The largest standard error of values that do not vary: 1e-12 of the range, or of 1 if that has no end."""
         width = self.high - self.low
         return 1e-12 * (width if 0 < width < np.inf else 1.0)
 
 
 class Range(Enum):
-    """What the values of a quantity can be, whatever the documents; intervals are cut to it."""
+    """The range of a quantity's values, whatever the documents; intervals are cut to it."""
 
     FRACTION = "fraction"
     DIFFERENCE = "difference of two fractions"
@@ -104,7 +104,7 @@ class Range(Enum):
 
     @property
     def of_difference(self) -> Range:
-        """The range of the difference of two values."""
+        """Return the range of the difference of two values."""
         return {
             Range.FRACTION: Range.DIFFERENCE,
             Range.DIFFERENCE: Range.SECOND_DIFFERENCE,
@@ -114,7 +114,7 @@ class Range(Enum):
 
 
 class Feature(NamedTuple):
-    """What a quantity reads of pooled moments: a scalar, a profile, or a profile summed until or since each x."""
+    """The input of a quantity: a scalar moment, a profile moment, or a profile summed until or since each x."""
 
     kind: FeatureKind
     name: str
@@ -125,13 +125,14 @@ class Pooled:
     """Pooled moments M(g) of one action (definitions, "Pooling"); ``m[name]`` is a scalar moment.
 
     Scalars and profiles are kept apart because a scalar and a profile moment share a name (``mismatch``). A quantity
-    over positions or lags is a function of what is read at the same x: sums over x are read as ``until`` or ``since``.
+    over positions or lags at x is a function of features at the same x; sums over x are the features ``until`` and
+    ``since``.
 
     Attributes:
         scalars: arrays [...] by moment.
         profiles: arrays [..., H or T] by moment.
         windows: the study's windows.
-        sums: sums over x that were read, kept.
+        sums: cache of the sums over x that were read.
 
     """
 
@@ -144,19 +145,19 @@ class Pooled:
         return self.read(Feature("scalar", name))
 
     def profile(self, name: str) -> Array:
-        """The profile moment at every x, [..., X]."""
+        """Return the profile moment at every x, [..., X]."""
         return self.read(Feature("profile", name))
 
     def until(self, name: str) -> Array:
-        """The profile moment summed over 1..x, [..., X]."""
+        """Return the profile moment summed over 1..x, [..., X]."""
         return self.read(Feature("until", name))
 
     def since(self, name: str) -> Array:
-        """The profile moment summed over x and all that come after it, [..., X]."""
+        """Return the profile moment summed over x and all later places, [..., X]."""
         return self.read(Feature("since", name))
 
     def read(self, feature: Feature) -> Array:
-        """Return what is read."""
+        """Return a feature of the moments."""
         if feature.kind == "scalar":
             return self.scalars[feature.name]
         if feature.kind == "profile":
@@ -169,12 +170,12 @@ class Pooled:
 def _summed(kind: FeatureKind, profile: Array) -> Array:
     if kind == "until":
         return np.cumsum(profile, axis=-1)
-    # From the far end, so that the sum is exactly 0 where nothing is left; a difference of sums leaves 1e-16.
+    # From the far end, so that an empty rest is exactly 0; a difference of sums would leave 1e-16.
     return np.cumsum(profile[..., ::-1], axis=-1)[..., ::-1]
 
 
 class Higher(Enum):
-    """What it says of an action to have more of a quantity than another one."""
+    """Whether more of a quantity is worse, better, or neither for an action."""
 
     WORSE = "worse"
     BETTER = "better"
@@ -186,16 +187,16 @@ class Quantity:
     """One reported quantity.
 
     Attributes:
-        name: what ``results.quantity`` carries.
+        name: its name in ``results.quantity``.
         kind: whether it belongs to an action or to a contrast of two actions.
         function: takes one Pooled for an action, two (baseline a, action b) for a contrast.
         label: the symbol or short name in a column's head.
-        meaning: what it is, in words.
-        scale: how its values are printed.
+        meaning: its meaning, in words.
+        scale: the printed form of its values.
         range: the ends that its values lie between.
-        view: the view that has the point value; None where no view has it.
-        column: the column of that view.
-        axis: what ``x`` counts, which is also the view's column of it; None for a scalar.
+        view: the view that has the point value; None if no view has it.
+        column: the view's column.
+        axis: the name of ``x`` and of its column in the view; None for a scalar.
         profile: the profile moments that the function needs beyond the scalars.
         higher: whether more of it is worse, better, or neither by itself.
         difference_of: the quantity of an action whose difference a contrast is; None for every other quantity.
@@ -229,7 +230,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class BranchingQuantity(Quantity):
-    """A quantity of residual branching; its function takes a mapping of pooled moments (``stats.efficiency``).
+    """A quantity of residual branching, whose function takes a mapping of pooled moments (``stats.efficiency``).
 
     Attributes:
         support: the documents that its moments are pooled over: those with SWRB replicates (``branched``), or those
@@ -259,11 +260,11 @@ def moment(name: str) -> Callable[[Pooled], Array]:
 
 
 def ratio(numerator: Array, denominator: Array) -> Array:
-    """Ratio of moments, NaN where the denominator is 0 (definitions, "Pooling": a ratio is a ratio of moments)."""
+    """Divide moments, NaN if the denominator is 0 (definitions, "Pooling": a ratio is a ratio of moments)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient: Array = np.asarray(np.true_divide(numerator, denominator))
     zero = np.equal(denominator, 0)
-    if zero.any():  # a masked division would take several times as long where, as a rule, none is 0
+    if zero.any():  # usually no denominator is 0, and a masked division would take several times as long
         np.copyto(quotient, np.nan, where=zero)
     return quotient
 
@@ -280,10 +281,10 @@ def action_quantity(
     higher: Higher = Higher.NEITHER,
     per: str | Callable[[Pooled], Array] = "",
 ) -> Callable[[Callable[[Pooled], Array]], Callable[[Pooled], Array]]:
-    """Register the decorated function of an action's moments as the quantity of its own name; it stays as it is.
+    """Register the decorated function of an action's moments as a quantity of the same name; return it unchanged.
 
-    Arguments are the attributes of ``Quantity``; ``column`` is given where it is not the function's name, and the range
-    ``values`` where it is not what the scale implies. ``per`` may be the name of a scalar moment.
+    The arguments are the attributes of ``Quantity``; ``column`` is needed only if it differs from the function's name,
+    and the range ``values`` only if it differs from the scale's. ``per`` may be the name of a scalar moment.
     """
     between = values or IMPLIED_RANGES[scale]
     denominator = moment(per) if isinstance(per, str) and per else per or None
@@ -315,7 +316,7 @@ def contrast_quantity(
 ) -> Callable[[Callable[[Pooled, Pooled], Array]], Callable[[Pooled, Pooled], Array]]:
     """Register the decorated function of a baseline's and an action's moments, as ``action_quantity`` does.
 
-    ``of`` is the registered quantity whose difference it is, which has said already what more of it means.
+    ``of`` is the registered quantity whose difference the contrast is; its ``higher`` applies to the contrast as well.
     """
     between = values or IMPLIED_RANGES[scale]
     higher = _REGISTERED[of].higher if of is not None else higher
@@ -335,7 +336,7 @@ def register_difference(name: str) -> None:
 
 
 def difference_of(quantity: Quantity) -> Quantity:
-    """Return the contrast ``<name>_difference`` of an action's quantity: that of b less that of baseline a."""
+    """Return the contrast ``<name>_difference`` of an action's quantity: the value of b less that of baseline a."""
 
     def difference(a: Pooled, b: Pooled) -> Array:
         return quantity.function(b) - quantity.function(a)

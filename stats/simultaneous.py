@@ -1,8 +1,8 @@
-"""Intervals that hold together: of all pairs of actions in R, and of all members of sweeps (definitions, "Intervals").
+"""Simultaneous intervals for all pairs of actions in R, and for all members of sweeps (definitions, "Intervals").
 
-What is said of one action against any other rests on the first: whether it is ruled out, recommended, or at which
-place. The bands of curves are the second. With c the quantile of the largest |t*| of any pair or member in a draw, all
-intervals theta +- c SE hold together.
+The intervals of pairs decide which actions are ruled out or recommended, and their ranks. The intervals of members are
+the bands of curves. With c the quantile of the largest |t*| of any pair or member in a draw, all intervals theta +- c
+SE hold together.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 SIMULTANEOUS = "simultaneous"
 
-_FARTHEST = 1.5  # times what Student's law says of so many independent pairs: of a few clusters a draw may have any t*
+_FARTHEST = 1.5  # times Student's quantile for as many independent pairs: over a few clusters a draw may have any t*
 
 
 def simultaneous_gaps(moments: DocumentMoments, *, draws: int, seed: int, level: float = 0.95) -> Estimates:
-    """Estimate the difference in R of every pair of actions, pooled over strata, with intervals that hold together.
+    """Estimate the difference in R of every pair of actions, pooled over strata, with simultaneous intervals.
 
     A pair whose documents are alike, or whose t* are undefined, has an interval of level 1 - (1 - level) / m by itself,
     with m pairs in all.
 
     Args:
-        moments: of documents; actions without a document in common are no pair.
-        draws: bootstrap draws.
-        seed: their seed.
-        level: with which all intervals hold.
+        moments: moments of documents; actions without a common document form no pair.
+        draws: the number of bootstrap draws.
+        seed: the seed of the draws.
+        level: the probability with which all intervals hold.
 
     Returns:
-        Rows of ``results``, of each pair both ways round, all exploratory.
+        Rows of ``results`` for each pair in both directions, all exploratory.
 
     """
     moments = moments.in_canonical_order()
@@ -68,18 +68,18 @@ def simultaneous_gaps(moments: DocumentMoments, *, draws: int, seed: int, level:
 def simultaneous_members(
     moments: DocumentMoments, name: str, members: Sequence[str], *, draws: int, seed: int, level: float = 0.95
 ) -> Estimates:
-    """Estimate a quantity of some actions, pooled over strata, with intervals that hold together.
+    """Estimate a quantity of some actions, pooled over strata, with simultaneous intervals.
 
     An action whose documents are alike, or whose t* are undefined, has an interval of level 1 - (1 - level) / m by
     itself, with m actions in all.
 
     Args:
-        moments: of documents.
+        moments: moments of documents.
         name: a quantity of an action that has a row in ``SIMULTANEOUS_OF``.
         members: the actions.
-        draws: bootstrap draws.
-        seed: their seed.
-        level: with which all intervals hold.
+        draws: the number of bootstrap draws.
+        seed: the seed of the draws.
+        level: the probability with which all intervals hold.
 
     Returns:
         Rows of ``results``, all exploratory.
@@ -96,7 +96,7 @@ _ENDS = ("estimate", "low", "high")
 
 @dataclass(frozen=True, eq=False)
 class _Together:
-    """What is known of each pair or action, arrays [m]."""
+    """The estimates of all pairs or actions, arrays [m]."""
 
     estimates: Float
     low: Float
@@ -106,7 +106,7 @@ class _Together:
     clusters: Float
 
     def row(self, place: int) -> dict[str, Any]:
-        """What ``results`` says of one of them."""
+        """Return the columns of ``results`` for one pair or action."""
         numbers = (nullable(one)[place] for one in (self.estimates, self.low, self.high))
         return dict.fromkeys(COLUMNS) | dict(zip(_ENDS, numbers, strict=True)) | {
             "stratum": POOLED, "documents": int(self.documents[place]), "status": EXPLORATORY,

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,7 +31,7 @@ from schema.errors import ControlError, InputError, nearest
 from schema.study import CONTROL_ACTION, FLOOR_ACTION, POOLED
 from schema.windows import Windows
 from sql.catalog import Views, open_views
-from stats.alike import alike_documents, settling_factor
+from stats.alike import MOST_UNLIKE, Alike, alike_documents, settling_factor
 from stats.endpoints import Decision, Endpoint, decidable_quantity, decide
 from stats.ends import ALIKE, STUDENTIZED
 from stats.moments import DocumentMoments
@@ -74,6 +76,7 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
     worse = -1 if contrast.higher is Higher.BETTER else 1
     seems = row["estimate"] is not None and worse * row["estimate"] < question.margin
     rare = decision is Decision.UNRESOLVED and row["interval"] == ALIKE and seems
+    unseen = _unseen(moments, contrast, question, row) if decision is Decision.EQUIVALENT else None
     return Verdict(
         decision,
         replace(question, study=study, model=model),
@@ -82,6 +85,7 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
         _status(store, plan, contrast, question),
         version, None if plan is None else plan.sha256, rare,
         _more_documents(moments, contrast, question, row["documents"]) if rare else None,
+        unseen,
         _from_floor(of_all, question, plan) if question.baseline == FLOOR_ACTION else None,
     )  # fmt: skip
 
@@ -127,15 +131,40 @@ def _from_floor(
 
 def _more_documents(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, documents: int) -> int | None:
     """How many more documents would settle a question that alike documents leave open."""
+    alike, between = _alike(moments, contrast, question)
+    factor = settling_factor(alike, question.interval_level, between, question.margin)
+    return None if factor is None else math.ceil(documents * (factor - 1))
+
+
+def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, row: Mapping[str, Any]) -> int | None:
+    """How many documents in all would exclude failures that no document shows; None if these documents do.
+
+    If more than a few documents differ by more than the margin, the interval does not reckon with documents that are
+    farther off than all of these. They may be up to 1 - alpha^(1/n) of all, and lose all that can be lost.
+    """
+    alike, between = _alike(moments, contrast, question)
+    if alike.unlike[0] <= MOST_UNLIKE or not between.bounded:
+        return None
+    worse = -1 if contrast.higher is Higher.BETTER else 1
+    seen = replace(
+        alike, value=np.array([worse * row["estimate"]]), spread=np.zeros(1), unlike=np.zeros(1), farthest=np.zeros(1)
+    )
+    if seen.ends(np.array([question.interval_level]), between)[1][0] < question.margin:
+        return None
+    factor = settling_factor(seen, question.interval_level, between, question.margin)
+    return None if factor is None else math.ceil(row["documents"] * factor)
+
+
+def _alike(moments: DocumentMoments, contrast: Quantity, question: GateQuestion) -> tuple[Alike, Between]:
+    """How alike the documents of a question are, and its range, turned so that more is worse."""
     pair = (question.baseline, question.action)
     pooling = Pooling.of(moments.of_actions(pair).in_canonical_order(), [pair])
     row = pooling.rows.index(question.stratum)
     alike = alike_documents(pooling, contrast, question.margin).of((slice(row, row + 1), 0, 0))
     between = contrast.range.between(moments.windows.horizon)
     if contrast.higher is Higher.BETTER:
-        alike, between = alike.turned, Between(-between.high, -between.low)
-    factor = settling_factor(alike, question.interval_level, between, question.margin)
-    return None if factor is None else math.ceil(documents * (factor - 1))
+        return alike.turned, Between(-between.high, -between.low)
+    return alike, between
 
 
 def _status(store: Store, plan: FrozenPlan | None, contrast: Quantity, question: GateQuestion) -> str:

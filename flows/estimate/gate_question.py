@@ -63,6 +63,8 @@ class Verdict:
             but a few, and may lack those that fail.
         more: how many more documents would then settle it, if their share of unlike ones is the same; None if no
             number would, or if the documents are not alike.
+        unseen: how many documents in all would exclude failures that no document shows, if the answer is
+            ``equivalent or better`` and does not reckon with such failures; None otherwise.
         from_floor: the interval of the difference in R from the engine's floor, which holds for all pairs of actions
             together; None if the baseline is no floor.
 
@@ -83,6 +85,7 @@ class Verdict:
     plan_sha256: str | None
     alike: bool
     more: int | None
+    unseen: int | None = None
     from_floor: tuple[float, float] | None = None
 
     @property

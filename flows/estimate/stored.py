@@ -18,7 +18,7 @@ from flows.estimate.estimation import (
 )
 from flows.estimate.parts import Analysis, Runner, Subject, one_by_one, with_progress
 from flows.estimate.scores import Scoring, known_answers
-from flows.estimate.taking_looks import with_looks
+from flows.estimate.taking_looks import take_due_looks, with_looks
 from flows.plan.frozen_plan import find_plan
 from flows.plan.seen import seen_actions
 from flows.plan.stored_documents import changed_answers
@@ -64,6 +64,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         seen = () if frozen is None else seen_actions(store, frozen)
         splits = analyzed_splits(views, study, model)
         if frozen is not None:
+            take_due_looks(store, views, frozen)
             analyses = [Analysis.planned(frozen, seen, answers_changed=changed_answers(store, frozen))]
         else:
             analyses = [Analysis.exploratory(views, study, model, split) for split in splits]

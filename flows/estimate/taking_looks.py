@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import product
 
 import pyarrow as pa
 
 from flows.estimate.answers import answer_moments
 from flows.estimate.estimation import action_revisions, document_moments, documents_revision
-from flows.estimate.scores import known_answers
+from flows.estimate.scores import Scoring, known_answers
 from flows.plan.frozen_plan import FrozenPlan
 from flows.plan.looks_taken import LooksTaken, Row
 from log.store import Store
@@ -23,6 +24,29 @@ from stats.sequential.repeated import repeated_intervals
 from stats.sequential.resolution import EQUIVALENCE
 
 REPEATED = "repeated"
+
+
+def take_due_looks(store: Store, views: Views, plan: FrozenPlan) -> None:
+    """Take the looks whose documents and replicates are all there, as a run does.
+
+    Estimates are made once for a version of the events. So a look at these events comes before them, lest the
+    estimates keep the intervals of the look before.
+    """
+    while _is_due(store, views, plan):
+        take_look(store, views, plan)
+
+
+def _is_due(store: Store, views: Views, plan: FrozenPlan) -> bool:
+    taken = LooksTaken.in_store(store, plan)
+    if taken is None or taken.stopped:
+        return False
+    columns = ["doc", "action", "replicates"]
+    rows = views.rows("moments", columns, study=plan.study, model=plan.model, split="evaluation").to_pylist()
+    whole = {(row["doc"], row["action"]) for row in rows if row["replicates"] >= plan.replicates}
+    if not whole.issuperset(product(taken.looks.names(taken.wanted), plan.actions)):
+        return False
+    of_answers = any(endpoint.quantity in ANSWER_QUANTITIES for endpoint in plan.family.endpoints)
+    return not of_answers or not Scoring.stored(store, plan.study, plan.model).unscored_pairs["evaluation"]
 
 
 def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:

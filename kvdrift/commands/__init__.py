@@ -1,1 +1,1 @@
-"""What each command does; one module a command, named after it."""
+"""The commands: one module for each, named after the command."""

@@ -1,4 +1,4 @@
-"""``kvdrift check``: a selector, codec or policy under the matrix that every one of the package passes."""
+"""``kvdrift check``: the checks of a selector, codec or policy that every one in the package passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from generator.engines.promises import Promise, Unknown
     from generator.selectors.parameters import Value
 
-_WIDTH = 10  # of the names of an engine's checks
+_WIDTH = 10  # columns for the name of an engine's check
 
 
 def check(
@@ -74,7 +74,7 @@ def check(
 
 
 def _check_engine(name: str, weights: Path | None) -> NoReturn:
-    """Try what an engine's adapter must hold, and end with the exit code."""
+    """Check an engine's adapter, and end with the exit code."""
     from generator.engines.promises import PROMISES
     from generator.generation.engine_models import ENGINES
     from generator.transformer.files.local_folders import EMBEDDED_GGUF
@@ -84,7 +84,7 @@ def _check_engine(name: str, weights: Path | None) -> NoReturn:
 
 
 def _check_study(path: Path) -> NoReturn:
-    """Try the servers of a study file, or the engine's adapter on its weights, and end with the exit code."""
+    """Check the servers of a study file, or the engine's adapter with the file's weights; end with the exit code."""
     from generator.engines.http.engine import ServerSide
     from generator.engines.server_promises import SERVER_PROMISES
     from generator.generation.engine_models import engine_model
@@ -107,7 +107,7 @@ def _check_study(path: Path) -> NoReturn:
 def _kept(
     promise: Promise[...], function: Callable[[], str | Unknown], faults: type[KvdriftError] = OperationError
 ) -> bool | None:
-    """Whether a promise holds, None if that is unknown; prints what was found. Errors of ``faults`` are failures."""
+    """Print and return whether a promise holds, None if unknown; an error of class ``faults`` means no."""
     from generator.engines.promises import Unknown
 
     holds: bool | None
@@ -135,7 +135,7 @@ def _end(name: str, holds: Sequence[bool | None]) -> NoReturn:
 
 
 def _parameter(text: str) -> tuple[str, Value]:
-    """A name and its value as in a study file; a value that TOML does not know is text."""
+    """Return the name and the value of ``NAME=VALUE``; a value that is not TOML is text."""
     name, equals, written = text.partition("=")
     if not equals or not name.strip().isidentifier():
         raise InputError(f"--parameter {text}: write NAME=VALUE")

@@ -1,4 +1,4 @@
-"""``kvdrift compact``: many small files of a store made few."""
+"""``kvdrift compact``: the many small files of a store merged into few."""
 
 from __future__ import annotations
 

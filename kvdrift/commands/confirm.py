@@ -1,4 +1,4 @@
-"""``kvdrift confirm``: a study file of documents that nobody has seen, to confirm what was explored."""
+"""``kvdrift confirm``: a study file with documents that no study has used, to confirm an exploration."""
 
 from __future__ import annotations
 

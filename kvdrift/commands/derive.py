@@ -1,4 +1,4 @@
-"""``kvdrift derive``: trajectories and steps of what was generated, once or watching."""
+"""``kvdrift derive``: trajectories and steps of stored events, once or continuously."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _watching(location: str, interval: float, *, compacts: bool) -> str:
             typer.echo(f"kvdrift: {failure}", err=True)
 
     def idle() -> None:
-        release_memory()  # of what was put together beside
+        release_memory()  # memory of a compaction that ran beside this process
         upkeep.begin_if_due()
 
     total = watch(location, interval, lambda: bool(stopped), batch_done, idle, compacts=compacts)

@@ -1,4 +1,4 @@
-"""``kvdrift drop``: an action out of the views; its units stay in the log."""
+"""``kvdrift drop``: an action removed from the views; its units stay in the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def drop(
     from log.store import Store
     from sql.catalog_file import refresh_catalog
 
-    Store.open(store)  # refuses a folder that is no store, of which the next line would make one
+    Store.open(store)  # refuses a folder without a store, which the next line would make into a store
     opened = Store.create(store)
     units = drop_action(opened, action, study)
     refresh_catalog(opened)

@@ -103,7 +103,7 @@ def gate(
 
 
 def _to_page(store: Store, verdict: Verdict, fields: dict[str, Any]) -> None:
-    """Write the answer to the study's report; a page that may not be written stays, and one line says so."""
+    """Write the answer to the study's report; if the page may not be written, leave the page and print a line."""
     from flows.pages.reports import report_folder
     from report.gates import record_gate
 
@@ -118,7 +118,7 @@ def _to_page(store: Store, verdict: Verdict, fields: dict[str, Any]) -> None:
 
 
 def _line(verdict: Verdict, *, named: bool) -> str:
-    """The answer for people, in one line; with the study if that was named, as it must be of several."""
+    """Return the answer in one line for people; ``named`` adds the study's name, needed if the store has several."""
     from report.printing.numbers import count, fixed, scaled
     from report.printing.numbers import level as percent
     from report.reading.estimates import FEW_CLUSTERS
@@ -142,6 +142,11 @@ def _line(verdict: Verdict, *, named: bool) -> str:
     if verdict.alike:
         more = "no number of documents like these" if verdict.more is None else f"{count(verdict.more)} more like these"
         parts.append(f"these documents are alike and may lack rare ones: {more} would settle it")
+    if verdict.unseen is not None:
+        parts.append(
+            "these documents differ by more than the margin, and do not exclude rare failures that none of them shows: "
+            f"{count(verdict.unseen)} documents would"
+        )
     if verdict.from_floor is not None:
         ends = [scaled(one, Scale.POINTS, 2) for one in verdict.from_floor]
         told = "told" if verdict.told_from_floor else "not told"
@@ -150,7 +155,7 @@ def _line(verdict: Verdict, *, named: bool) -> str:
 
 
 def _between(verdict: Verdict, decimals: int) -> str:
-    """The interval as printed: so that an end does not look like the margin if it is not."""
+    """Return the interval as printed, with enough digits that no end looks equal to the margin unless equal."""
     from report.printing.numbers import scaled, sure_decimals
     from stats.registry import Higher
 
@@ -165,7 +170,7 @@ def _between(verdict: Verdict, decimals: int) -> str:
 
 
 def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
-    """The answer for programs."""
+    """Return the answer as the fields of ``--json``."""
     import kvdrift
     from report.reading.estimates import FEW_CLUSTERS
 
@@ -190,6 +195,7 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
         "clusters": verdict.clusters,
         "alike": verdict.alike,
         "more_documents": verdict.more,
+        "documents_for_unseen": verdict.unseen,
         "told_from_floor": verdict.told_from_floor,
         "from_floor": verdict.from_floor,
         "few_clusters": verdict.clusters < FEW_CLUSTERS,

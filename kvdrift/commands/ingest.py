@@ -1,4 +1,4 @@
-"""``kvdrift ingest``: events that another generator made, and what became of them."""
+"""``kvdrift ingest``: events that another generator made, checked and appended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from schema.errors import InputError, printable
 if TYPE_CHECKING:
     from ingestion.report import IngestReport, Tally
 
-NAMED_FINDINGS = 20  # lines of one kind, before the rest is a count
+NAMED_FINDINGS = 20  # findings of one kind that are printed; the rest are counted
 _WORTH_A_BAR = 500_000  # events
 _MANY_FILES = 16  # in pieces
 
@@ -91,7 +91,7 @@ def _pieces(
     horizon: int | None,
     interval: float | None,
 ) -> IngestReport:
-    """Take files that may have pieces; again and again with an interval."""
+    """Take files that may hold pieces of replicates: once, or repeatedly if ``interval`` is given."""
     from ingestion.stream import ingest_pieces
 
     stopped = threading.Event()
@@ -129,7 +129,7 @@ def _replicates(report: IngestReport) -> str:
 
 
 def summary(report: IngestReport, location: str) -> str:
-    """Say what became of the files, and which command comes next."""
+    """Return what was done with the files, and the next command."""
     unread = f", {report.unread} not or not wholly readable" if report.unread else ""
     lines = [
         f"files:         {report.files}{unread}",
@@ -147,7 +147,7 @@ def summary(report: IngestReport, location: str) -> str:
 
 
 def _lines(report: IngestReport) -> list[str]:
-    """One line a finding, at most ``NAMED_FINDINGS`` of a kind and then their number; then the remarks."""
+    """Return a line for each finding, at most ``NAMED_FINDINGS`` of a kind and then a count; the remarks follow."""
     lines = []
     said: Counter[str] = Counter()
     for finding in report.findings:

@@ -63,7 +63,7 @@ def _policies() -> list[tuple[str, str]]:
 
 
 def _of_kind(part: PartKind[Any], known: Mapping[str, type[Any]]) -> list[tuple[str, str]]:
-    """The package's classes, those that entry points name, and the form of one's own."""
+    """List the package's classes, those of entry points, and how a study names a class of the user's own."""
     from generator.selectors.own.names import distribution_of, entry_point, entry_point_names, own_class
 
     rows = [(name, _described(kind)) for name, kind in known.items()]
@@ -81,7 +81,7 @@ def _of_kind(part: PartKind[Any], known: Mapping[str, type[Any]]) -> list[tuple[
 
 
 def _described(kind: type[Any]) -> str:
-    """A class of the package or of one's own: what it does, its parameters, its paper."""
+    """Describe a class: its summary, its parameters and its paper."""
     from generator.selectors.own.classes import default_parameters
 
     parameters = [f"{key} = {value}" for key, value in default_parameters(kind).items()]

@@ -45,7 +45,7 @@ def report(
     With --live a study that runs has a page of what is there, in the folder live of its report: it says that it is
     preliminary, recommends nothing and reloads itself. It ends with the study.
     """
-    # A report shows tokens as text if the tokenizer is on this machine; it does not go and look for one.
+    # A report shows tokens as text if the tokenizer is on this machine; nothing is downloaded for that.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if output_format not in REPORT_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
@@ -105,7 +105,7 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
     revisions = model_revisions(store)
     pages = []
     for name, model in chosen:
-        several = sum(other == name for other, _ in chosen) > 1  # then each model has a page of its own
+        several = sum(other == name for other, _ in chosen) > 1  # then each model has its own page
         beside = page_beside(store, name, model if several else None)
         if output is None:
             folder = report_folder(store, name, model if several else None)

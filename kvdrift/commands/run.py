@@ -68,7 +68,7 @@ def run(
     from kvdrift.console import ConsoleProgress
 
     with ConsoleProgress() as console:
-        console.doing(f"loading what {study.name} needs")  # the libraries take seconds
+        console.doing(f"loading what {study.name} needs")  # importing these libraries takes seconds
         from flows.run.options import named_service, named_workers
         from schema.study import load_studies
 
@@ -76,7 +76,7 @@ def run(
         address = named_service(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
         workers = named_workers(studies, cluster, gpus, served=address is not None)
     if dry_run:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not on this machine is not fetched
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a dry run downloads nothing
         from flows.run.options import default_location
         from kvdrift.dry_run.description import describe_studies
         from schema.location import absolute
@@ -124,12 +124,12 @@ def run(
 
 
 def _say_what_is_kept(studies: Sequence[Study], location: str | None) -> None:
-    """Say on standard error what the store of an interrupted run has; of none that was not begun."""
+    """Print on standard error what the store of an interrupted run holds; print nothing if no store was begun."""
     from flows.run.options import default_location
     from log.store import Store
     from schema.location import absolute
 
     store = absolute(location if location is not None else default_location(studies))
-    with suppress(KvdriftError):  # nothing is there yet
+    with suppress(KvdriftError):  # there is no store yet
         units = Store.open(store).row_count("units")
         typer.echo(f"kept in {printable(store)}: {units:,} {'unit' if units == 1 else 'units'}", err=True)

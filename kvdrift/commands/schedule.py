@@ -75,7 +75,7 @@ def schedule(
     if gpus is None or cluster is not None or service is not None:
         named_workers(studies, cluster, gpus, served=service is not None)
     else:
-        check_gpus(gpus, studies)  # how many there are is known where it runs
+        check_gpus(gpus, studies)  # the number of GPUs is known only on the machine that runs
     if cron is not None:
         check_cron(cron, timezone)
     planned = StudySchedule(

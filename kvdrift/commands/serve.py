@@ -1,4 +1,4 @@
-"""``kvdrift serve``: the generator as a service."""
+"""``kvdrift serve``: event generation as a network service."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def serve(
             max_request_bytes=max_request_bytes,
             allowed=allowed,
         )
-    except OSError as error:  # Arrow's errors of input and output are among them
+    except OSError as error:  # Arrow's input and output errors are OSErrors
         hint = "is the port taken?" if certificate is None else "is the port taken, or are certificate and key no pair?"
         raise OperationError(f"cannot listen on {scheme}://{name}:{port}: {hint}") from error
     _serve_until_interrupted(service, f"kvdrift: serving {model} on {scheme}://{name}:{service.port}")
@@ -98,7 +98,7 @@ def _serve_until_interrupted(service: GenerationService, ready: str) -> None:
         typer.echo(ready)
         service.run()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one does not wait for callers
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal ends the process without waiting for callers
     finally:
         service.close()
 

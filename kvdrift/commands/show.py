@@ -78,7 +78,7 @@ def show(
 
 
 def _trajectory(views: Views, study: str, model: str, doc: str, action: str, replicate: int) -> dict[str, Any]:
-    """A trajectory's row, with its document's."""
+    """Find a trajectory's row, and add the columns of its document."""
     found: dict[str, Any] = {"study": study, "model": model}
     for name, asked in (("doc", doc), ("action", action), ("replicate", replicate)):
         known = views.rows("trajectories", (name,), **found)[name].unique().to_pylist()
@@ -93,7 +93,7 @@ def _trajectory(views: Views, study: str, model: str, doc: str, action: str, rep
 
 
 def _nearest(asked: str | int, known: Sequence[Any]) -> str:
-    """What there is that is like ``asked``, of which there may be thousands."""
+    """Say which known value is nearest to ``asked``; there may be thousands."""
     if isinstance(asked, int):
         return f"there are {known[0]} to {known[-1]}"
     near = alike(asked, known)
@@ -101,7 +101,7 @@ def _nearest(asked: str | int, known: Sequence[Any]) -> str:
 
 
 def _summary(row: Mapping[str, Any]) -> list[str]:
-    """What happens in a trajectory, in words."""
+    """Summarize a trajectory in words."""
     part = " ".join(str(row[name]) for name in ("split", "stratum") if row[name] is not None)
     where = f"{row['study']}, {row['model']}: {row['doc']}{f' ({part})' if part else ''}"
     met = "no mismatch" if row["tau"] is None else f"first mismatch at {row['tau']}, {row['mismatches']} in all"
@@ -114,7 +114,7 @@ def _summary(row: Mapping[str, Any]) -> list[str]:
 
 
 def _table(trajectory: Mapping[str, Any], positions: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """The positions up to the last EOS: its side's text is empty after a side's own."""
+    """Return the positions up to the last EOS; after its own EOS a side's text is empty."""
     import pyarrow as pa
 
     ends = (trajectory["eos_x"], trajectory["eos_y"])
@@ -135,5 +135,5 @@ def _mark(row: Mapping[str, Any], tau: int | None) -> str:
 
 
 def _visible(text: str) -> str:
-    """A token's text, with line breaks as Python writes them, and in quotes where it begins or ends with a space."""
+    """Return a token's text with line breaks escaped, in quotes if the text begins or ends with a space."""
     return repr(text) if text != text.strip() or not text else repr(text)[1:-1]

@@ -122,7 +122,7 @@ def _format_of(output: Path | None) -> str:
 
 
 def _check_outside_stores(output: Path | None) -> None:
-    """Check that a file to write lies in no store, whose files nothing but kvdrift may replace."""
+    """Check that a file to write lies outside every store, since only kvdrift may write there."""
     for folder in () if output is None else Path(os.path.realpath(output)).parents:
         if (folder / "events" / "_delta_log").is_dir():
             raise InputError(f"-o {output}: lies in the store {folder}, where no file may be replaced; name another")

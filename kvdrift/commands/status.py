@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_MANY_FILES = 2000  # of events; opening the views of so many takes twice as long as of few
+_MANY_FILES = 2000  # files of events from which opening the views takes twice as long as with few
 
 
 def status(
@@ -76,7 +76,7 @@ def store_status(store: Store) -> Row:
 
     version = store.version("events")
     underived = store.all_underived()
-    actions = store.read("actions")  # first: a revision is declared before its units are there
+    actions = store.read("actions")  # read first, since a revision is declared before its units exist
     counts = store.counts()
     held, places = counts.units, counts.documents
     left = _underived(store, underived) if len(underived) else Counter()
@@ -202,7 +202,7 @@ def _study_lines(study: Row) -> Iterator[str]:
 
 
 def _splits(places: Counter[Place], current: Holdings, by_now: Mapping[str, int] | None) -> list[Row]:
-    """How many documents of each split are generated."""
+    """Count the documents of each split, and those that are generated."""
     documents, generated, units = Counter[str | None](), Counter[str | None](), Counter[str | None]()
     for place, count in places.items():
         documents[place.split] += count
@@ -224,7 +224,7 @@ def _pending(
     plan: FrozenPlan | None,
     by_now: Mapping[str, int],
 ) -> list[Row]:
-    """What the present actions lack, by split and action."""
+    """List the units that the present actions lack, by split and action."""
     from flows.plan.left import Cell, units_done
 
     covered = Counter[Cell]()
@@ -252,7 +252,7 @@ def _count_units(held: Holdings) -> int:
 
 
 def _underived(store: Store, numbers: Wide) -> Counter[tuple[str, str]]:
-    """Count the current units that have some numbers by study and model."""
+    """Count the current units among ``numbers``, by study and model."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -262,7 +262,7 @@ def _underived(store: Store, numbers: Wide) -> Counter[tuple[str, str]]:
 
 
 def _superseded(held: Holdings, actions: Mapping[str, Row]) -> Iterator[Row]:
-    """The revisions whose units no view shows."""
+    """List the superseded revisions: those whose units no view shows."""
     revisions = Counter[tuple[str, int]]()
     for (_, own), count in held.items():
         for one in own:

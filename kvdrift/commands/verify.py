@@ -1,4 +1,4 @@
-"""``kvdrift verify``: each check as a line, its faults below it, and the verdict; before that what was mended."""
+"""``kvdrift verify``: the repairs if asked for, each check as a line with its faults, and the verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from schema.progress import Progress
     from verification.findings import Fault, Verified
 
-NAMED_FAULTS = 20  # lines of one check, before the rest is a count
+NAMED_FAULTS = 20  # faults of one check that are printed; the rest are counted
 
 
 def verify(
@@ -58,7 +58,7 @@ def verify(
     with ConsoleProgress() as console:
         repaired = _repair(store, tell) if repair else []
         checks = _verified(Store(store), console, tell, within)
-        # Some faults show only when files are compared: what is made from others is made again where it has one.
+        # Some faults show only when files are compared; tables that have such faults are derived again.
         if repair and (faults := _faults(checks)) and (more := _repair(store, tell, faults)):
             repaired += more
             checks = _verified(Store(store), console, tell, None)
@@ -75,7 +75,7 @@ def _faults(checks: Sequence[Verified]) -> list[Fault]:
 
 
 def _fields(location: str, checks: Sequence[Verified], repaired: Sequence[str]) -> dict[str, Any]:
-    """The outcome for programs, with every fault."""
+    """Return the outcome as the fields of ``--json``, with every fault."""
     return {
         "store": location,
         "sound": not _faults(checks),
@@ -88,7 +88,7 @@ def _fields(location: str, checks: Sequence[Verified], repaired: Sequence[str]) 
 
 
 def _repair(location: str, tell: Callable[[str], None], faults: Sequence[Fault] = ()) -> list[str]:
-    """Mend a store, tell what was done, and return it."""
+    """Repair a store; print each repair and return their lines."""
     from log.store import Store
     from verification.repair import repair
 
@@ -108,9 +108,9 @@ def seconds_of(age: str) -> float:
 
 
 def _verified(store: Store, console: Progress, tell: Callable[[str], None], within: float | None) -> list[Verified]:
-    """Tell the checks of a store, with the faults that they find; return them.
+    """Print the checks of a store with the faults that they find, and return the checks.
 
-    ``within`` says that only files are read, and only those that were not found whole within so many seconds.
+    With ``within``, files are only read, and only those not found whole in the last ``within`` seconds.
     """
     from verification.findings import number_of
     from verification.whole_store import scrub

@@ -1,4 +1,4 @@
-"""``kvdrift run --dry-run``: what a run would refuse, or what it would do. Nothing is fetched or written."""
+"""``kvdrift run --dry-run``: what a run would refuse or do. Nothing is fetched or written."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from log.units.revisions import newest_revisions
 from schema.study import FINITE_STATE, FLOOR_ACTION, Study
 from schema.tables import SWRB
 
-# About what a unit and an event take in the store, with what is derived of them, folders and logs; on the quickstart.
+# Approximate bytes in the store for a unit and an event, with their derived rows, folders and logs (quickstart).
 _UNIT_BYTES = 25_000
 _EVENT_BYTES = 18
-_PROMPT_TOKEN_BYTES = 2  # of a prompt's token and an action: what its layers keep
+_PROMPT_TOKEN_BYTES = 2  # for each prompt token and action: which layers keep the token
 
 
 def describe_studies(
@@ -36,8 +36,8 @@ def describe_studies(
 ) -> Iterator[str]:
     """Say line by line what a run of the studies of one file would generate, derive and estimate, and what it needs.
 
-    Where the plan is not frozen yet, the evaluation stands at the most that it may choose. The last lines come from
-    measuring, which takes about a minute if units are to be generated and the model is on this machine.
+    If the plan is not frozen yet, the evaluation is shown at the largest size that the plan may choose. The last lines
+    are measured, which takes about a minute if units are to be generated and the model is on this machine.
 
     Args:
         studies: the studies, one to a model and law.
@@ -104,7 +104,7 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
         sum(unit.count for unit in units if (unit.estimator == SWRB, _is_control(unit.action, engine=engine)) == kind)
         for kind in ((False, False), (False, True), (True, False))
     )
-    events = (measured + controls + 2 * branched) * run.study.study.horizon  # a scan and a branch, to H at most
+    events = (measured + controls + 2 * branched) * run.study.study.horizon  # at most H for a scan, H for a branch
     prompts = sum(
         document.prompt_tokens * (1 + len({unit.action.name for unit in units})) for document, units in split.work
     )
@@ -132,12 +132,12 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
 
 
 def _is_control(action: Action, *, engine: bool) -> bool:
-    """Whether an action is the full-retention control, or an engine's floor."""
+    """Tell whether an action is the full-retention control, or an engine's floor."""
     return action.name == FLOOR_ACTION if engine else action.control
 
 
 def _later_lines(found: Forecast) -> Iterator[str]:
-    """What comes after generation."""
+    """Yield a line for each step after generation."""
     generated = sum(split.pending.total() for split in found.splits)
     if found.finished:
         yield "  nothing to do"

@@ -1,4 +1,4 @@
-"""What a run needs, as lines to read before it: memory, the bytes of each action, and time, measured here."""
+"""The needs of a run as lines to read beforehand: memory, the bytes of each action, and the time, measured here."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from schema.study import FLOOR_ACTION, HTTP, Study
 from schema.study.described import described_action
 from schema.tables import PLAIN, SWRB
 
-_Footprints = dict[str | None, Footprint]  # by the weights that actions name; None is the reference's
+_Footprints = dict[str | None, Footprint]  # by the name of an action's own weights; None is the reference
 
 
 def _extents(found: Forecast) -> dict[str, Extent]:
-    """How much of each split is to be generated."""
+    """Return how much of each split is still to be generated."""
     extents = {}
     for split in found.splits:
         if split.work:
@@ -38,7 +38,7 @@ def _extents(found: Forecast) -> dict[str, Extent]:
 
 
 def need_lines(material: Material, found: Forecast, *, served: bool, gpus: int) -> Iterator[str]:
-    """Yield what the study needs that generates here, or elsewhere if it is ``served``."""
+    """Yield the needs of a study, for this machine or, if ``served``, for another."""
     model = material.study.model
     if model.engine is not None:
         yield from _engine_lines(material, found)
@@ -72,7 +72,7 @@ def need_lines(material: Material, found: Forecast, *, served: bool, gpus: int) 
 
 
 def _engine_lines(material: Material, found: Forecast) -> Iterator[str]:
-    """What an engine's study needs."""
+    """Yield the needs of a study that an engine decodes."""
     for action in material.actions:
         yield f"  action {action.name}: {described_action(action.row(material.study.name, prespecified=True))}"
     made = engine_model(material.study)
@@ -86,7 +86,7 @@ def _engine_lines(material: Material, found: Forecast) -> Iterator[str]:
 
 
 def _server_lines(material: Material, made: EngineModel, need: EngineFootprint) -> Iterator[str]:
-    """What a position costs on each server, of the longest prompt."""
+    """Yield a line for each server: the cost of a position of the longest prompt."""
     longest = max(material.of_split("development"), key=lambda document: document.prompt_tokens)
     for name, side in {"reference": made.reference, **made.sides}.items():
         if isinstance(side, ServerSide) and name != FLOOR_ACTION:
@@ -147,9 +147,9 @@ def _lengths(material: Material) -> list[int]:
 
 
 def _footprints(study: Study) -> _Footprints | None:
-    """Footprints of a study's models: the reference's under None, others by the weights that actions name.
+    """Return the footprint of each model of a study: the reference's under None, others by the names of their weights.
 
-    None where a configuration is not on this machine.
+    None if some model's configuration is not on this machine.
     """
     model = study.model
     found: dict[str | None, Footprint | None] = {
@@ -164,7 +164,7 @@ def _footprints(study: Study) -> _Footprints | None:
 def _action_lines(material: Material, footprints: _Footprints | None) -> Iterator[str]:
     lengths = _lengths(material)
     for action in material.actions:
-        # What the selector's window and sinks need was checked with the material.
+        # The room for the selector's window and sinks was checked with the material.
         horizon = material.study.study.horizon
         ends = min(lengths), max(lengths)
         kept = [action.most_entries(entries, horizon) for entries in ends]
@@ -183,7 +183,7 @@ def _action_lines(material: Material, footprints: _Footprints | None) -> Iterato
 
 
 def _plan_memory(material: Material, found: Forecast, footprints: _Footprints) -> MemoryPlan:
-    """The plan of the longest prompt with the most replicates; with all at once where the device is not here."""
+    """Plan memory for the longest prompt and the most replicates; all replicates at once if the device is not here."""
     study, longest = material.study, max(_lengths(material))
     here = memory_here(study.model.device, study.model.device_map)
     kept = {
@@ -205,7 +205,7 @@ def _plan_memory(material: Material, found: Forecast, footprints: _Footprints) -
 
 
 def _weight_bytes(footprints: _Footprints) -> int:
-    """Bytes of the weights of all models, which are in memory together."""
+    """Return the bytes of the weights of all models, which share the memory."""
     return sum(footprint.weight_bytes for footprint in footprints.values())
 
 
@@ -228,5 +228,5 @@ def _span(least: str, most: str) -> str:
 
 
 def binary(count: int) -> str:
-    """Return a number of bytes as lines name it."""
+    """Format a number of bytes in MiB or GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,4 +1,4 @@
-"""How long a study's generation will take: one document of each stratum generated here for a moment, nothing stored.
+"""Forecast of a study's generation time: one document of each stratum is generated for a moment, nothing is stored.
 
 A document costs its prefill, and decoding, which grows with its replicates and positions. Both are measured on the
 study's device by generating for real, as many positions as the budget leaves room for, and scaled to the documents and
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from generator.transformer.model import LoadedModel
     from generator.transformer.other_weights.model import ModelWithOthers
 
-BUDGET_SECONDS = 60.0  # of measuring, about
+BUDGET_SECONDS = 60.0  # approximate time that measuring may take
 _PROBE_TOKENS, _PROBE_POSITIONS = 64, 4
 _COMMIT = 0.05  # seconds that a document's units take to enter a local store
-_DOCUMENTS_DIFFER = (0.8, 1.3)  # of a stratum's mean document, against the one that was measured
-_POSITIONS_DIFFER = (0.5, 2.0)  # of later positions, against measured ones: sides end, and pairs part
-_SIDE_BY_SIDE = 0.25  # of a document's time alone, at least, if several are decoded together in two threads
+_DOCUMENTS_DIFFER = (0.8, 1.3)  # range of a stratum's mean document relative to the measured document
+_POSITIONS_DIFFER = (0.5, 2.0)  # range of later positions relative to measured ones: sides end, and pairs diverge
+_SIDE_BY_SIDE = 0.25  # least share of a document's time alone if several are decoded together in two threads
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of a split is generated: the fewest and the most replicates, and documents of each stratum."""
+    """The amount of a split to generate: least and most replicates, and least and most documents of each stratum."""
 
     replicates: tuple[int, int]
     documents: dict[str, tuple[int, int]]
@@ -46,7 +46,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class _Timed:
-    """What is timed: the study's documents under the actions that are to be generated."""
+    """The documents and actions that are timed."""
 
     material: Material
     actions: list[Action]
@@ -54,7 +54,7 @@ class _Timed:
 
 @dataclass(frozen=True)
 class Seconds:
-    """From ``low`` to ``high`` seconds."""
+    """A range of seconds, from ``low`` to ``high``."""
 
     low: float
     high: float
@@ -63,13 +63,13 @@ class Seconds:
         return Seconds(self.low + other.low, self.high + other.high)
 
     def times(self, low: float, high: float) -> Seconds:
-        """From ``low`` to ``high`` times as many."""
+        """Return the range with its ends multiplied by ``low`` and ``high``."""
         return Seconds(self.low * low, self.high * high)
 
 
 @dataclass(frozen=True)
 class DocumentTime:
-    """What a document takes: prefill, and decoding ``replicates`` replicates, by the ``positions`` that were timed."""
+    """Seconds of one document: prefill, and decoding of ``replicates`` replicates, timed on ``positions`` positions."""
 
     prefill: float
     decode: Seconds
@@ -77,14 +77,14 @@ class DocumentTime:
     positions: int
 
     def of_replicates(self, least: int) -> Seconds:
-        """Seconds with ``least`` to ``replicates`` replicates; a step of fewer ones costs at least their share."""
+        """Return the seconds of ``least`` to ``replicates`` replicates; a step of fewer costs at least their share."""
         decode = self.decode.times(least / self.replicates, 1)
         return Seconds(self.prefill + _COMMIT, self.prefill + _COMMIT) + decode
 
 
 @dataclass(frozen=True)
 class StudyTime:
-    """Seconds of each split's generation, and what they were found from."""
+    """Seconds of each split's generation, and the measurements behind them."""
 
     splits: dict[str, Seconds]
     strata: dict[str, DocumentTime]
@@ -137,7 +137,7 @@ def study_time(
 
 
 def _split_seconds(extent: Extent, strata: dict[str, DocumentTime], *, equal: bool) -> Seconds:
-    """Seconds of a split; equal replicates are decoded once, so that fewer of them take as long."""
+    """Return the seconds of a split; equal replicates are decoded once, so fewer distinct ones take as long."""
     total = Seconds(0, 0)
     for stratum, documents in extent.documents.items():
         time_of = strata[stratum]
@@ -147,7 +147,7 @@ def _split_seconds(extent: Extent, strata: dict[str, DocumentTime], *, equal: bo
 
 
 def _prefill_per_token(model: Model, timed: _Timed, document: Document) -> float:
-    """Seconds of prefill to a token, from a prompt's first ones; the second of two, since the first warms up."""
+    """Measure the prefill seconds for each token on the first tokens of a prompt; of two runs the second counts."""
     short = replace(document, tokens=document.tokens[:_PROBE_TOKENS])
     control = [PendingUnit(action, 0, 1) for action in timed.material.actions if action.control]
     for _ in range(2):
@@ -158,7 +158,7 @@ def _prefill_per_token(model: Model, timed: _Timed, document: Document) -> float
 
 
 def _document_time(model: Model, timed: _Timed, document: Document, replicates: int, budget: float) -> DocumentTime:
-    """Time of a document, from a few positions first and then from as many as the budget has room for."""
+    """Time a document: a few positions first, then as many as the budget allows."""
     began, horizon = time.perf_counter(), timed.material.study.study.horizon
     positions = min(horizon, _PROBE_POSITIONS)
     prefill, decode = _generate(model, timed, document, replicates, positions)
@@ -167,7 +167,7 @@ def _document_time(model: Model, timed: _Timed, document: Document, replicates: 
     if reach > positions:
         positions = reach
         prefill, decode = _generate(model, timed, document, replicates, positions)
-    left = (horizon - positions) / max(positions - 1, 1)  # positions to come for each that was measured
+    left = (horizon - positions) / max(positions - 1, 1)  # how many positions each measured position stands for
     return DocumentTime(
         prefill, decode.times(*(1 + left * factor for factor in _POSITIONS_DIFFER)), replicates, positions
     )
@@ -176,7 +176,7 @@ def _document_time(model: Model, timed: _Timed, document: Document, replicates: 
 def _generate(
     model: Model, timed: _Timed, document: Document, replicates: int, positions: int
 ) -> tuple[float, Seconds]:
-    """Seconds of prefill and of decoding; with the hybrid estimator it may be that no action is branched."""
+    """Return the seconds of prefill and of decoding; the hybrid estimator may branch no action."""
     study = timed.material.study
     actions = {action.name: action for action in timed.actions}
     branched = [] if study.plan.estimator == PLAIN else [name for name, action in actions.items() if not action.control]
@@ -191,7 +191,7 @@ def _generate(
 
 
 def _first_document(stratum: str, material: Material, model: LoadedModel | ModelWithOthers | EngineModel) -> Document:
-    """The stratum's first document; random tokens in place of those that cannot be made here."""
+    """Return the stratum's first document, with random tokens if its prompt cannot be made here."""
     document = material.documents["development"][stratum][0]
     if stratum not in material.nominal or isinstance(model, EngineModel):
         return document

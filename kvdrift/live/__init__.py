@@ -1,1 +1,1 @@
-"""What commands do while a study moves: they show it, and keep up what is made from it."""
+"""The display, pages and upkeep of a study that is still running."""

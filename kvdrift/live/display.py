@@ -1,4 +1,4 @@
-"""``kvdrift status --watch``: looks at a store that moves, as a table on a terminal and as lines elsewhere."""
+"""``kvdrift status --watch``: the progress of a running study, as a table on a terminal and as lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def show_live(looks: Iterator[list[StudyLook]], interval: float) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    with suppress(KeyboardInterrupt):  # nothing is left undone
+    with suppress(KeyboardInterrupt):  # a look writes nothing, so an interrupt leaves nothing half done
         (_show_tables if console.is_terminal else _print_lines)(looks, interval)
 
 
@@ -60,7 +60,7 @@ def _is_finished(looks: list[StudyLook]) -> bool:
 
 
 def progress_text(look: StudyLook) -> str:
-    """Say how much of a study is there."""
+    """Return the progress of a study as text: units done of those planned, and trajectories derived."""
     from flows.plan.looks_taken import look_line
 
     if not look.work:
@@ -92,7 +92,7 @@ def _divergence_text(look: StudyLook) -> str:
 
 
 def _title(look: StudyLook) -> Text:
-    """How far a study is; above its table and not within, where it would be as narrow as the table."""
+    """Return a study's progress as a line above its table, whose own title would be as narrow as the table."""
     from rich.text import Text
 
     return Text(printable(f"{look.study}, {look.model}: {progress_text(look)}{_pace_text(look)}"))

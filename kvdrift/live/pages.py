@@ -1,4 +1,4 @@
-"""``kvdrift report --live``: pages of studies that still move, written again as events come."""
+"""``kvdrift report --live``: pages of studies that still run, written again as events come."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _FOLDER = "live"  # in the folder of the study's report
 
 
 def write_live_pages(location: str, output: Path | None, study: str | None, interval: float) -> None:
-    """Derive what has come, and write the pages of a store's unfinished studies anew, until all are finished.
+    """Derive new events and rewrite the pages of a store's unfinished studies, until all studies are finished.
 
-    A page is written when more of its study is derived than before. It is not the report: that is made at the study's
-    end, in another folder, and the page that was preliminary then leads there. Ctrl-C ends this quietly.
+    A page is rewritten when more of its study is derived. The preliminary page is not the report, which is made at the
+    study's end in another folder; from then on the preliminary page links to the report. Ctrl-C ends this quietly.
 
     Args:
         location: the store's folder or URL.
@@ -73,12 +73,12 @@ def _write_until_finished(location: str, output: Path | None, study: str | None,
 
 
 def _reader(store: Store, look: StudyLook) -> TokenReader | None:
-    """Return what reads the tokens of a study's model, at the revision that the study names."""
+    """Return a function that reads the tokens of a study's model, at the revision that the study names."""
     return token_reader(look.model, revision=model_revisions(store).get((look.study, look.model)))
 
 
 def _folder(store: Store, look: StudyLook, output: Path | None, looks: Sequence[StudyLook]) -> Path:
-    """Where the page of a look goes, as ``kvdrift report`` places those of the same studies."""
+    """Return the folder of a look's page, arranged as ``kvdrift report`` arranges the studies' pages."""
     several_models = sum(other.study == look.study for other in looks) > 1
     if output is None:
         return report_folder(store, look.study, look.model if several_models else None) / _FOLDER

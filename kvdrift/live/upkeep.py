@@ -1,6 +1,6 @@
-"""What is kept up in a store that is derived live, and what fresh rows do not wait for: files, moments and catalogue.
+"""Upkeep of a store that is derived live: merged files, moments and catalogue, for which fresh rows do not wait.
 
-It is done in processes of its own, which yield to all others; each gives its memory back when it is done.
+Upkeep runs in processes of low priority; each gives its memory back at its end.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from schema.errors import KvdriftError, OperationError, first_line
 from schema.location import absolute, is_local
 from schema.own_process import OwnProcesses
 
-_SHARE = 29  # how much longer than it last took it is left alone while rows come
+_SHARE = 29  # an upkeep is followed by a pause of at least this many times its own duration
 _NICE = 10
 
 
 class Upkeep:
-    """Keeps up what a derivation does not, in a small part of the time: larger files, moments and catalogue.
+    """The upkeep that a derivation leaves undone, in a small part of the time: merged files, moments and catalogue.
 
     A store behind a URL has neither moments nor catalogue.
 
@@ -33,15 +33,15 @@ class Upkeep:
         self._location, self._compacts = absolute(location), compacts
         self._process = OwnProcesses(1, os.nice, _NICE, times=1)
         self._under_way: Future[None] | None = None
-        self._behind = True  # as far as is known
-        self._begun = self._ended = self._cost = 0.0  # when it was done last, and what that took, in seconds
+        self._behind = True  # unknown at the start, so assume that upkeep is due
+        self._begun = self._ended = self._cost = 0.0  # of the last upkeep, in seconds
 
     def rows_came(self) -> None:
         """Take note of new rows."""
         self._behind = True
 
     def begin_if_due(self) -> None:
-        """Begin if there are new rows, unless this was done just now or is under way.
+        """Begin an upkeep if there are new rows, unless one is under way or was done just now.
 
         Raises:
             OperationError: something could not be kept up the last time.
@@ -53,7 +53,7 @@ class Upkeep:
             self._begin()
 
     def finish(self) -> None:
-        """Wait for what is under way, and do what is left.
+        """Wait for the upkeep under way, and do what is left.
 
         Raises:
             OperationError: something could not be kept up.
@@ -82,7 +82,7 @@ class Upkeep:
 
 
 def keep_up(location: str, *, compacts: bool) -> None:
-    """Put many files together, store the moments of documents that wait for theirs, and write the catalogue.
+    """Merge small files, store the moments of documents that lack them, and write the catalogue.
 
     Args:
         location: The store.

@@ -1,1 +1,1 @@
-"""Ad hoc SQL as people meet it: the formats of its rows, and the prompt."""
+"""Ad hoc SQL: the formats of its rows, and the prompt."""

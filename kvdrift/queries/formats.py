@@ -17,11 +17,11 @@ from rich.table import Table
 from report.printing.latex import escape
 from schema.errors import InputError
 
-_UNBOUNDED = 10_000  # columns of text: wide enough for any table
+_UNBOUNDED = 10_000  # columns of text: wider than any table
 
 
 def print_table(rows: pa.Table) -> None:
-    """Print rows as a table, as wide as the terminal; elsewhere as wide as they need, for programs and pagers."""
+    """Print rows as a table: as wide as the terminal, or, for programs and pagers, as wide as the rows need."""
     console = Console() if sys.stdout.isatty() else Console(width=_UNBOUNDED)
     console.print(_table(rows))
 

@@ -1,4 +1,4 @@
-"""The lines of a prompt that state its answers, and how much of them an action keeps, as lines of text."""
+"""The lines of a prompt that state its answers, and how much of each an action keeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from sql.catalog import Views
 
-_AROUND = 8  # tokens on both sides of a record, within its line
+_AROUND = 8  # tokens shown on either side of a record, within its line
 
 
 def record_rows(
@@ -21,7 +21,7 @@ def record_rows(
         views: The store's views.
         trajectory: Study, model, doc and action.
         answers: The document's answers.
-        text: A token as text.
+        text: Returns a token as text.
 
     Returns:
         A row for each answer with records: its number and text, the share of them that is kept, and the places, each
@@ -48,7 +48,7 @@ def record_rows(
 
 
 def record_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say of each answer what is kept of its record, and print the lines of records of which something is gone."""
+    """Say how much of each answer's record is kept, and print the lines of records that lost tokens."""
     lines = []
     for row in rows:
         share = "is gone" if row["kept"] == 0 else "is kept" if row["kept"] == 1 else f"{100 * row['kept']:.0f}% kept"
@@ -59,7 +59,7 @@ def record_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _line(tokens: Sequence[int], record: Mapping[str, int], text: Callable[[int], str]) -> str:
-    """Return a record's place with what stands around it, up to the next line breaks."""
+    """Return a record's text and its surroundings, up to the nearest line breaks."""
     first, last = record["first"] - 1, record["last"]
     before = "".join(map(text, tokens[max(0, first - _AROUND) : first])).rpartition("\n")[2]
     after = "".join(map(text, tokens[last : last + _AROUND])).partition("\n")[0]

@@ -41,11 +41,11 @@ _KEYWORDS = (
 
 
 class Prompt:
-    """Reads queries and commands until end of input, and answers them; after an error it goes on.
+    """The prompt, which answers queries and commands until the end of input, also after errors.
 
     Args:
-        views: What is asked.
-        show: Shows the rows of an answer.
+        views: The views that queries read.
+        show: Prints the rows of an answer.
 
     """
 
@@ -54,7 +54,7 @@ class Prompt:
         self._described = {one.view: one for one in describe_views()}
 
     def read_all(self) -> None:
-        """Read and answer."""
+        """Read entries and answer them, until one leaves the prompt or the input ends."""
         typer.echo("tables as they are now; end a query with ';', .help says more, leave with Ctrl-D", err=True)
         for text in self._typed() if sys.stdin.isatty() and sys.stdout.isatty() else _piped():
             if text.strip().rstrip(";").lower() in _LEAVE:
@@ -70,7 +70,7 @@ class Prompt:
         """Answer one query, or one command that begins with a dot.
 
         Raises:
-            InputError: It is no such command, or DuckDB refuses the query.
+            InputError: The command is unknown, or DuckDB refuses the query.
         """
         command, *arguments = text.rstrip(";").split()
         if not command.startswith("."):
@@ -94,7 +94,7 @@ class Prompt:
             raise InputError(f"{command}: no such command; {nearest(command, ('.views', '.schema', '.help', '.quit'))}")
 
     def _of(self, arguments: list[str]) -> Contract:
-        """The view that ``.schema`` is asked of, one of the schema ``internal`` too."""
+        """Return the contract of the view that ``.schema`` names, which may be in the schema ``internal``."""
         if len(arguments) != 1:
             raise InputError(".schema takes one view, as in: .schema decomposition")
         name = arguments[0].removeprefix("main.").removeprefix("internal.")
@@ -103,13 +103,13 @@ class Prompt:
         return contracts()[name]
 
     def _columns(self, view: Contract) -> pa.Table:
-        """A view's columns, their types in SQL and what each means."""
+        """Return a view's columns, their SQL types and their meanings."""
         types = self._views.sql(f"from {view.relation}").types
         names, meanings = [*view.columns], [*view.comments.values()]
         return pa.table({"column": names, "type": [str(kind) for kind in types], "meaning": meanings})
 
     def _typed(self) -> Iterator[str]:
-        """What a person types, entry by entry; Ctrl-C drops what was begun."""
+        """Yield what a person types, entry by entry; Ctrl-C drops an unfinished entry."""
         session = _session([*self._described], [*{name for one in self._described.values() for name in one.columns}])
         while True:
             try:
@@ -123,13 +123,13 @@ class Prompt:
 
 
 def is_whole(text: str) -> bool:
-    """Whether an entry can be answered: a query has its semicolon, a command its line."""
+    """Tell whether an entry is complete: a query with its semicolon, or a command in one line."""
     text = text.strip()
     return not text or text.endswith(";") or text.startswith(".") or text.lower() in _LEAVE
 
 
 def history_file() -> Path | None:
-    """Return where the prompt keeps its history, in the user's own state folder; None if that takes no file."""
+    """Return the path of the prompt's history, in the user's state folder; None if that folder cannot be written."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser(), "kvdrift")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +182,7 @@ def _session(views: list[str], columns: list[str]) -> PromptSession[str]:
 
 
 def completer(views: list[str], columns: list[str]) -> Completer:
-    """Return what completes names of views and columns, and words of SQL."""
+    """Return a completer of view names, column names and words of SQL."""
     from prompt_toolkit.completion import WordCompleter
 
     return WordCompleter(

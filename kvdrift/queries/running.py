@@ -1,4 +1,4 @@
-"""A query that Ctrl-C ends, which DuckDB by itself does not; ``describe VIEW`` has what the columns mean."""
+"""Queries that Ctrl-C can end, unlike DuckDB's own, and ``describe VIEW`` with the columns' meanings."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _DESCRIBE = re.compile(r'\s*desc(?:ribe)?\s+(?:main\.|internal\.)?"?(\w+)"?\s*;?
 
 
 def rows_of(views: Views, query: str) -> pa.Table:
-    """Return the rows of a query; those of ``describe VIEW`` say what its columns mean, which DuckDB's own do not."""
+    """Return the rows of a query; ``describe VIEW`` also gives the meanings of the columns, unlike DuckDB's own."""
     with ThreadPoolExecutor(1, "query") as thread:
         answer = thread.submit(views.table, _with_meanings(query))
         try:
             return answer.result()
         except KeyboardInterrupt:
             views.connection.interrupt()
-            answer.exception()  # the connection is free again once the query has ended
+            answer.exception()  # the connection is free again only once the query has ended
             raise
 
 
 def misspelt(views: Views, query: str) -> str:
-    """Say what names a query that gave no rows may mean: its texts that are near a document, action or stratum.
+    """Suggest names for the texts of a query without rows that look like a document, action or stratum.
 
-    Empty if each of them is the name of something, or near none.
+    Empty if each text is a known name, or resembles none.
     """
     known = {name for view, column in _NAMES for name in views.rows(view, (column,))[column].to_pylist()} - {None}
     asked = dict.fromkeys(text for text in _TEXTS.findall(query) if text not in known)
@@ -43,7 +43,7 @@ def misspelt(views: Views, query: str) -> str:
 
 
 def _with_meanings(query: str) -> str:
-    """The query, or in place of ``describe VIEW`` one that has the comments on the view's columns."""
+    """Return the query itself, or for ``describe VIEW`` a query that also reads the comments on the columns."""
     described = _DESCRIBE.fullmatch(query)
     view = contracts().get(described[1]) if described else None
     if view is None:

@@ -11,20 +11,20 @@ from kvdrift.study_files.keys import Heading, headings, toml
 from schema.study.sweeps import of_each_member
 
 _WIDTH = 100
-_FEWEST = 12  # evaluation documents of a stratum, if it has so many
+_FEWEST = 12  # evaluation documents of a stratum, if there are that many
 Table = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What a new study file is to say; the rest has its defaults.
+    """The values that a new study file sets; other keys have their defaults.
 
     Attributes:
         study: Values of ``[study]``.
         model: Values of ``[model]``.
         documents: Values of each stratum.
         actions: Values of each action; the first is the baseline.
-        remarks: What is to be said at a section's head, by the section's name.
+        remarks: Comments at the heads of sections, by the section's name.
 
     """
 
@@ -36,9 +36,9 @@ class Draft:
 
     @property
     def plan(self) -> Table:
-        """Values of ``[plan]``: a small study first, whose size the development documents decide.
+        """Return the values of ``[plan]``: a small study whose size the development documents decide.
 
-        Few documents are all measured, whatever half-width the development documents promise of fewer.
+        If there are few documents, all are measured, whatever half-width fewer would give.
         """
         names = [action["name"] for action in of_each_member({"actions": [*self.actions]})["actions"]]
         return {
@@ -54,11 +54,11 @@ class Draft:
 
 
 def commented_study(draft: Draft, file_name: str) -> str:
-    """Write a study file's text, in which every key is explained where it stands first.
+    """Return a study file's text, with each key explained where the key first appears.
 
     Args:
-        draft: What the file is to say.
-        file_name: What the file is called, for the commands in its head.
+        draft: The values that the file sets.
+        file_name: The name of the file, for the commands in its head.
 
     """
     known = headings()

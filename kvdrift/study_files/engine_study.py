@@ -1,4 +1,4 @@
-"""What a new study file says of an engine: a GGUF file, and an action for each cache type and for other weights."""
+"""A new study file for an engine: a GGUF file, and an action for each cache type and for each file of other weights."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CACHE_TYPES = ("q8_0", "q4_0")
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine and what is asked of it.
+    """An engine and its options.
 
     Attributes:
         engine: The engine's name.
         gguf: The file of the reference's weights; None for the embedded model's.
-        cache_types: The type of keys and values of an action each; ``K/V`` names two.
-        weights: The file of an action's weights each.
+        cache_types: For each action the type of its keys and values; ``K/V`` names two types.
+        weights: For each further action the file of its weights.
     """
 
     engine: str
@@ -36,16 +36,16 @@ class EngineChoice:
 
     @property
     def embedded(self) -> bool:
-        """Whether the weights are the embedded model's, which reads no text."""
+        """Tell whether the weights are those of the embedded model, which cannot read text."""
         return self.gguf is None
 
     def model(self, folder: Path) -> Table:
-        """Values of ``[model]`` of a study file in a folder."""
+        """Return the values of ``[model]`` for a study file in ``folder``."""
         file = _EMBEDDED if self.gguf is None else _named(self.gguf, folder, "--gguf")
         return {"engine": self.engine, "id": file, "settings": {"type_k": "f16", "type_v": "f16"}}
 
     def actions(self, folder: Path) -> list[Table]:
-        """Values of each action: cache types first, then weights."""
+        """Return the values of each action: first those of cache types, then those of weights."""
         kinds = self.cache_types or ([] if self.weights else _CACHE_TYPES)
         made: list[Table] = [{"name": "cache-" + kind.replace("/", "-"), "settings": _types(kind)} for kind in kinds]
         return [*made, *({"name": file.stem, "weights": _named(file, folder, "--weights")} for file in self.weights)]
@@ -54,7 +54,7 @@ class EngineChoice:
 def engine_choice(
     engine: str | None, gguf: Path | None, cache_types: str | None, weights: Sequence[Path]
 ) -> EngineChoice | None:
-    """Return what the options of ``kvdrift init`` choose; None without an engine."""
+    """Return the choice that the options of ``kvdrift init`` make; None without an engine."""
     given = {"--gguf": gguf is not None, "--cache-types": cache_types is not None, "--weights": bool(weights)}
     if engine is None:
         if option := next((name for name, there in given.items() if there), None):
@@ -73,13 +73,13 @@ def engine_choice(
 
 
 def _types(kind: str) -> Table:
-    """Settings of a cache type, or of two as in ``q8_0/q4_0``."""
+    """Return the settings for one cache type, or for two as in ``q8_0/q4_0``."""
     keys, _, values = kind.partition("/")
     return {"type_k": keys, "type_v": values or keys}
 
 
 def _named(file: Path, folder: Path, option: str) -> str:
-    """How a study file in a folder names a file: from the folder on."""
+    """Return a file's path relative to the study file's folder."""
     if gguf_file(str(file)).parent == EMBEDDED_GGUF:
         return str(file)
     if not file.expanduser().is_file():

@@ -19,11 +19,11 @@ class Key:
 
     Attributes:
         name: The key.
-        kind: Which values it takes, in words.
-        default: Its default as TOML; None without one, or if omitting the key has a meaning of its own.
+        kind: The values that the key takes, in words.
+        default: The default as TOML; None without a default, or if omitting the key has a meaning of its own.
         required: Whether a study of transformers needs it.
-        unit: The unit of its value; empty without one.
-        meaning: What it means, in sentences.
+        unit: The unit of the value; empty without a unit.
+        meaning: The meaning of the key, in sentences.
 
     """
 
@@ -41,8 +41,8 @@ class Heading:
 
     Attributes:
         name: The section's name.
-        title: How it begins in the file.
-        meaning: What it says.
+        title: The line that begins the section in the file.
+        meaning: The meaning of the section.
         keys: Its keys, by name, in the schema's order.
 
     """
@@ -54,7 +54,7 @@ class Heading:
 
 
 def headings() -> dict[str, Heading]:
-    """Return the sections of a study file, by name and in the file's order."""
+    """Return the sections of a study file, by name, in the file's order."""
     found = {}
     for name, field in Study.model_fields.items():
         annotation: Any = field.annotation
@@ -73,7 +73,7 @@ def keys_of(section: type[Section]) -> dict[str, Key]:
 
 
 def toml(value: Any) -> str:
-    """Write a plain value as TOML, which has JSON's texts, numbers, lists and truth values; a table in one line."""
+    """Write a plain value as TOML: texts, numbers, lists and truth values as in JSON, a table in one line."""
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{key} = {toml(one)}' for key, one in value.items())} }}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

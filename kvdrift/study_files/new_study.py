@@ -1,4 +1,4 @@
-"""What a new study file says: the model, prompts for it, and actions, from the few things that a person names."""
+"""A new study file, made from a few options: the model, prompts for the model, and actions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _HORIZON = 64
 _EMBEDDED_LENGTHS = (384, 768)
 _RULER_LENGTH = 4096
 _RULER_TASKS = ("niah_single_1", "vt")
-_COUNTS = {"development": 3, "evaluation": 10}  # documents of a stratum, where they are made here
-_MOST = {"development": 8, "evaluation": 48}  # where they are read
-_SPECIAL_TOKENS = 64  # that a tokenizer adds to a prompt, at most, with those of a chat
-_BLOCK = 64  # tokens that lengths are whole multiples of
+_COUNTS = {"development": 3, "evaluation": 10}  # documents of a stratum whose prompts are made here
+_MOST = {"development": 8, "evaluation": 48}  # documents of a stratum that is read from a file
+_SPECIAL_TOKENS = 64  # most tokens that a tokenizer adds to a prompt, a chat template's included
+_BLOCK = 64  # lengths are multiples of this many tokens
 
 
 def new_study(
@@ -45,7 +45,7 @@ def new_study(
     """Return the text of a new study file, which the schema accepts.
 
     Args:
-        path: the file that it is for.
+        path: the file that the text is for.
         model: a folder, from the working folder on, a Hugging Face id or the embedded model's.
         documents: a JSON Lines file of prompts, from the working folder on.
         tasks: tasks of the source that makes prompts for the model, if no file is given.
@@ -84,7 +84,7 @@ def new_study(
 
 
 def write_study(path: Path, text: str) -> None:
-    """Write a new study file, never over an existing one, if the schema accepts its text."""
+    """Write a new study file if the schema accepts its text; never overwrite a file."""
     if path.exists():
         raise InputError(f"{path}: is there already; remove it, or give another name")
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def _model(model: str, folder: Path, *, embedded: bool) -> Table:
 
 
 def _made_strata(tasks: Sequence[str], length: int | None, *, embedded: bool) -> list[Table]:
-    """Strata of prompts that are made here: one for each length of the embedded source, or for each task of RULER."""
+    """Return the strata of generated prompts: one for each length of the embedded source, or each task of RULER."""
     source = "embedded" if embedded else "ruler"
     known = SOURCES[source].generated
     for task in tasks:
@@ -135,7 +135,7 @@ def _made_strata(tasks: Sequence[str], length: int | None, *, embedded: bool) ->
 
 
 def _file_strata(documents: Path, folder: Path, length: int | None) -> list[Table]:
-    """The strata that a file's rows name, or one of all rows, each with as many documents as the file has."""
+    """Return the strata that a file's rows name, or one stratum of all rows, each with all of the file's documents."""
     if not documents.is_file():
         raise InputError(f"--documents {documents}: no such file, expected JSON Lines with id and prompt")
     rows = [row for _, row in read_rows(documents)]
@@ -160,7 +160,7 @@ def _file_strata(documents: Path, folder: Path, length: int | None) -> list[Tabl
 
 
 def named_action(text: str) -> Table:
-    """Return an action that an option names as NAME=SELECTOR:KEEP."""
+    """Return the action that an option names as NAME=SELECTOR:KEEP."""
     name, equals, policy = text.partition("=")
     selector, colon, keep = policy.rpartition(":")
     if not (equals and colon and name and selector and keep):
@@ -169,7 +169,7 @@ def named_action(text: str) -> Table:
 
 
 def swept_action(text: str) -> Table:
-    """Return the sweep that an option names as SELECTOR:KEEP,KEEP, called by the selector."""
+    """Return the sweep that an option names as SELECTOR:KEEP,KEEP; the sweep's name is the selector's."""
     selector, colon, listed = text.rpartition(":")
     values = [one.strip() for one in listed.split(",")]
     if not (colon and selector and all(values)) or len(values) < 2:

@@ -1,4 +1,4 @@
-"""What the views say of every trajectory that the explorer could hold, without its tokens."""
+"""Outcomes of every trajectory that the explorer may hold, without its tokens."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Outcomes:
     """The trajectories of the page's split that enter estimates, sorted by document, replicate and action.
 
     Attributes:
-        documents: rows of the view ``documents``, in the order of their ids as the page has them.
+        documents: rows of the view ``documents``, in the order of their ids.
         strata: names, in the page's order.
         actions: the compared actions, in the page's order.
         horizon: H.
-        stratum: int64[documents], the place in ``strata`` of each document.
-        doc: int64[trajectories], places in ``documents``.
-        action: int64[trajectories], places in ``actions``.
+        stratum: int64[documents], the index of each document's stratum in ``strata``.
+        doc: int64[trajectories], indices into ``documents``.
+        action: int64[trajectories], indices into ``actions``.
         replicate: int64[trajectories].
-        tau: int64[trajectories], 0 without divergence; so are the next two where a side does not end.
-        eos_x: int64[trajectories].
-        eos_y: int64[trajectories].
-        last_eos: int64[trajectories], e', which is H + 1 where a side does not end.
+        tau: int64[trajectories], 0 without divergence.
+        eos_x: int64[trajectories], 0 if X does not end.
+        eos_y: int64[trajectories], 0 if Y does not end.
+        last_eos: int64[trajectories], e', which is H + 1 if a side does not end.
         mismatches: int64[trajectories], the sum of I_t.
         longest_agreement: int64[trajectories], in tau < t < e; 0 without divergence.
-        lost: bool[trajectories], whether X states the answer and Y does not; false where nothing is scored.
+        lost: bool[trajectories], whether X states the answer and Y does not; false if not scored.
 
     """
 
@@ -62,9 +62,9 @@ class Outcomes:
         return len(self.doc)
 
     def codes(self, table: pa.Table) -> Ints:
-        """Give each row of a table that has doc, action and replicate one number; -1 for others' documents or actions.
+        """Number the rows of a table by doc, action and replicate; -1 for documents or actions of others.
 
-        A larger number comes later in the order of trajectories.
+        Rising numbers are the order of trajectories.
         """
         docs = [row["doc"] for row in self.documents]
         doc, action = (_places(table, name, known) for name, known in (("doc", docs), ("action", self.actions)))
@@ -109,7 +109,7 @@ def _lost(source: StudyRows, outcomes: Outcomes) -> Ints:
 
 
 def _places(table: pa.Table, name: str, known: list[str]) -> Ints:
-    """Return the place of each value of a column in a list, -1 where it is not there."""
+    """Return the index of each value of a column in a list, -1 if the list lacks the value."""
     column = table[name].cast(pa.string()).combine_chunks()
     found = pc.fill_null(pc.index_in(column, value_set=pa.array(known, pa.string())), -1)
     return np.asarray(found, np.int64)

@@ -2,14 +2,13 @@
 
 The arrays, one after the other, with n trajectories of H positions and s different streams of X:
 
-    x      token index [s, H]     places in the manifest's ``tokens``
+    x      token index [s, H]     indices into the manifest's ``tokens``
     y      token index [n, H]
     delta  float32     [n, H]
-    f      float32     [n, H]     its bits, exclusive-or those of delta: nothing as long as the histories are one
+    f      float32     [n, H]     the bits of f xor those of delta: 0 while the histories are equal
 
-A token index has 2 bytes, or 4 where there are more than 65,536 different tokens. The bytes of each array are apart by
-their place in the number, the lowest first, which makes them smaller when they are compressed. ``packed.js`` reads
-both texts.
+A token index has 2 bytes, or 4 if there are more than 65,536 different tokens. The bytes of an array are grouped by
+their place in the number, the lowest first, since such arrays compress better. ``packed.js`` reads both texts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from report.explorer.streams import SCORED, Streams
 
 @dataclass(frozen=True)
 class Packed:
-    """What the page holds, in base64."""
+    """The two texts of the page, in base64."""
 
     manifest: str
     arrays: str
@@ -50,12 +49,12 @@ def pack(
     """Pack a sample.
 
     Args:
-        outcomes: all trajectories that could be there.
-        sample: those that are.
-        streams: their positions.
-        token_text: a token as text; without it the page shows numbers.
-        names: what the manifest says of the study besides.
-        prompts: the prompts of documents, in the order in which they are packed as long as there is room.
+        outcomes: all trajectories that the page could hold.
+        sample: the chosen trajectories.
+        streams: the positions of the chosen trajectories.
+        token_text: returns a token as text; without it the page shows numbers.
+        names: further entries of the manifest about the study.
+        prompts: prompts of documents, packed in this order while there is room.
 
     Returns:
         The texts; the same input gives the same texts.
@@ -84,15 +83,15 @@ def pack(
         "layers": next((prompt.layers for prompt in prompts if prompt.layers), None),
         "prompts": [{"document": places.index(one.pop("place"))} | one for one in said],
     }
-    # Texts of byte tokens may have halves of characters; as escapes they go through.
+    # Tokens may be halves of characters; JSON escapes carry them.
     held = json.dumps(manifest, separators=(",", ":")).encode("ascii")
     return Packed(_text(held), _text(arrays), tuple(prompt_texts))
 
 
 def _references(outcomes: Outcomes, rows: Ints, x: Ints) -> tuple[list[int], list[int]]:
-    """Find the streams of X that differ: a trajectory that has each, and the number of each trajectory's one.
+    """Find the distinct streams of X: a trajectory with each stream, and the number of each trajectory's stream.
 
-    Actions share X's stream on a document and replicate; a log that others made may have one for each action.
+    Actions share X's stream on a document and replicate; a log of another generator may have a stream for each action.
     """
     first, reference = list[int](), list[int]()
     known: dict[tuple[int, int, bytes], int] = {}
@@ -106,7 +105,7 @@ def _references(outcomes: Outcomes, rows: Ints, x: Ints) -> tuple[list[int], lis
 
 
 def _documents(outcomes: Outcomes, rows: Ints) -> list[dict[str, Any]]:
-    """Return the documents that are there, with their place among all."""
+    """Return the documents of the sample, each with its index among all documents."""
     return [
         {
             "place": place,
@@ -121,7 +120,7 @@ def _documents(outcomes: Outcomes, rows: Ints) -> list[dict[str, Any]]:
 
 
 def _trajectories(outcomes: Outcomes, rows: Ints, streams: Streams, reference: list[int]) -> dict[str, list[Any]]:
-    """Return the sample's trajectories by column; a null is a position that there is not."""
+    """Return the sample's trajectories by column; null is a position that does not exist."""
     places = np.unique(outcomes.doc[rows])
     columns: dict[str, list[Any]] = {
         "document": np.searchsorted(places, outcomes.doc[rows]).tolist(),
@@ -140,7 +139,7 @@ def _trajectories(outcomes: Outcomes, rows: Ints, streams: Streams, reference: l
 
 
 def _jumps(sample: Sample) -> list[dict[str, Any]]:
-    """Return the jumps, with places in the sample."""
+    """Return the jumps, with indices into the sample."""
     place = {row: at for at, row in enumerate(sample.rows.tolist())}
     return [
         {

@@ -1,4 +1,4 @@
-"""Writes the trajectory explorer: one file that opens from ``file://`` and holds everything that it shows."""
+"""The file of the trajectory explorer: it opens from ``file://`` and holds everything that it shows."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int
     """Write ``trajectories.html`` under ``folder``; None for finite-state systems, whose tokens are no text.
 
     Args:
-        content: what was read for the report's page.
+        content: the content of the report's page.
         folder: where the page is.
-        token_text: a token as text; without it the explorer shows numbers.
+        token_text: returns a token as text; without it the explorer shows numbers.
 
     Returns:
         The path of the file. The same input gives the same bytes.
@@ -57,7 +57,7 @@ def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int
         engine=facts.engine,
         own_weights=facts.own_weights,
         script=script,
-        # The browser runs this script and no other, whatever a token's text may be.
+        # The browser runs only this script, whatever a token's text may contain.
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
         style=(_TEMPLATES / "explorer.css").read_text(encoding="utf-8"),
     )

@@ -1,14 +1,14 @@
-"""The prompts of the explorer's documents, packed one by one: the page unpacks the one that it shows.
+"""The prompts of the explorer's documents, packed one by one, so that the page unpacks only the prompt that it shows.
 
 A document's text is base64 of gzip of, one after the other:
 
-    tokens     token index [n]           places in the manifest's ``tokens``, 2 bytes or 4 as those of X and Y
-    shares     byte [groups, n]          of each action and step, as the manifest lists them
+    tokens     token index [n]           indices into the manifest's ``tokens``, 2 or 4 bytes as for X and Y
+    shares     byte [groups, n]          for each action and step, in the manifest's order
 
-A share is that of the (layer, KV head) pairs of a group of layers that have the entry, times 255: 0 is none, 255 is
-all, and nothing else is either. Bytes of a token index are apart by their place in the number, the lowest first.
+A share is 255 times the fraction of the (layer, KV head) pairs of a group of layers that keep the entry: only 0 means
+none, and only 255 means all. Bytes of token indices are grouped by their place in the number, the lowest first.
 
-The rule of what is there, in this order, until there are ``MOST_BYTES``:
+The prompts are chosen in this order, up to ``MOST_BYTES``:
 
 1. the documents that jumps lead to, in the order of the jumps;
 2. all other documents of the sample, the first of each stratum, then the second, and so on.
@@ -39,14 +39,14 @@ MOST_SHARES: Final = 1 << 16
 
 @dataclass(frozen=True)
 class Prompt:
-    """A stored prompt with what its actions keep.
+    """A stored prompt, and the entries that actions keep.
 
     Attributes:
-        place: its document's place in the outcomes.
+        place: the index of its document in the outcomes.
         tokens: int32[n].
-        records: where it states its answers: rows of answer, piece, first and last.
-        layers: those of the model; 0 if no action says.
-        kept: of each action and step.
+        records: the positions of its answers' records: rows of answer, piece, first and last.
+        layers: number of layers of the model; 0 if unknown.
+        kept: the kept entries after each counted step of each action.
 
     """
 
@@ -59,11 +59,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Kept:
-    """What an action keeps of a prompt after a counted step.
+    """The entries of a prompt that an action keeps after a counted step.
 
     Attributes:
-        action: its place in the outcomes.
-        step: 0 for what is kept after prefill.
+        action: the index of the action in the outcomes.
+        step: 0 after prefill.
         first_layers: the first layer of each group.
         shares: uint8[groups, n].
 
@@ -76,7 +76,7 @@ class Kept:
 
 
 def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[Prompt]:
-    """Read the stored prompts of a sample's documents, in the order of the rule above; none of a store without any."""
+    """Read the stored prompts of a sample's documents in the order of the rule above; none if none are stored."""
     order = _order(outcomes, sample)
     found = dict[int, Prompt]()
     for places in (order[at : at + _AT_ONCE] for at in range(0, len(order), _AT_ONCE)):
@@ -91,18 +91,18 @@ def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[
 
 
 _AT_ONCE = 16
-_ENOUGH = 32 * MOST_BYTES  # bytes, before they are compressed: what comes after does not fit in any case
+_ENOUGH = 32 * MOST_BYTES  # bytes before compression, of which ``MOST_BYTES`` can never hold more
 
 
 def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Pack prompts as long as there is room.
+    """Pack prompts while there is room.
 
     Args:
         prompts: in the order of the rule.
-        tokens: the sorted tokens of the manifest; those of prompts are among them.
+        tokens: the sorted tokens of the manifest, which include those of the prompts.
 
     Returns:
-        Of each prompt what the manifest says, and its text.
+        The manifest's entry for each prompt, and each prompt's text.
 
     """
     kind = np.dtype("<u2" if len(tokens) <= 1 << 16 else "<u4")
@@ -122,7 +122,7 @@ def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict
 
 
 def _order(outcomes: Outcomes, sample: Sample) -> list[int]:
-    """Return the places of the sample's documents, in the order of the rule."""
+    """Return the indices of the sample's documents, in the order of the rule."""
     led = [int(outcomes.doc[row]) for jump in sample.jumps for row in jump.rows]
     places = np.unique(outcomes.doc[sample.rows])
     turn = np.zeros(len(places), np.int64)
@@ -134,7 +134,7 @@ def _order(outcomes: Outcomes, sample: Sample) -> list[int]:
 
 
 def _prompt(outcomes: Outcomes, place: int, rows: list[ViewRow]) -> Prompt | None:
-    """Return the prompt of a document from its rows; None if they lack its tokens."""
+    """Assemble the prompt of a document from its rows; None if its tokens are not stored."""
     own = [row for row in rows if row["action"] is None]
     if not own:
         return None

@@ -1,4 +1,4 @@
-"""Which trajectories the explorer holds: those that its jumps lead to, and the first ones of every document.
+"""The choice of the explorer's trajectories: those that its jumps lead to, and the first of every document.
 
 The rule, in this order, until there are ``POSITIONS`` positions:
 
@@ -6,7 +6,7 @@ The rule, in this order, until there are ``POSITIONS`` positions:
    the first three documents;
 2. the other actions on the same document and replicate as these;
 3. replicates 0 to 3 of every action, of the first document of each stratum, then of the second, and so on to the last;
-   then replicates 4 to 7 likewise, and so on.
+   then replicates 4 to 7 in the same order, and so on.
 
 Documents come in the order of their ids. A jump is there if its trajectory is.
 """
@@ -25,21 +25,22 @@ POSITIONS: Final = 250_000
 
 REPLICATES_AT_ONCE: Final = 4
 
-_LOST: Final = 3  # lost answers, of different documents, that are chosen for an action within a stratum or over all
+_LOST: Final = 3  # lost answers, of different documents, for an action within a stratum or over all strata
 
 KINDS: Final = ("earliest", "median", "latest", "exposure", "agreement", "lost")
 
 
 @dataclass(frozen=True)
 class Jump:
-    """Where a jump leads.
+    """The trajectories that a jump leads to.
 
     Attributes:
         kind: one of ``KINDS``.
-        stratum: a place in the list of strata; None for all of them.
-        action: a place in the list of actions.
-        rows: places in the outcomes: one; or lost answers, one of each document first, then a second of each.
-        total: how many there are to lead to; more than 1 for lost answers alone.
+        stratum: an index into the list of strata; None for all strata.
+        action: an index into the list of actions.
+        rows: indices into the outcomes: one trajectory, or lost answers, first one of each document, then a second of
+            each.
+        total: how many trajectories fit; more than 1 only for lost answers.
 
     """
 
@@ -52,14 +53,14 @@ class Jump:
 
 @dataclass(frozen=True)
 class Sample:
-    """Trajectories of the explorer: places in the outcomes, rising, and the jumps that lead to some of them."""
+    """The chosen trajectories, as rising indices into the outcomes, and the jumps that lead to some of them."""
 
     rows: Ints
     jumps: list[Jump]
 
 
 def choose(outcomes: Outcomes, positions: int = POSITIONS) -> Sample:
-    """Choose trajectories by the rule above; ``positions`` is how many positions they may have in all."""
+    """Choose trajectories by the rule above, with at most ``positions`` positions in all."""
     scopes: list[int | None] = [None, *range(len(outcomes.strata))]
     jumps = [jump for scope in scopes for jump in _jumps(outcomes, scope)]
     first = np.array([row for jump in jumps for row in jump.rows[:_LOST]], np.int64)
@@ -90,7 +91,7 @@ def _in_turn(outcomes: Outcomes) -> Ints:
 
 
 def _jumps(outcomes: Outcomes, stratum: int | None) -> list[Jump]:
-    """Return the jumps of each action within a stratum, or over all; of equal trajectories the first is taken."""
+    """Return the jumps of each action, within a stratum or over all strata; ties go to the first trajectory."""
     within = np.full(len(outcomes), fill_value=True) if stratum is None else outcomes.stratum[outcomes.doc] == stratum
     found = []
     for action in range(len(outcomes.actions)):
@@ -113,6 +114,6 @@ def _jumps(outcomes: Outcomes, stratum: int | None) -> list[Jump]:
         lost = rows[outcomes.lost[rows]]
         if len(lost):
             docs, first = np.unique(outcomes.doc[lost], return_index=True)
-            turn = np.arange(len(lost)) - first[np.searchsorted(docs, outcomes.doc[lost])]  # which one of its document
+            turn = np.arange(len(lost)) - first[np.searchsorted(docs, outcomes.doc[lost])]  # index in its document
             found.append(Jump("lost", stratum, action, tuple(lost[np.lexsort((lost, turn))].tolist()), len(lost)))
     return found

@@ -20,14 +20,14 @@ SCORED = ("score_x", "score_y", "span_first", "span_last")
 
 @dataclass(frozen=True)
 class Streams:
-    """Chosen trajectories; n of them, with H positions each.
+    """The n chosen trajectories, with H positions each.
 
     Attributes:
         x: int32[n, H], X's tokens.
         y: int32[n, H], Y's tokens.
         delta: float32[n, H].
         f: float32[n, H].
-        scores: what ``SCORED`` names of each one that is scored, by its place.
+        scores: the columns ``SCORED`` of each scored trajectory, by its index.
 
     """
 
@@ -39,14 +39,14 @@ class Streams:
 
 
 def read_streams(source: StudyRows, outcomes: Outcomes, rows: Ints) -> Streams:
-    """Read trajectories, given as rising places in ``outcomes``."""
+    """Read the trajectories at rising indices into ``outcomes``."""
     wanted = outcomes.own_codes()[rows]
     size = (len(rows), outcomes.horizon)
     x, y = np.zeros(size, np.int32), np.zeros(size, np.int32)
     delta, f = np.zeros(size, np.float32), np.zeros(size, np.float32)
     seen = np.zeros(size, np.bool_)
     scores: dict[int, ViewRow] = {}
-    early = outcomes.replicate[rows] < REPLICATES_AT_ONCE  # of most documents these alone are chosen
+    early = outcomes.replicate[rows] < REPLICATES_AT_ONCE  # most documents have only these replicates in the sample
     for part in (rows[early], rows[~early]):
         if not len(part):
             continue
@@ -68,7 +68,7 @@ def read_streams(source: StudyRows, outcomes: Outcomes, rows: Ints) -> Streams:
 
 
 def _chosen(table: pa.Table, outcomes: Outcomes, wanted: Ints) -> tuple[pa.Table, Ints]:
-    """Return the rows of wanted trajectories, and which one each belongs to."""
+    """Return the rows of wanted trajectories, and the index of each row's trajectory."""
     codes = outcomes.codes(table)
     at = np.minimum(np.searchsorted(wanted, codes), len(wanted) - 1)
     own = wanted[at] == codes

@@ -1,4 +1,4 @@
-"""The section on predictions of the gap from an observation that is cheaper than R: candidates, errors, decisions."""
+"""The section on predictions of the gap from observations cheaper than R: candidates, errors, decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _CANDIDATES = {"stratum_action_mean": "cell mean", "flat": "flat, uncalibrated", "ridge": "ridge"}
 _COLOURS = {"equivalent": ACTION_COLOURS[0], "different": ACTION_COLOURS[1]}
-_MOST = 24  # predictors of a figure; of more, those that development selected stand for all
+_MOST = 24  # predictors in a figure; if there are more, only those that development selected are drawn
 _UNCALIBRATED = (
     "rollout_tv_gap", "fixed_history_gap", "flat_extrapolation_gap", "full_minus_fixed_history",
     "full_minus_flat_extrapolation",
@@ -45,7 +45,7 @@ TEMPLATE = """
 
 
 def section(content: PageContent) -> Section | None:
-    """How well each predictor does, and what the observations miss without fitting; None without a contrast."""
+    """Make the section: the error of each predictor, and of observations without fitting; None without a contrast."""
     if not content.others:
         return None
     estimates, baseline, windows = content.estimates, content.baseline, content.windows
@@ -64,7 +64,7 @@ def section(content: PageContent) -> Section | None:
 
 
 def read_calibration(content: PageContent) -> list[ViewRow]:
-    """Every candidate's row for the contrasts to the baseline: by action, and then by the size of its error."""
+    """Return every candidate's row for the contrasts to the baseline, by action, then by the size of its error."""
     order = {action: place for place, action in enumerate(content.actions)}
     found = [row for row in content.source.of("calibration", baseline=content.baseline) if row["action"] in order]
 
@@ -82,7 +82,7 @@ def read_calibration(content: PageContent) -> list[ViewRow]:
 
 
 def calibration_table(rows: list[ViewRow], baseline: str, windows: Windows, published: PublishedStudy) -> PrintedTable:
-    """Every candidate of every observation and contrast: its prediction, error, decision and spread."""
+    """Make the table of candidates by observation and contrast: prediction, error, decision and spread."""
     numbers = ("predicted_gap", "mae", "rmse")
     gaps = {row["action"]: f"ΔR = {_points(row['gap'], 2)} pp" for row in rows}
     places = {name: decimals_of([row[name] for row in rows], 100.0) for name in numbers} | {"error": 2}
@@ -112,7 +112,7 @@ def calibration_table(rows: list[ViewRow], baseline: str, windows: Windows, publ
 
 
 def calibration_figure(rows: list[ViewRow], windows: Windows, published: PublishedStudy) -> Figure:
-    """Every candidate's error with its interval against the margin; selected ones are filled, with their decision."""
+    """Draw every candidate's error and interval against the margin; selected candidates are filled."""
     several = len({row["action"] for row in rows}) > 1
     figure = new_figure(WIDTH, 1.3 + 0.3 * len(rows))
     axes = figure.add_subplot()
@@ -141,7 +141,7 @@ def calibration_figure(rows: list[ViewRow], windows: Windows, published: Publish
 
 
 def observation_label(observation: str, windows: Windows) -> str:
-    """The observation in words; positions with their numbers."""
+    """Name the observation in words; positions with their numbers."""
     if observation == "positions":
         return f"positions 1–{windows.first_block_last}"
     return observation.replace("_", " ")
@@ -161,7 +161,7 @@ def _error(axes: Axes, row: ViewRow, place: int) -> None:
 
 
 def _judged(row: ViewRow, places: dict[str, int], published: PublishedStudy) -> list[Cell]:
-    """Error with its interval, decision, MAE, RMSE; the paper's numbers under the predictor that the paper selected."""
+    """Return cells of error, decision, MAE and RMSE; the paper's numbers go under the predictor that it selected."""
     printed = _printed(row, published)
     beside: dict[str, str] = {}
     if printed is not None:
@@ -184,7 +184,7 @@ def _judged(row: ViewRow, places: dict[str, int], published: PublishedStudy) -> 
 
 
 def _printed(row: ViewRow, published: PublishedStudy) -> PublishedVerdict | None:
-    """What the paper prints for this contrast, observation and predictor."""
+    """Return the paper's result for this contrast, observation and predictor."""
     found = published.verdicts.get((row["action"], row["baseline"], row["observation"]))
     return found if found is not None and found.candidate == row["candidate"] else None
 

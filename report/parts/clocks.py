@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 PRE_EOS = (
     "early_pre_eos", "late_pre_eos", "late_minus_early_pre_eos", "early_pre_eos_fraction", "late_pre_eos_fraction",
 )  # fmt: skip
-_ON_PAPER: Any = {"frameon": True, "framealpha": 1.0, "edgecolor": "none", "borderpad": 0.2}  # a legend upon lines
+_ON_PAPER: Any = {"frameon": True, "framealpha": 1.0, "edgecolor": "none", "borderpad": 0.2}  # opaque legends
 _EVERY = 8  # lags between two open markers on a curve
-_STEP = 0.62  # of a stratum's height, for its actions
-_ASIDE, _SPREAD = 0.09, 0.72  # of the way from block to block: between two actions, and between the first and the last
-_LOWER = 2.0  # height of the lower panels; the upper ones' is 3
-_LINE = 0.22  # of that height, for an action
+_STEP = 0.62  # for each action, as a fraction of a stratum's height
+_ASIDE, _SPREAD = 0.09, 0.72  # of a block: between two actions, and between first and last
+_LOWER = 2.0  # height of the lower panels; upper panels have 3
+_LINE = 0.22  # for each action, as a fraction of that height
 
 TEMPLATE = """
 {% if figures.two_clocks is defined %}
@@ -74,7 +74,7 @@ TEMPLATE = """
 
 
 def section(content: PageContent) -> Section | None:
-    """Both clocks; finite-state systems without lag windows have no such section."""
+    """Make the section on both clocks; None for finite-state systems without lag windows."""
     finite, windows, baseline = content.facts.finite, content.windows, content.baseline
     drawn = content.estimates.known("generation_delta", "branch_delta", "late_minus_early")
     if finite and not (drawn and windows.early_last >= 1):
@@ -103,7 +103,7 @@ def section(content: PageContent) -> Section | None:
 
 
 def _branch_columns(content: PageContent) -> list[EstimateColumn | CellColumn]:
-    """The windows of the branch clock, and after the first column the cohort's support, ours and the paper's."""
+    """Return the columns of the branch clock's windows, with the cohort's support, ours and the paper's, second."""
     printed = content.published.support
     cells = {}
     for row in content.source.of("branch_windows", split=content.split):
@@ -129,7 +129,7 @@ def _span(block: tuple[int, int]) -> str:
 
 
 def clocks_figure(content: PageContent) -> Figure:
-    """The generation clock on the left, the branch clock on the right; curves above, summaries below."""
+    """Draw the generation clock on the left, the branch clock on the right; curves above, summaries below."""
     styles = action_styles(content.actions)
     lower = max(_LOWER, _LINE * len(styles))
     figure = new_figure(WIDTH, 6.6 + 1.32 * (lower - _LOWER))
@@ -137,7 +137,7 @@ def clocks_figure(content: PageContent) -> Figure:
     _generation_curves(grid[0, 0], content, styles)
     _branch_curves(grid[0, 1], content, styles)
     top = max(axes.get_ylim()[1] for axes in grid[0])
-    for axes in grid[0]:  # one quantity, one scale
+    for axes in grid[0]:  # one scale for one quantity
         axes.set_ylim(0, top)
         round_ticks(axes.yaxis)
         axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= min(top, 100)])
@@ -148,7 +148,7 @@ def clocks_figure(content: PageContent) -> Figure:
 
 
 def strata_figure(content: PageContent) -> Figure:
-    """Both clocks in each stratum and pooled: Δg of each contrast, late − early of each action, all and pre-EOS."""
+    """Draw both clocks by stratum and pooled: Δg of each contrast, late − early of each action, all and pre-EOS."""
     estimates, styles = content.estimates, action_styles(content.actions)
     others = {action: styles[action] for action in content.others}
     rows = [POOLED, *content.facts.strata]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 _FEW = 5
-ACROSS = 3  # panels in a line
+ACROSS = 3  # panels in a row
 
 TEMPLATE = """
 {% if tables %}
@@ -51,7 +51,7 @@ class Depths:
     orderings: dict[str, list[ViewRow]]
 
     def ordered_from(self, action: str) -> int | None:
-        """The least depth from which on the action and the baseline are ordered at every depth; None if never."""
+        """Return the least depth from which on action and baseline are ordered at all depths; None if there is none."""
         found = None
         for row in reversed(self.orderings.get(action, [])):
             if not row["ordered"]:
@@ -61,7 +61,7 @@ class Depths:
 
 
 def section(content: PageContent) -> Section:
-    """What a window of each depth leaves open."""
+    """Make the section: the range of R that a window of each depth leaves."""
     depths = read_depths(content)
     if not depths.intervals:
         return Section("depth", "What a short window cannot tell", TEMPLATE)
@@ -75,7 +75,7 @@ def section(content: PageContent) -> Section:
 
 
 def enclosure_sentence(content: PageContent, depths: Depths) -> str:
-    """Why the enclosure of R at full depth is wider than its interval; empty where either is missing."""
+    """Explain why the enclosure of R at full depth is wider than R's interval; empty if either is missing."""
     action = next(iter(depths.intervals))
     row, risk = depths.intervals[action][-1], content.estimates.get("mismatch", action)
     if row["depth"] != content.windows.horizon or not risk.has_interval:
@@ -89,27 +89,27 @@ def enclosure_sentence(content: PageContent, depths: Depths) -> str:
 
 
 def read_depths(content: PageContent) -> Depths:
-    """The rows of the page's actions, and of their contrasts to the baseline."""
+    """Read the rows of the page's actions, and of their contrasts to the baseline."""
     intervals = by_depth(content.pooled("identified_interval"), content.actions)
     return Depths(intervals, by_depth(content.pooled("action_ordering", baseline=content.baseline), content.actions))
 
 
 def by_depth(rows: Sequence[ViewRow], actions: Sequence[str]) -> dict[str, list[ViewRow]]:
-    """Rows by depth of each action that has some, in the order of ``actions``."""
+    """Return the rows of each action by depth, in the order of ``actions``; actions without rows are left out."""
     ordered = sorted(rows, key=lambda row: int(row["depth"]))
     found = {action: [row for row in ordered if row["action"] == action] for action in actions}
     return {action: own for action, own in found.items() if own}
 
 
 def selected_depths(windows: Windows) -> list[int]:
-    """The depths of the tables: 1, H/8, H/4, H/2 and H; all depths where the horizon is at most 5."""
+    """Return the depths of the tables: 1, H/8, H/4, H/2 and H; all depths if the horizon is at most 5."""
     if windows.horizon <= _FEW:
         return list(range(1, windows.horizon + 1))
     return sorted({1, *(windows.horizon // part for part in (8, 4, 2, 1))} - {0})
 
 
 def depth_table(intervals: Mapping[str, Sequence[ViewRow]], windows: Windows, name: str, title: str) -> PrintedTable:
-    """The identified interval of each action at selected depths, its minimax point and risk, and the realized tail."""
+    """Make the table of identified intervals at selected depths, with minimax point, risk and realized tail."""
     wanted = set(selected_depths(windows))
     listed = [row for rows in intervals.values() for row in rows]
     ends = ("lower", "upper", "midpoint", "half_width", "realized_tail")
@@ -139,7 +139,7 @@ def depth_table(intervals: Mapping[str, Sequence[ViewRow]], windows: Windows, na
 
 
 def ordering_table(depths: Depths, content: PageContent) -> PrintedTable:
-    """The range of R(action) − R(baseline) at selected depths, and the depth from which on its sign is certain."""
+    """Make the table of the range of R(action) − R(baseline) by depth, and the depth that makes its sign certain."""
     wanted, baseline = selected_depths(content.windows), content.baseline
     lines = []
     for action, rows in depths.orderings.items():
@@ -162,7 +162,7 @@ def _range(row: ViewRow, name: str) -> str:
 
 
 def depth_figure(depths: Depths, content: PageContent) -> Figure:
-    """A panel for each action with the interval of its R by depth, and one for each contrast with the baseline."""
+    """Draw a panel for each action with the interval of its R by depth, and one for each contrast with the baseline."""
     styles, windows = action_styles(content.actions), content.windows
     others = {action: style for action, style in styles.items() if depths.orderings.get(action)}
     above, below = window_lines(len(styles)), window_lines(len(others))
@@ -178,7 +178,7 @@ def depth_figure(depths: Depths, content: PageContent) -> Figure:
         percent_axis(axes, "difference in R (pp)")
         position_axis(axes, windows.horizon, "depth L (tokens)")
     drawn = list(grid[above:].flat)[: len(others)]
-    for axes in drawn:  # differences have one scale too
+    for axes in drawn:  # differences, too, have one scale
         axes.set_ylim(min(one.get_ylim()[0] for one in drawn), max(one.get_ylim()[1] for one in drawn))
     for axes in grid[above:].flat[len(others) :]:
         axes.set_visible(False)
@@ -187,21 +187,21 @@ def depth_figure(depths: Depths, content: PageContent) -> Figure:
 
 
 def edges(of: str = "") -> list[Line2D]:
-    """The legend entries of both ends of an interval."""
+    """Return the legend entries of both ends of an interval."""
     return [
         legend_line(f"least R{of}", color=QUIET, linewidth=1.8), legend_line(f"most R{of}", color=QUIET, linewidth=0.9)
     ]  # fmt: skip
 
 
 def window_lines(panels: int) -> int:
-    """How many lines of a figure so many panels take."""
+    """Return how many rows of a figure the panels take."""
     return math.ceil(panels / ACROSS)
 
 
 def window_panels(
     grid: Any, intervals: Mapping[str, Sequence[ViewRow]], styles: Mapping[str, ActionStyle], windows: Windows
 ) -> None:
-    """Draw the interval of R by depth of each action in a panel of its own, all on one scale; hide the panels left."""
+    """Draw the interval of R by depth, a panel for each action on one scale; hide unused panels."""
     most = max((100 * row["upper"] for action in styles for row in intervals.get(action, [])), default=100.0)
     for axes, (action, style) in zip(grid.flat, styles.items(), strict=False):
         interval_band(axes, intervals.get(action, []), "lower", "upper", style)
@@ -214,7 +214,7 @@ def window_panels(
 
 
 def interval_band(axes: Axes, rows: Sequence[ViewRow], low: str, high: str, style: ActionStyle) -> None:
-    """Intervals by depth as a shaded band with a stronger line at its lower edge."""
+    """Draw intervals by depth as a shaded band with a stronger line at the lower edge."""
     depth = [row["depth"] for row in rows]
     least, most = ([100 * row[end] for row in rows] for end in (low, high))
     axes.fill_between(depth, least, most, color=style.colour, alpha=BAND, linewidth=0)

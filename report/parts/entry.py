@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ACROSS = 4  # panels in a line
-_LETTERS = 26  # of a name above its panel, in a line
-_PALE_LINE: Any = {"color": RULE, "linewidth": 1.0}  # not see-through: many of them would make a dark one
-_PALE_POINTS = 32  # of such a line, of which there are as many as pairs of actions
+_ACROSS = 4  # panels in a row
+_LETTERS = 26  # letters in a line of a panel's title
+_PALE_LINE: Any = {"color": RULE, "linewidth": 1.0}  # opaque, since many transparent lines would add up to a dark one
+_PALE_POINTS = 32  # points of such a line; there are as many lines as pairs of actions
 
 TEMPLATE = """
 {% if shown %}
@@ -46,7 +46,7 @@ TEMPLATE = """
 
 
 def section(content: PageContent) -> Section:
-    """P(τ ≤ t) of each action, and mean entry."""
+    """Make the section: P(τ ≤ t) and mean entry of each action."""
     windows = content.windows
     bounds = dict.fromkeys(t for t in (windows.first_block_last, windows.cohort_bound, windows.horizon) if t >= 1)
     columns = [EstimateColumn("entry_cdf", t, f"P(τ\u00a0≤\u00a0{count(t)})") for t in bounds]
@@ -59,7 +59,7 @@ def section(content: PageContent) -> Section:
 
 
 def entry_figure(content: PageContent) -> Figure:
-    """P(τ ≤ t) of each action against t: in one panel, or where bands would hide one another in a panel for each."""
+    """Draw P(τ ≤ t) against t: in one panel, or in a panel for each action if bands would hide one another."""
     if len(content.actions) > TOGETHER:
         return _panels(content)
     figure = new_figure(WIDTH, 3.7)
@@ -72,14 +72,14 @@ def entry_figure(content: PageContent) -> Figure:
         published_points(axes, rows, style)
         published = published or any(row.published is not None for row in rows)
     percent_axis(axes, "diverged by position t (% of continuations)")
-    axes.set_ylim(0, 101)  # a curve at 100% is seen whole
+    axes.set_ylim(0, 101)  # so that a curve at 100% is seen whole
     position_axis(axes, content.windows.horizon, "generation position t (tokens)")
     action_legend(figure, styles, published=published)
     return figure
 
 
 def _panels(content: PageContent) -> Figure:
-    """A panel for each action: its curve and band before the baseline's curve and those of all others."""
+    """Draw a panel for each action: its curve and band before the pale curves of all actions."""
     styles, last = action_styles(content.actions), content.windows.horizon
     profiles = {action: content.estimates.profile("entry_cdf", action) for action in styles}
     lines = math.ceil(len(styles) / _ACROSS)
@@ -108,13 +108,13 @@ def _panels(content: PageContent) -> Figure:
 
 
 def _thinned(rows: list[Estimate]) -> list[Estimate]:
-    """Some of the rows of a profile, the last and the first among them, backwards."""
+    """Return some rows of a profile in reverse, always the first and the last."""
     return rows[:: -max(1, len(rows) // _PALE_POINTS)] + rows[:1]
 
 
 def _share_axes(panels: list[Axes], used: int, last: int) -> None:
-    """One scale for all panels, with numbers at the lowest ones of each column; those not used are hidden."""
-    panels[0].set_ylim(0, 101)  # a curve at 100% is seen whole
+    """Give all panels one scale, with numbers at the lowest of each column, and hide unused panels."""
+    panels[0].set_ylim(0, 101)  # so that a curve at 100% is seen whole
     panels[0].set_yticks([0, 50, 100])
     for place, axes in enumerate(panels):
         axes.set_visible(place < used)

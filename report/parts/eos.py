@@ -39,7 +39,7 @@ TEMPLATE = """
 
 
 def section(content: PageContent) -> Section | None:
-    """G_0..G_3 of each action, and the EOS share of each contrast; finite-state systems have no such section."""
+    """Make the section: G_0..G_3 of each action, and each contrast's EOS share; None for finite-state systems."""
     if content.facts.finite:
         return None
     shown = content.estimates.known("eos_gap")

@@ -1,7 +1,7 @@
 """The section with example trajectories as aligned text: the reference above the compressed model, by position.
 
-Examples are chosen by a rule: of each of the first strata in order the first document by id, of the split that the page
-shows, replicate 0, every compared action. Positions after the EOS of both sides are left out.
+Examples are chosen by a rule: the first document by id of each of the first strata, replicate 0, every compared action.
+The split is the page's. Positions after the EOS of both sides are left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TEMPLATE = """
 
 @dataclass(frozen=True)
 class Pair:
-    """One position: both tokens as text, and what happens there. A mark is ``s`` at a side's EOS, ``z`` after it."""
+    """One position: both tokens as text, and a mark: ``s`` at a side's EOS, ``z`` after it."""
 
     t: int
     x: str
@@ -55,7 +55,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Example:
-    """One coupled pair of continuations, and what happens in it in one line."""
+    """One coupled pair of continuations, and a line that summarizes it."""
 
     action: str
     summary: str
@@ -74,7 +74,7 @@ class ExampleDocument:
 
 
 def section(content: PageContent) -> Section | None:
-    """Examples of the first strata; finite-state systems, whose two tokens are no text, have none."""
+    """Make the section on examples; None for finite-state systems, whose tokens are not text."""
     facts = content.facts
     if facts.finite:
         return None
@@ -91,17 +91,17 @@ def section(content: PageContent) -> Section | None:
 
 
 def _other(content: PageContent) -> str:
-    """What the lower of two texts is of, in a word."""
+    """Name the side of the lower text in a word."""
     return "compressed" if content.facts.other == "the compressed model" else "action"
 
 
 def visible(text: str) -> str:
-    """A token's text with line breaks and tabs as symbols; an empty token is ∅."""
+    """Show a token's line breaks and tabs as symbols, and an empty token as ∅."""
     return text.translate(_VISIBLE) or "∅"
 
 
 def _documents(content: PageContent, chosen: list[ViewRow]) -> Iterator[ExampleDocument]:
-    """Read the examples of documents, all in two queries: each reads every file where a store has one a unit."""
+    """Read the examples of documents, all in two queries, since a query may read a file for each unit."""
     where = {"doc": [row["doc"] for row in chosen], "replicate": REPLICATE}
     trajectories = {(found["doc"], found["action"]): found for found in content.source.of("trajectories", **where)}
     events: dict[tuple[str, str], list[ViewRow]] = defaultdict(list)

@@ -50,7 +50,7 @@ TEMPLATE = """
 
 
 def section(content: PageContent) -> Section | None:
-    """The gap of each other action, its terms and their shares; None without another action."""
+    """Make the section: the gap of each other action, its terms and their shares; None without another action."""
     if not content.others:
         return None
     estimates, baseline = content.estimates, content.baseline
@@ -72,7 +72,7 @@ def section(content: PageContent) -> Section | None:
 
 
 def _with_shares_of_gaps(table: PrintedTable, content: PageContent) -> PrintedTable:
-    """A table without the shares of gaps that may be 0; its CSV file has them."""
+    """Blank the shares of gaps that may be 0; the CSV file keeps them."""
     first = 1 + GAP.index("occurrence_share")
 
     def cells(row: TableRow) -> tuple[Cell, ...]:
@@ -85,9 +85,10 @@ def _with_shares_of_gaps(table: PrintedTable, content: PageContent) -> PrintedTa
 
 
 def exposure_sentence(content: PageContent) -> str:
-    """In how many of the decompositions by stratum exposure is the larger part, and the range of its share.
+    """Say in how many decompositions by stratum exposure is the larger part, and give the range of its share.
 
-    Only gaps are counted whose interval excludes 0, where there are intervals: a share of what may be 0 says nothing.
+    If there are intervals, only gaps whose interval excludes 0 are counted: a share of a gap that may be 0 says
+    nothing.
     """
     places = [(action, stratum) for action in content.others for stratum in content.facts.strata]
     gaps = {place: content.estimates.get("gap", place[0], content.baseline, stratum=place[1]) for place in places}

@@ -1,7 +1,7 @@
 """The section on the frozen plan, and on the estimates that it named.
 
-Endpoints and the cost curve are tables; the curve is a figure too. What the plan chose is listed before what it was
-made from. A plan without one of these entries is shown without it.
+Endpoints and the cost curve are tables; the curve is a figure too. The plan's choices are listed before the numbers
+that they rest on. Entries that a plan lacks are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stats.resampling.intervals import PRESPECIFIED, SEEN
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Labels of the plan's entries: what it decided, and what it was decided from.
+# Labels of the plan's entries: first the decisions, then the numbers that they rest on.
 _CHOSEN = {
     "replicates": "replicates K", "documents_per_stratum": "documents per stratum N", "baseline": "baseline",
     "actions": "actions", "target_half_width": "target half-width (fraction, or tokens)",
@@ -83,7 +83,7 @@ TEMPLATE = """
 
 
 def section(content: PageContent) -> Section:
-    """The plan, its primary endpoints, and estimates of unknown quantities."""
+    """Make the section: the plan, its primary endpoints, and estimates of unknown quantities."""
     plan = with_measured(content.facts.plan.content) if content.facts.plan else {}
     plan |= {"saving": saved} if (saved := saving(plan)) else {}
     estimates = content.estimates.all()
@@ -105,7 +105,7 @@ def section(content: PageContent) -> Section:
 
 
 def _why_seen(content: PageContent, plan: dict[str, Any], rows: Sequence[Estimate]) -> str:
-    """What had been known of these primary endpoints before."""
+    """Say what was known of these primary endpoints when they were planned."""
     if plan.get("seen"):
         return _OF_REVISION if plan.get("evaluated_documents") else _OF_DOCUMENTS
     corrected = any(row["document_revision"] for row in content.source.of("documents", split="evaluation"))
@@ -114,7 +114,7 @@ def _why_seen(content: PageContent, plan: dict[str, Any], rows: Sequence[Estimat
 
 
 def plan_rows(plan: dict[str, Any], labels: dict[str, str]) -> list[tuple[str, str]]:
-    """The entries that ``labels`` names and the plan has, as labels and texts."""
+    """Return the plan's entries that ``labels`` names, as labels and texts."""
     return [(label, _printed(name, plan[name])) for name, label in labels.items() if name in plan]
 
 
@@ -125,7 +125,7 @@ def _printed(name: str, value: Any) -> str:
 
 
 def plan_text(value: Any) -> str:
-    """A value on one line."""
+    """Write a value on one line."""
     if value is None:
         return MISSING
     if isinstance(value, bool):
@@ -140,7 +140,7 @@ def plan_text(value: Any) -> str:
 
 
 def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
-    """Primary endpoints with what development says of each, in the endpoint's own unit; None where there are none.
+    """Make the table of primary endpoints and their development results, each in its own unit; None without endpoints.
 
     The spreads are the square roots of the plan's variance components.
     """
@@ -179,7 +179,7 @@ def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
 
 
 def cost_table(plan: dict[str, Any]) -> PrintedTable | None:
-    """The cost curve as rows; None where it has fewer than two points."""
+    """Make the table of the cost curve; None if the curve has fewer than two points."""
     curve = cost_curve(plan)
     if len(curve) < 2:
         return None
@@ -196,13 +196,13 @@ def cost_table(plan: dict[str, Any]) -> PrintedTable | None:
 
 
 def cost_curve(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """The points of the plan's cost curve whose half-width is known, by K."""
+    """Return the points of the plan's cost curve whose half-width is known, by K."""
     known = [entry for entry in plan.get("cost_curve", []) if entry["widest_half_width"] is not None]
     return sorted(known, key=lambda entry: int(entry["replicates"]))
 
 
 def cost_figure(plan: dict[str, Any]) -> Figure:
-    """Half-width and time of each K with the N that it needs; the chosen K is filled."""
+    """Draw half-width and time for each K with the N that the K needs; the chosen K is filled."""
     curve = cost_curve(plan)
     figure = new_figure(WIDTH, 3.0)
     widths, times = figure.subplots(1, 2)
@@ -237,7 +237,7 @@ def cost_figure(plan: dict[str, Any]) -> Figure:
 
 
 def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None:
-    """A table with an estimate in each row; None without estimates."""
+    """Make a table with an estimate in each row; None without estimates."""
     if not rows:
         return None
     lines, mark, meaning = [], marks(rows), "the same less control variates of mean zero"
@@ -263,7 +263,7 @@ def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None
 
 
 def _known(quantity: str) -> tuple[Quantity | None, Scale]:
-    """What is registered of a quantity, and how its values are printed."""
+    """Return the registered quantity, None if there is none, and the scale of its values."""
     known = ALL_QUANTITIES.get(quantity)
     return known, known.scale if known else Scale.PERCENT
 

@@ -1,4 +1,4 @@
-"""Two sections of shares of positions: R and its parts; and where the two laws have nothing in common."""
+"""The sections on R and its parts, and on the positions at which the two laws share no mass."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SATURATION_PAGE = """
 
 
 def decomposition(content: PageContent) -> Section:
-    """R, F, O, E, C, P(τ ≤ H) and mean entry of each action."""
+    """Make the section: R, F, O, E, C, P(τ ≤ H) and mean entry of each action."""
     tables = action_tables("decomposition", "Decomposition", content, columns_of(*_DECOMPOSITION))
     written = action_table(
         "written", "Over the written positions", content.estimates, content.actions, columns_of(*_WRITTEN)
@@ -66,7 +66,7 @@ def decomposition(content: PageContent) -> Section:
 
 
 def _floor(content: PageContent) -> str:
-    """What numerics alone do, beside what the other actions do; empty without a noise floor."""
+    """Compare the effect of numerics alone with that of the other actions; empty without a noise floor."""
     floors = content.facts.noise_floors
     if not floors:
         return ""
@@ -94,7 +94,7 @@ def _floor(content: PageContent) -> str:
 
 
 def saturation(content: PageContent) -> Section | None:
-    """Saturation and local agreement of each action; finite-state systems have no such section."""
+    """Make the section on saturation and local agreement; None for finite-state systems."""
     if content.facts.finite:
         return None
     known = content.estimates.known("saturation", "long_agreement")
@@ -104,7 +104,7 @@ def saturation(content: PageContent) -> Section | None:
 
 
 def _width_sentence(content: PageContent) -> str:
-    """How wide the intervals of reduced estimates are against those of the same pooled numbers; empty without any."""
+    """Compare the widths of reduced and plain intervals of the same pooled numbers; empty without reduced estimates."""
     rows = [content.estimates.get(quantity, action) for quantity in _REDUCED for action in content.actions]
     ratios = [
         (row.high_reduced - row.low_reduced) / (row.high - row.low)

@@ -1,4 +1,4 @@
-"""The page's last sections: definitions of its symbols, and where its numbers come from."""
+"""The page's last sections: definitions of its symbols, and the origin of its numbers."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ REPRODUCE = """
 </dl>
 """  # noqa: E501
 
-_ROWS = "row_multiple"  # stands beside the versions of libraries in a unit
+_ROWS = "row_multiple"  # an entry among the library versions of a unit
 
 
 def definitions(content: PageContent) -> Section:
-    """What the page's symbols mean."""
+    """Make the section of the page's symbols."""
     lags = not content.facts.finite or content.windows.early_last >= 1
     branched = bool(content.residual_risks)
     values = {"lags": lags, "branched": branched, "few": FEW_CLUSTERS}
@@ -69,9 +69,9 @@ def definitions(content: PageContent) -> Section:
 
 
 def provenance(content: PageContent) -> Section:
-    """What makes the same events and the same page again: the command, hashes, seed, versions and the store."""
+    """Make the section on reproduction: the command, hashes, seed, versions and the store."""
     known, facts = content.provenance, content.facts
-    made = facts.study_sha256 is not None  # else another generator made the events
+    made = facts.study_sha256 is not None  # false if another generator made the events
     what = [
         f"study {facts.study_sha256[:12]}" if facts.study_sha256 else "",
         f"plan {facts.plan.sha256[:12]}" if facts.plan else "",
@@ -107,7 +107,7 @@ def _versions(versions: Mapping[str, object]) -> str:
 
 
 def _batches(multiple: str) -> str:
-    """To how many rows decoding pads its batches, in words; several numbers if unlike machines made units."""
+    """Say to how many rows decoding pads its batches; several numbers if unlike machines made units."""
     numbers = [number for number in multiple.split(", ") if number not in {"", "1"}]
     if not numbers:
         return ""

@@ -1,7 +1,7 @@
-"""The section on residual branching (SWRB) beside plain coupling: what both say of R, what a replicate costs, its gain.
+"""The section on residual branching (SWRB) beside plain coupling: R by both, the cost of a replicate, and the gain.
 
 Points are those of the views ``swrb_risk``, ``swrb_efficiency`` and ``swrb_windows``, intervals those of ``estimates``;
-what is computed here is one difference over its error.
+only a difference over its error is computed here.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ TEMPLATE = """
 
 
 def section(content: PageContent) -> Section | None:
-    """What residual branching says, costs and gains; None where no action was branched."""
+    """Make the section; None if no action was branched."""
     risks = {row["action"]: row for row in content.residual_risks}
     actions = [action for action in content.actions if action in risks]
     if not actions:
@@ -106,14 +106,14 @@ def section(content: PageContent) -> Section | None:
 
 
 def verdict(efficiency: Estimate) -> str:
-    """Whether residual branching pays: the interval of an efficiency is above 1, below 1, or includes 1."""
+    """Return whether residual branching pays: its efficiency's interval is above 1, below 1, or includes 1."""
     if efficiency.low is None or efficiency.high is None:
         return OPEN
     return PAYS if efficiency.low > 1 else LOSES if efficiency.high < 1 else OPEN
 
 
 def pay_sentences(estimates: ReportedEstimates, actions: Sequence[str]) -> list[str]:
-    """Where residual branching pays and where it does not, by kernel-pair evaluations and by decoding time."""
+    """Say for which actions residual branching pays, by kernel-pair evaluations and by decoding time."""
     by_verdict: dict[str, list[str]] = {PAYS: [], LOSES: [], OPEN: []}
     for action in actions:
         by_verdict[verdict(estimates.get("efficiency", action))].append(_named(estimates, action))
@@ -133,7 +133,7 @@ def pay_sentences(estimates: ReportedEstimates, actions: Sequence[str]) -> list[
 
 
 def risk_table(estimates: ReportedEstimates, risks: Mapping[str, ViewRow]) -> PrintedTable:
-    """R of each action by both estimators on the same documents, and their difference in Monte Carlo errors."""
+    """Make the table of R by both estimators on the same documents, and their difference in Monte Carlo errors."""
 
     def cells(name: str, unit: str, meaning: str, cell: Callable[[ViewRow], Cell]) -> CellColumn:
         return CellColumn(Column(name, unit, meaning), {(POOLED, action): cell(row) for action, row in risks.items()})
@@ -166,7 +166,7 @@ def _difference(row: ViewRow) -> tuple[Cell, Cell]:
         return Cell(MISSING), Cell(MISSING)
     difference, error = row["mismatch"] - row["plain_mismatch"], row["monte_carlo_error"]
     places = decimals_of([difference], 100.0)
-    if not error:  # none known, or none at all
+    if not error:  # the error is unknown or 0
         return Cell(fixed(100 * difference, places)), Cell(MISSING)
     return Cell(fixed(100 * difference, places), f"± {fixed(100 * error, places)}"), Cell(fixed(difference / error, 1))
 
@@ -193,7 +193,7 @@ def _named(estimates: ReportedEstimates, action: str) -> str:
 
 
 def gain_figure(estimates: ReportedEstimates, styles: Mapping[str, ActionStyle], strata: Sequence[str]) -> Figure:
-    """Efficiency against the share of pairs that diverge: pooled with intervals, single strata pale."""
+    """Draw efficiency against the share of pairs that diverge: pooled with intervals, single strata pale."""
     figure = new_figure(WIDTH, 3.7)
     known = [panel for panel in _PANELS if estimates.known(panel[0])]
     grid = figure.subplots(1, len(known), sharey=True, squeeze=False)[0]
@@ -214,7 +214,7 @@ def windows_figure(
     styles: Mapping[str, ActionStyle],
     windows: Windows,
 ) -> Figure:
-    """The interval of each action's R by depth from residual branching; ends from coupled pairs as open markers."""
+    """Draw the interval of each action's R by depth from residual branching; open markers are coupled pairs'."""
     lines = window_lines(len(styles))
     figure = new_figure(WIDTH, 0.5 + 2.5 * lines)
     grid = figure.subplots(lines, ACROSS, squeeze=False)

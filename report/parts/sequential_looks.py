@@ -1,4 +1,4 @@
-"""The section on the looks of a sequential study: what each of them said, and where the study stopped."""
+"""The section on the looks of a sequential study: the intervals of each look, and where the study stopped."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BY_ERRORS = (STUDENT, STUDENTIZED)  # how intervals are made that reach so many standard errors
-_ACROSS = 3  # panels in a line
+_BY_ERRORS = (STUDENT, STUDENTIZED)  # kinds of intervals that reach some standard errors to each side
+_ACROSS = 3  # panels in a row
 
 TEMPLATE = """
 <p>This study was evaluated look by look, and was to stop at the first look at which every primary endpoint was resolved: {{ rule }}. {{ stopped }} The intervals of all looks hold together with a probability of {{ level }} for each endpoint, so that one may stop at any of them. Primary endpoints are reported with the interval of the last look; every other interval on this page is made as if the number of documents had been fixed.{% if corrected %} An estimate that ends a study by its size is too far from 0 on average. The median-unbiased estimate beside it is as often too large as too small.{% endif %}</p>
@@ -43,7 +43,7 @@ TEMPLATE = """
 
 
 def section(content: PageContent) -> Section | None:
-    """What the looks said; None of a study that is not sequential."""
+    """Make the section; None if the study is not sequential."""
     planned = _planned(content)
     if planned is None:
         return None
@@ -64,7 +64,7 @@ def section(content: PageContent) -> Section | None:
 
 
 def between_looks(content: PageContent) -> str:
-    """Say how far a sequential study is that has not stopped; empty where it has, and of other studies."""
+    """Say how far a sequential study is; empty if it has stopped, and for other studies."""
     planned = _planned(content)
     rows = content.source.of("sequence") if planned is not None else []
     reached, looks = max((row["look"] for row in rows), default=0), len(planned["looks"]) if planned else 0
@@ -81,10 +81,10 @@ def between_looks(content: PageContent) -> str:
 
 
 def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tuple[str, str, str, str], float]:
-    """The median-unbiased estimates of a study that has stopped, by endpoint.
+    """Return the median-unbiased estimates of a study that has stopped, by endpoint.
 
-    There is none before it stops, nor where the width of intervals ended it, which favours no estimate, nor of an
-    interval that rests on documents that are alike.
+    There is no estimate before the study stops, if the width of intervals stopped it (which favours no estimate), or
+    for an interval over documents that are all alike.
     """
     reached = max(row["look"] for row in rows)
     resolution = Resolution(planned["resolve"], planned["bound"])
@@ -118,7 +118,7 @@ def corrected_estimates(rows: list[ViewRow], planned: dict[str, Any]) -> dict[tu
 def sequence_table(
     rows: list[ViewRow], corrected: Mapping[tuple[str, str, str, str], float] = MappingProxyType({})
 ) -> PrintedTable:
-    """Every endpoint at every look, in the endpoint's own unit; the median-unbiased estimates at the last one."""
+    """Make the table of every endpoint at every look, in its own unit; median-unbiased estimates at the last look."""
     last = max((row["look"] for row in rows), default=0)
     lines = []
     for row in rows:
@@ -145,7 +145,7 @@ def sequence_table(
 
 
 def sequence_figure(rows: list[ViewRow], planned: dict[str, Any]) -> Figure:
-    """A panel for each endpoint: its intervals by documents, and what resolves it."""
+    """Draw a panel for each endpoint: its intervals by the number of documents, and the bound that resolves it."""
     panels = [list(own) for _, own in groupby(rows, key=_endpoint)]
     across = 2 if len(panels) in {2, 4} else _ACROSS
     lines = math.ceil(len(panels) / across)
@@ -183,7 +183,7 @@ def _panel(axes: Axes, rows: list[ViewRow], planned: dict[str, Any]) -> None:
 
 
 def _planned(content: PageContent) -> dict[str, Any] | None:
-    """What the plan says of looks; None of a study that is not sequential."""
+    """Return the plan's entry on looks; None if the study is not sequential."""
     return content.facts.plan.content.get("sequential") if content.facts.plan else None
 
 
@@ -202,7 +202,7 @@ def _stopped(rows: list[ViewRow], looks: int) -> str:
 
 
 def _in_points(rows: list[ViewRow], planned: dict[str, Any]) -> str:
-    """The bound as the estimates beside it are printed, in parentheses; empty where they are in several units."""
+    """Write the bound in parentheses as the estimates are printed; empty if their units differ."""
     scales = {_scale(row) for row in rows}
     if planned["resolve"] not in {HALF_WIDTH, EQUIVALENCE} or not scales or not scales <= {Scale.POINTS, Scale.PERCENT}:
         return ""
@@ -236,7 +236,7 @@ def _scale(row: ViewRow) -> Scale:
 
 
 def _between(row: ViewRow, scale: Scale) -> str:
-    """The ends of a look's interval, with the decimals that its draws are sure of."""
+    """Write the ends of a look's interval, with the decimals that its draws support."""
     low, high = row["low"] * scale.factor, row["high"] * scale.factor
     draws = 0 if row["interval"] == STUDENT else row["draws"]
     decimals = sure_decimals(low, high, 1 - 2 * NormalDist().cdf(-row["constant"]), draws, 2)

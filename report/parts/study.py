@@ -1,4 +1,4 @@
-"""The section on the study: what was run, what each action keeps and costs, and the documents."""
+"""The section on the study: its settings, the storage and cost of each action, and the documents."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ TEMPLATE = """
 
 
 def section(content: PageContent) -> Section:
-    """What was run."""
+    """Make the section on the study."""
     tables = (actions_table(content.facts, content.actions), documents_table(content.facts))
     rows = study_rows(content.facts, content.estimates, content.actions)
     return Section("study", "The study", TEMPLATE, tables, values={"rows": rows})
 
 
 def documents_table(facts: Facts) -> PrintedTable:
-    """Documents per stratum and split."""
+    """Make the table of documents by stratum and split."""
     columns = [label_column("stratum"), Column("development"), Column("evaluation")]
     if not facts.finite:
         columns.append(Column("prompt length n", "tokens"))
@@ -55,7 +55,7 @@ def documents_table(facts: Facts) -> PrintedTable:
 
 
 def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
-    """What each action keeps, the bytes it holds and the time it took: actions in ``order``, then controls."""
+    """Make the table of storage and time: actions in ``order``, then controls."""
     if facts.finite:
         return _laws_table(facts, order)
     rows = []
@@ -110,7 +110,7 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
 
 
 def _held(stored: Storage, *, within: bool) -> list[Cell | str]:
-    """Cells of what an action holds; ``within`` says whether its bytes count what is generated."""
+    """Return the cells of an action's storage; ``within`` says that its bytes include generated entries."""
     payload, *others = map(stored.mean_bytes, range(4))
     held = map(size, (payload, total(others), stored.mean_prompt_cache))
     added = Cell(MISSING, "within") if within else size(mean(stored.per_replicate.values()))
@@ -118,7 +118,7 @@ def _held(stored: Storage, *, within: bool) -> list[Cell | str]:
 
 
 def _laws_table(facts: Facts, order: list[str]) -> PrintedTable:
-    """The actions of finite-state systems, which keep and hold nothing: replicates and time."""
+    """Make the table of finite-state actions, which store nothing: replicates and time."""
     rows = [
         table_row(action, _replicates(stored), duration(stored.seconds))
         for action in order if (stored := facts.storage.get(action))
@@ -132,12 +132,12 @@ def _laws_table(facts: Facts, order: list[str]) -> PrintedTable:
 
 
 def _replicates(stored: Storage) -> Cell:
-    """Coupled pairs per document, and under them the replicates of residual branching."""
+    """Return coupled pairs by document, and below them the replicates of residual branching."""
     return Cell(count_range(stored.replicates), f"{count_range(stored.branchings)} SWRB" if stored.branchings else "")
 
 
 def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -> list[tuple[str, str]]:
-    """What was run, as labels and texts."""
+    """Return the study's settings as labels and texts."""
     stored = [facts.storage[action] for action in actions if action in facts.storage]
     seconds = total(row.seconds for row in facts.storage.values())
     laws = total(row.kernel_evaluations for row in facts.storage.values())

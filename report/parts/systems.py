@@ -1,7 +1,8 @@
-"""The section on systems whose risk is known by enumeration: both estimators against it, beside the paper's.
+"""The section on systems with enumerated risk: both estimators against the exact risk, beside the paper's results.
 
-The paper's systems (fig. "swrb-validation") are other draws of the same family: its points are compared as a whole,
-never one by one. They are shown for a model that has the paper's name of them (``binary-24``), at the paper's horizon.
+The paper's systems (fig. "swrb-validation") are other draws of the same family: so its points are compared as a whole,
+never one by one. The paper's points are shown if the model has their name (``binary-24``) and the horizon is the
+paper's.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ TEMPLATE = """
 
 
 def section(content: PageContent) -> Section | None:
-    """The systems of known risk; None where there are none."""
+    """Make the section on systems of known risk; None without such systems."""
     systems = read_systems(content)
     if not systems.own:
         return None
@@ -62,7 +63,7 @@ def section(content: PageContent) -> Section | None:
 
 
 def validation_table(systems: Systems, estimates: ReportedEstimates) -> PrintedTable | None:
-    """Variance ratios, the evaluations ratio and the efficiency: measured, exact, the paper's; None without SWRB."""
+    """Make the table of variance ratios, evaluations, efficiency: measured, exact, the paper's; None without SWRB."""
     if not systems.ratios:
         return None
     both = [one.variances for one in systems.own if len(one.variances) == len(ESTIMATORS)]
@@ -102,7 +103,7 @@ def validation_table(systems: Systems, estimates: ReportedEstimates) -> PrintedT
 
 
 def systems_table(systems: Systems) -> PrintedTable:
-    """Exact and estimated risks of every system, each estimate's distance in its own standard errors."""
+    """Make the table of exact and estimated risks, with each estimate's distance in its own standard errors."""
     listed = [("this study", one) for one in systems.own] + [("published", one) for one in systems.published]
     lines, records = [], []
     for group, one in listed:
@@ -137,7 +138,7 @@ def systems_table(systems: Systems) -> PrintedTable:
 
 
 def ratios_table(systems: Systems) -> PrintedTable | None:
-    """Variance ratios by rank, beside the paper's of the same rank; None without SWRB."""
+    """Make the table of variance ratios by rank, beside the paper's of the same rank; None without SWRB."""
     if not systems.ratios:
         return None
     ranked = enumerate(itertools.zip_longest(systems.ratios, systems.published_ratios), 1)
@@ -155,7 +156,7 @@ def _share(ratios: Sequence[float]) -> str:
 
 
 def _ratio_of_means(systems: Sequence[System], above: str, below: str) -> float | None:
-    """Ratio of the exact values' means, over systems of a stratum with equal weight, then over strata."""
+    """Return the ratio of the exact values' means: over a stratum's systems, then over strata, equally weighted."""
     if any(name not in system.enumerated for system in systems for name in (above, below)):
         return None
     means = []
@@ -176,9 +177,9 @@ def _estimate_cell(one: System, estimator: str) -> Cell:
 
 
 def systems_figure(systems: Systems) -> Figure:
-    """Estimates against exact risks on the left, sorted variance ratios on the right; open markers are the paper's.
+    """Draw estimates against exact risks (left) and sorted variance ratios (right); open markers are the paper's.
 
-    Systems without replicates of residual branching have the left panel alone.
+    Without replicates of residual branching there is only the left panel.
     """
     figure = new_figure(WIDTH, 4.1)
     grid = figure.subplots(1, 2 if systems.ratios else 1, squeeze=False)[0]
@@ -200,7 +201,7 @@ def systems_figure(systems: Systems) -> Figure:
 
 def _risks(axes: Axes, systems: Systems) -> None:
     seen = [100 * value for one in (*systems.own, *systems.published) for value in (one.exact, *one.estimates.values())]
-    top = 1.05 * max(seen) or 1.0  # of systems that never part
+    top = 1.05 * max(seen) or 1.0  # for systems that never diverge
     axes.plot([0, top], [0, top], color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
     for estimator, (colour, marker, _) in _STYLES.items():
         for members, filled in ((systems.published, False), (systems.own, True)):
@@ -214,7 +215,7 @@ def _risks(axes: Axes, systems: Systems) -> None:
 
 
 def _filling(colour: str, *, filled: bool) -> dict[str, Any]:
-    """Ours are filled, the paper's are open, larger and behind."""
+    """Return the style of markers: ours are filled, the paper's are open, larger and behind."""
     return {"color": colour, "markersize": 4.5 if filled else 6.5, "markerfacecolor": colour if filled else "none",
             "markeredgewidth": 0.9, "zorder": 4 if filled else 3}  # fmt: skip
 
@@ -227,7 +228,7 @@ def _ratios(axes: Axes, systems: Systems) -> None:
         middle = statistics.median(ratios)
         axes.plot(range(1, len(ratios) + 1), ratios, marker=marker, linewidth=1.2 if filled else 0.7,
                   **_filling(colour, filled=filled))  # fmt: skip
-        # Below a median at the right, above it at the left: the sorted points are on the other side of it.
+        # Below a median at the right, above a median at the left: there the sorted points leave room.
         ink, dash = (INK, (0, (4, 3))) if filled else (QUIET, (0, (1.5, 2.5)))
         place, shift, align = (0.015, 3, ("left", "bottom")) if filled else (0.985, -3, ("right", "top"))
         axes.axhline(middle, color=ink, linewidth=1.0, linestyle=dash)

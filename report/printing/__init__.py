@@ -1,1 +1,1 @@
-"""Numbers, tables, figures and LaTeX in print; nothing is read here."""
+"""Printed numbers, tables, figures and LaTeX; this package reads no views."""

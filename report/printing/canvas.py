@@ -54,12 +54,12 @@ class ActionStyle:
     marker: str
 
     def handle(self, label: str, *, marker: bool = False) -> Line2D:
-        """A legend entry."""
+        """Return the action's legend entry."""
         return legend_line(shown(label), color=self.colour, linestyle=self.dashes, marker=self.marker if marker else "")
 
 
 def action_styles(actions: list[str]) -> dict[str, ActionStyle]:
-    """A style for each action by its place in the list; from the seventh on colours repeat with other dashes."""
+    """Return a style for each action by its index; from the seventh action on, colours repeat with other dashes."""
     turn = len(ACTION_COLOURS)
     return {
         action: ActionStyle(ACTION_COLOURS[i % turn], _DASHES[(i + i // turn) % turn], _MARKERS[(i + i // turn) % turn])
@@ -68,14 +68,14 @@ def action_styles(actions: list[str]) -> dict[str, ActionStyle]:
 
 
 def shown(label: str) -> str:
-    """A label with a space before a leading underscore, with which matplotlib leaves a label out of the legend."""
+    """Put a space before a label's leading underscore, since matplotlib omits such labels from legends."""
     return f" {label}" if label.startswith("_") else label
 
 
 @functools.cache
 def library() -> Any:
-    """Matplotlib with the modules used here, imported on the first call."""
-    # Imported here because it takes half a second, and only figures need it.
+    """Import matplotlib with the modules used here, on the first call."""
+    # Imported here because the import takes half a second, and only figures need matplotlib.
     import matplotlib.figure  # noqa: PLC0415
     import matplotlib.lines  # noqa: PLC0415
     import matplotlib.patches  # noqa: PLC0415
@@ -87,40 +87,40 @@ def library() -> Any:
 
 
 def legend_line(label: str, **look: Any) -> Line2D:
-    """A legend entry with a line or a marker."""
+    """Return a legend entry with a line or a marker."""
     line: Line2D = library().lines.Line2D([], [], label=label, **look)
     return line
 
 
 def legend_patch(label: str, **look: Any) -> Patch:
-    """A legend entry with an area."""
+    """Return a legend entry with an area."""
     patch: Patch = library().patches.Patch(label=label, **look)
     return patch
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Draw with this look, without warnings of glyphs that the measuring font lacks: a browser has its own fonts."""
+    """Draw with this look, and without warnings of glyphs that the measuring font lacks: browsers have others."""
     with library().rc_context(_LOOK), warnings.catch_warnings(), _plain_fonts():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
-# Characters that names may have and an XML document may not, as it says in section 2.2 of XML 1.0.
+# Characters that names may have but XML 1.0 forbids (its section 2.2).
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 @contextmanager
 def _plain_fonts() -> Iterator[None]:
-    """Embed fonts in PDF files without the tables by which text is laid out: it is laid out when the file is written.
+    """Embed fonts in PDF files without their layout tables, since the text of a written file is laid out already.
 
-    To cut these tables down to the characters in use takes two thirds of the time of embedding a font.
+    Reducing these tables to the characters in use takes two thirds of the time of embedding a font.
     """
     from fontTools.subset import Options  # noqa: PLC0415 - comes with matplotlib
 
     name = "_drop_tables_default"
     before = getattr(Options, name, None)
-    if before is None:  # another fontTools: such files are only larger
+    if before is None:  # in another fontTools nothing changes but the size of the files
         yield
         return
     setattr(Options, name, [*before, "GDEF", "GPOS", "GSUB", "MATH"])
@@ -131,27 +131,27 @@ def _plain_fonts() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure in inches, on the Agg canvas: no window system, no global state."""
+    """Return an empty figure, sized in inches, on the Agg canvas: no window system, no global state."""
     figure: Figure = library().figure.Figure(figsize=(width, height), layout="constrained")
     return figure
 
 
 def save(figure: Figure, name: str, folder: Path, description: str) -> str:
-    """Write ``name``.svg and ``name``.pdf; return the SVG as it goes into the page."""
+    """Write ``name``.svg and ``name``.pdf; return the SVG for the page."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    figure.set_layout_engine("none")  # both files have the same layout, found once
+    figure.set_layout_engine("none")  # both files have the same layout, computed once
     svg = _NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text.getvalue())
     (folder / f"{name}.svg").write_text(svg, encoding="utf-8", newline="\n")
     unnamed = {"CreationDate": None, "Creator": None, "Producer": None}
-    document = io.BytesIO()  # a disk that is full would fail in the midst of matplotlib
+    document = io.BytesIO()  # matplotlib could not handle a full disk while it writes
     figure.savefig(document, format="pdf", metadata=unnamed)
     (folder / f"{name}.pdf").write_bytes(document.getvalue())
     return inline(svg, name, description)
 
 
 def inline(svg: str, name: str, description: str) -> str:
-    """An SVG document as an HTML element: no prolog, the page's colours, ids that no other figure has."""
+    """Return an SVG document as an HTML element: no prolog, the page's colours, ids that no other figure has."""
     body = with_properties(svg[svg.index("<svg") :])
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", body)

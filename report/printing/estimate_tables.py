@@ -1,4 +1,4 @@
-"""Tables of estimates: a number with its interval and its standing in each cell, and a note that says what they are."""
+"""Tables of estimates: each cell has a number with its interval and standing, and a note explains them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stats.quantities import ALL_QUANTITIES, SIMULTANEOUS_OF
 from stats.registry import DIFFERENCE, Scale
 from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
-NOISE_FLOOR = "noise floor"  # under the name of an action that numerics alone move
+NOISE_FLOOR = "noise floor"  # printed under the name of an action that differs by numerics alone
 
 _STANDINGS = {
     PRESPECIFIED: "prespecified primary endpoints, family-adjusted",
@@ -24,13 +24,13 @@ _STANDINGS = {
 }
 
 _LESS_MARK = "*"
-_ABREAST = 6  # quantities that stand side by side as columns
-_ACROSS = 4  # actions that stand side by side as columns
+_ABREAST = 6  # quantities side by side as columns
+_ACROSS = 4  # actions side by side as columns
 
 
 @dataclass(frozen=True)
 class EstimateColumn:
-    """A column of estimates: a quantity, of a profile at ``x``; head and meaning are the quantity's unless given."""
+    """A column of estimates of a quantity, at ``x`` of a profile; ``head`` and ``meaning`` replace the quantity's."""
 
     quantity: str
     x: int | None = None
@@ -39,19 +39,19 @@ class EstimateColumn:
 
     @property
     def scale(self) -> Scale:
-        """How its values are printed."""
+        """The scale on which the values are printed."""
         return ALL_QUANTITIES[self.quantity].scale
 
     @property
     def column(self) -> Column:
-        """Its head."""
+        """The column's head."""
         known = ALL_QUANTITIES[self.quantity]
         return Column(self.head or known.label, self.scale.sign, self.meaning or known.meaning)
 
 
 @dataclass(frozen=True)
 class CellColumn:
-    """A column of ready cells by stratum and action, missing ones as a dash."""
+    """A column of finished cells by stratum and action; a missing cell is a dash."""
 
     column: Column
     cells: Mapping[tuple[str, str], Cell]
@@ -75,7 +75,7 @@ class QuantityColumns:
 
     @property
     def cells(self) -> list[list[Cell]]:
-        """The cells of each column, one for each row; marks are those of all columns together."""
+        """Return the cells of each column, one for each row; the marks depend on all columns together."""
         mark = marks(self.listed)
         return [estimate_cells(rows, ALL_QUANTITIES[name].scale, mark) for name, rows in self.estimates.items()]
 
@@ -91,7 +91,7 @@ class QuantityColumns:
 
 
 def columns_of(*quantities: str) -> list[EstimateColumn]:
-    """Columns of scalar quantities."""
+    """Return columns of scalar quantities."""
     return [EstimateColumn(quantity) for quantity in quantities]
 
 
@@ -107,10 +107,10 @@ def action_table(
     note: str = "",
     records: tuple[dict[str, Any], ...] = (),
 ) -> PrintedTable:
-    """A table with a row for each action, grouped by stratum; a column has one count of decimals for all its rows.
+    """Make a table with a row for each action, grouped by stratum; all rows of a column have equally many decimals.
 
-    With a baseline the columns' quantities are contrasts to it. The pooled rows have no heading. ``note`` stands before
-    the note on the intervals; ``records`` are what the CSV file has in place of the estimates.
+    If a baseline is given, the quantities are contrasts to the baseline. The pooled rows have no heading. ``note``
+    precedes the note on the intervals; ``records`` replace the estimates in the CSV file.
     """
     places = [(stratum, action) for stratum in strata for action in actions]
     found = {
@@ -144,7 +144,7 @@ def action_tables(
     contrasts: bool = False,
     note: str = "",
 ) -> tuple[PrintedTable, ...]:
-    """The table of all actions or of ``actions``, or of all contrasts with the baseline; and ``NAME_by_stratum``."""
+    """Make the table of ``actions`` (default: all), or of contrasts with the baseline, and ``NAME_by_stratum``."""
     rows, baseline = (content.others, content.baseline) if contrasts else (actions or content.actions, None)
     floors = content.facts.noise_floors
     return tuple(
@@ -157,7 +157,7 @@ def action_tables(
 
 
 def _with_floors(table: PrintedTable, floors: Sequence[str]) -> PrintedTable:
-    """The table with its noise floors marked as such."""
+    """Mark the noise floors of a table."""
     rows = tuple(
         replace(row, cells=(replace(row.cells[0], under=NOISE_FLOOR), *row.cells[1:]))
         if row.cells[0].text in floors
@@ -175,7 +175,7 @@ def contrast_rows_table(
     actions: Sequence[str],
     baseline: str,
 ) -> PrintedTable:
-    """A table of contrasts: a row for each and a column for each action, or, of many actions, the other way round."""
+    """Make a table of contrasts: a row for each and a column for each action; transposed for many actions."""
     shown = QuantityColumns({
         quantity: [estimates.get(quantity, action, baseline) for action in actions] for quantity in quantities
     })  # fmt: skip
@@ -201,7 +201,7 @@ def contrast_rows_table(
 
 
 def estimate_cells(entries: Sequence[Estimate], scale: Scale, mark: Mapping[str, str]) -> list[Cell]:
-    """Estimates with their intervals and the paper's numbers under them, all to the same count of decimals."""
+    """Print estimates with their intervals and the paper's numbers, all with the same number of decimals."""
     decimals = decimals_for(entries, scale)
     cells = []
     for entry in entries:
@@ -214,13 +214,13 @@ def estimate_cells(entries: Sequence[Estimate], scale: Scale, mark: Mapping[str,
 
 
 def marks(estimates: Iterable[Estimate]) -> dict[str, str]:
-    """The mark for each standing in one table: planned ones have one, exploratory where others stand beside it."""
+    """Return the mark of each standing in a table; exploratory estimates have a mark only beside planned ones."""
     present = {row.standing for row in estimates if row.has_interval}
     return {PRESPECIFIED: "†", SEEN: "§", EXPLORATORY: "‡" if len(present) > 1 else ""}
 
 
 def status_note(estimates: Iterable[Estimate]) -> str:
-    """One sentence on the intervals of these estimates: levels, and what was prespecified."""
+    """Write one sentence on the intervals of these estimates: their levels, and which were prespecified."""
     known = [row for row in estimates if row.estimate is not None]
     bounded = [row for row in known if row.has_interval]
     if not bounded:

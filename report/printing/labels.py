@@ -1,4 +1,4 @@
-"""Names beside the marks of a figure: none lies upon another name, a mark or an interval where there is room."""
+"""Names beside the marks of a figure, placed so that they overlap no name, mark or interval if there is room."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from report.printing.strokes import moved_aside
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SIZE = 8  # of a name, in points
-_HALF = 4.5  # of a mark, in points
+_SIZE = 8  # height of a name, in points
+_HALF = 4.5  # half the width of a mark, in points
 _BAR = 2.5  # half the width of an interval, in points
-_STEP = 3.0  # along a line, in points
-_NEAR = 3.0  # between a mark and its name, in points
-_RINGS = (0.0, 7.0, 15.0, 25.0, 38.0)  # how much further away a name may be; those that are have a line to their mark
-_SIDES = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, -1), (-1, 1), (0, 1), (0, -1))  # the right is best
-_DIAGONAL = 0.75  # of the distance: to the side and up or down
-_UPON = 20.0  # how much worse a square point upon something is than a point further away
-_OUTSIDE = 10.0  # square points upon something, as bad as one point beyond the axes
-_STRAY = 15.0  # square points upon something, as bad as a mark of another name that is as near
+_STEP = 3.0  # length of a box along a line, in points
+_NEAR = 3.0  # from a mark to its name, in points
+_RINGS = (0.0, 7.0, 15.0, 25.0, 38.0)  # further from the mark; a line leads to the mark then
+_SIDES = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, -1), (-1, 1), (0, 1), (0, -1))  # the right side is preferred
+_DIAGONAL = 0.75  # factor on the horizontal and vertical distance
+_UPON = 20.0  # overlapping square points that cost as much as one point further away
+_OUTSIDE = 10.0  # overlapping square points that cost as much as one point outside the axes
+_STRAY = 15.0  # overlapping square points that cost as much as another name's mark as near
 
 Box = tuple[float, float, float, float]
 """Left, bottom, right and top, in points from the figure's corner."""
@@ -33,7 +33,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Mark:
-    """A mark of a figure: its name, its place in the data's units, its interval, and by how many points it is moved."""
+    """A mark of a figure: its name, its place in data units, its interval, and its shift in points."""
 
     name: str
     x: float
@@ -45,7 +45,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class _Spot:
-    """Where a name may stand: at which mark, by how many points its lower left corner is off it, and in which box."""
+    """A possible place of a name: its mark, its box, and the offset of its lower left corner in points."""
 
     mark: Mark
     offset: tuple[float, float]
@@ -57,13 +57,13 @@ class _Spot:
 def name_marks(axes: Axes, marks: Sequence[Mark], line: Sequence[Mark] = (), *, in_legend: bool = False) -> None:
     """Write every name once, beside one of its marks, and join the marks of one name by a thin line.
 
-    Call it last: where there is room depends on the limits of the axes, and on what stands around them.
+    Call this last: the free room depends on the limits of the axes and on everything around the axes.
 
     Args:
-        axes: has the marks.
-        marks: what to name, in the order in which names choose their place.
-        line: marks that a line joins, whatever their names; no name lies upon it either.
-        in_legend: whether a legend has the names as well; those without room right beside a mark are left out then.
+        axes: the axes with the marks.
+        marks: the marks to name, in the order in which names choose their place.
+        line: marks that a line joins, whatever their names; names avoid the line.
+        in_legend: whether a legend has the names as well; if so, names without room beside a mark are left out.
 
     """
     of: dict[str, list[Mark]] = {}
@@ -86,7 +86,7 @@ def name_marks(axes: Axes, marks: Sequence[Mark], line: Sequence[Mark] = (), *, 
 
 
 def _place(axes: Axes, mark: Mark, value: float) -> tuple[float, float]:
-    """A value at a mark's place, in points."""
+    """Return the place of a value at a mark, in points."""
     x, y = axes.transData.transform((mark.x, value)) * 72 / axes.figure.dpi
     return float(x) + mark.aside, float(y)
 
@@ -98,7 +98,7 @@ def _boxes(axes: Axes, mark: Mark) -> Iterator[Box]:
 
 
 def _along(axes: Axes, line: Sequence[Mark]) -> Iterator[Box]:
-    """Small boxes along a line."""
+    """Yield small boxes along a line."""
     corners = [_place(axes, mark, mark.y) for mark in line]
     for (x, y), (to_x, to_y) in pairwise(corners):
         steps = max(1, math.ceil(math.hypot(to_x - x, to_y - y) / _STEP))
@@ -108,7 +108,7 @@ def _along(axes: Axes, line: Sequence[Mark]) -> Iterator[Box]:
 
 
 def _cost(axes: Axes, spot: _Spot, taken: Sequence[Box], own: Sequence[Box], others: Sequence[Box]) -> float:
-    """How bad a spot is: what of the name lies upon something or outside, whether another mark is as near, how far."""
+    """Return the cost of a spot: overlaps, parts outside the axes, distance, and whether another mark is as near."""
     left, bottom, right, top = (float(end) * 72 / axes.figure.dpi for end in axes.bbox.extents)
     upon = sum(_common(spot.box, box) for box in taken)
     ends = (left - spot.box[0], spot.box[2] - right, bottom - spot.box[1], spot.box[3] - top)
@@ -119,7 +119,7 @@ def _cost(axes: Axes, spot: _Spot, taken: Sequence[Box], own: Sequence[Box], oth
 
 
 def _spots(axes: Axes, name: str, marks: Sequence[Mark], rings: Sequence[float]) -> Iterator[_Spot]:
-    """Where a name may stand: around each of its marks, the nearest first."""
+    """Yield the possible places of a name around each of its marks, the nearest first."""
     width, height = _extent(name)
     for mark in reversed(marks):
         x, y = _place(axes, mark, mark.y)
@@ -127,27 +127,27 @@ def _spots(axes: Axes, name: str, marks: Sequence[Mark], rings: Sequence[float])
         for far in rings:
             for side, (across, up) in enumerate(_SIDES):
                 away = (_HALF + _NEAR + far) * (_DIAGONAL if across and up else 1.0)
-                beyond = ends[up] if not across else y  # above and below it is the interval that is in the way
+                beyond = ends[up] if not across else y  # above and below the mark its interval is in the way
                 left = x + across * away + (across - 1) * width / 2
                 below = beyond + up * away + (up - 1) * height / 2
                 yield _Spot(mark, (left - x, below - y), (left, below, left + width, below + height), far, side)
 
 
 def _extent(name: str) -> tuple[float, float]:
-    """Width and height of a name, in points."""
+    """Return the width and height of a name, in points."""
     path = library().textpath.TextPath((0, 0), name or " ", size=_SIZE)
     return float(path.get_extents().width) + 1.0, float(_SIZE)
 
 
 def _common(one: Box, other: Box) -> float:
-    """The area that two boxes share."""
+    """Return the area that two boxes share."""
     across = min(one[2], other[2]) - max(one[0], other[0])
     up = min(one[3], other[3]) - max(one[1], other[1])
     return across * up if across > 0 and up > 0 else 0.0
 
 
 def _apart(one: Box, other: Box) -> float:
-    """The distance of two boxes."""
+    """Return the distance between two boxes."""
     across = max(one[0] - other[2], other[0] - one[2], 0.0)
     up = max(one[1] - other[3], other[1] - one[3], 0.0)
     return math.hypot(across, up)

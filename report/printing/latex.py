@@ -22,12 +22,12 @@ _SIGNS = {
     "§": r"$^{\S}$",
     "²": "$^2$", "›": r"$\triangleright$", "✓": r"$\surd$",
 }  # fmt: skip
-_LONGEST = 2  # characters: C with a combining bar
+_LONGEST = 2  # in characters: C with a combining bar
 _MANY_COLUMNS = 7
 
 
 def escape(text: str) -> str:
-    """Text as LaTeX prints it; a sign without a known command is kept, for engines that read Unicode."""
+    """Escape text for LaTeX; a sign without a known command is kept, for engines that read Unicode."""
     written: list[str] = []
     place = 0
     while place < len(text):
@@ -35,7 +35,7 @@ def escape(text: str) -> str:
         if part not in _SIGNS:
             part = text[place]
         sign = _SIGNS.get(part, part)
-        if sign.startswith("$") and written and written[-1].startswith("$"):  # neighbouring math is one formula
+        if sign.startswith("$") and written and written[-1].startswith("$"):  # join neighbouring math to one formula
             written[-1] = written[-1][:-1] + sign[1:]
         else:
             written.append(sign)
@@ -49,7 +49,7 @@ def write_tex(table: PrintedTable, folder: Path) -> None:
 
 
 def latex(table: PrintedTable) -> str:
-    """The table as a float with its title and note as caption."""
+    """Return the table as a float with its title and note as caption."""
     kinds = "".join("l" if column.left else "r" for column in table.columns)
     size = r"\scriptsize" if len(kinds) > _MANY_COLUMNS else r"\small"
     lines = [
@@ -76,7 +76,7 @@ def latex(table: PrintedTable) -> str:
 
 
 def _row(cells: Sequence[Cell], left: Sequence[bool]) -> list[str]:
-    """A row with its intervals and published numbers under it; words under a label stand in the label's line."""
+    """Return a row with its intervals and published numbers under it; words under a label go in the label's line."""
     beside = [f" ({cell.under})" if label and cell.under else "" for cell, label in zip(cells, left, strict=True)]
     first = [_guarded(escape(cell.text + cell.mark + words)) for cell, words in zip(cells, beside, strict=True)]
     intervals = ["" if label else cell.under for cell, label in zip(cells, left, strict=True)]
@@ -88,7 +88,7 @@ def _row(cells: Sequence[Cell], left: Sequence[bool]) -> list[str]:
 
 
 def _guarded(text: str) -> str:
-    """The cell in braces where it begins with a bracket or a star, which LaTeX reads as an option of a line break."""
+    """Put braces around a cell that begins with a bracket or star, which LaTeX would read as a line break's option."""
     return f"{{{text}}}" if text.startswith(("[", "*")) else text
 
 

@@ -15,13 +15,13 @@ from stats.registry import Scale
 
 MISSING = "–"
 _BYTE_STEP = 1024
-_MOST_DECIMALS = 6  # of an end of an interval
-_NOISE = 6  # decimals beyond those that are printed: sums in another order differ by less
-_LINED_UP = {Scale.PERCENT, Scale.POINTS, Scale.TOKENS}  # a column of them has one count of decimals
+_MOST_DECIMALS = 6  # most decimals of an interval's end
+_NOISE = 6  # decimals beyond the printed ones, below which sums in another order differ
+_LINED_UP = {Scale.PERCENT, Scale.POINTS, Scale.TOKENS}  # with equal decimals in a column
 
 
 def fixed(value: float | None, decimals: int) -> str:
-    """A number with a fixed count of decimals; a half goes up, whatever the last bits of its sum are."""
+    """Format a number with a fixed number of decimals; halves are rounded up, whatever the sum's last bits."""
     if value is None:
         return MISSING
     rounded: float | Decimal = value
@@ -35,7 +35,7 @@ def fixed(value: float | None, decimals: int) -> str:
 
 
 def significant(value: float | None, digits: int = 3, most: int | None = None) -> str:
-    """A number to so many significant digits, without an exponent, and with no more than ``most`` decimals."""
+    """Format a number with some significant digits, no exponent, and at most ``most`` decimals."""
     if not value:
         return MISSING if value is None else "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -43,24 +43,24 @@ def significant(value: float | None, digits: int = 3, most: int | None = None) -
 
 
 def decimals_for(estimates: Iterable[Estimate], scale: Scale) -> int:
-    """Decimals for a column of estimates: one where a printed value reaches 10, else two."""
+    """Return the decimals of a column of estimates: one if a printed value reaches 10, else two."""
     return decimals_of([row.estimate for row in estimates], scale.factor)
 
 
 def decimals_of(values: Iterable[float | None], factor: float) -> int:
-    """Decimals for a column of values that are printed times ``factor``: one where one reaches 10, else two."""
+    """Return the decimals of a column of values printed times ``factor``: one if any reaches 10, else two."""
     sizes = [abs(value) * factor for value in values if value is not None]
     return 2 if sizes and max(sizes) < 10 else 1
 
 
 def scaled(value: float | None, scale: Scale, decimals: int) -> str:
-    """A stored value without its unit: percentages, points and tokens to ``decimals``, ratios and costs to 3 digits."""
+    """Format a value without unit: percentages, points and tokens to ``decimals``, ratios and costs to 3 digits."""
     times = None if value is None else value * scale.factor
     return fixed(times, decimals) if scale in _LINED_UP else significant(times)
 
 
 def interval(estimate: Estimate, scale: Scale, decimals: int) -> str:
-    """``[low, high]`` without unit, with the decimals that the draws are sure of; empty without an interval."""
+    """Format ``[low, high]`` without unit, with the decimals that the draws support; empty without an interval."""
     low, high = estimate.low, estimate.high
     if low is None or high is None:
         return ""
@@ -75,18 +75,18 @@ def interval(estimate: Estimate, scale: Scale, decimals: int) -> str:
 def sure_decimals(
     low: float, high: float, level: float | None, draws: int | None, decimals: int, boundary: float = 0.0
 ) -> int:
-    """Return how many decimals the ends of an interval are printed with, of values in their printed unit.
+    """Return the number of decimals for the ends of an interval, which are given in their printed unit.
 
-    They are no more than the draws are sure of: two Monte Carlo standard errors of an end are at most one unit of its
-    last decimal. They are more if an end would else be printed as a boundary that it is not, or as the other end.
+    The draws limit the decimals: two Monte Carlo standard errors of an end are at most one unit of its last decimal.
+    Decimals are added if an end would otherwise look equal to ``boundary`` or to the other end without being so.
 
     Args:
         low: the lower end.
         high: the upper end.
         level: the interval's level; None if unknown.
-        draws: how many draws it was made from; 0 or None if it rests on none.
-        decimals: those of the estimate.
-        boundary: a number that ends are compared with.
+        draws: the number of draws behind the interval; 0 or None without draws.
+        decimals: the decimals of the estimate.
+        boundary: a number that the ends are compared with.
 
     """
     while decimals < _MOST_DECIMALS and fixed(low, decimals) == fixed(high, decimals) and low != high:
@@ -100,7 +100,7 @@ def sure_decimals(
 
 
 def in_text(estimate: Estimate, scale: Scale) -> str:
-    """Point, unit and interval as they stand in a sentence: ``41.2% [38.0, 44.1]``; ratios have no unit."""
+    """Format point, unit and interval for a sentence: ``41.2% [38.0, 44.1]``; ratios have no unit."""
     decimals = decimals_for([estimate], scale)
     if estimate.estimate is None:
         return MISSING
@@ -109,17 +109,17 @@ def in_text(estimate: Estimate, scale: Scale) -> str:
 
 
 def level(value: float | None) -> str:
-    """Coverage of an interval: ``95%``, ``99.375%``."""
+    """Format the level of an interval: ``95%``, ``99.375%``."""
     return MISSING if value is None else f"{value * 100:.5g}%"
 
 
 def count(value: float | None) -> str:
-    """A whole number with thousands separated."""
+    """Format a whole number with thousands separated."""
     return fixed(value, 0)
 
 
 def count_range(values: Iterable[int | None]) -> str:
-    """The range of the known values, such as ``12–48``, or ``12`` where all are equal."""
+    """Format the range of the known values, such as ``12–48``, or ``12`` if all are equal."""
     known = [value for value in values if value is not None]
     if not known:
         return MISSING
@@ -128,7 +128,7 @@ def count_range(values: Iterable[int | None]) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes in the largest binary unit that leaves at least 1."""
+    """Format bytes in the largest binary unit that leaves at least 1."""
     if value is None:
         return MISSING
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -139,7 +139,7 @@ def size(value: float | None) -> str:
 
 
 def duration(value: float | None) -> str:
-    """A duration in seconds; in minutes from two minutes on, in hours from two hours on."""
+    """Format a duration: in seconds, from two minutes on in minutes, from two hours on in hours."""
     if value is None:
         return MISSING
     for seconds, unit in ((3600, "h"), (60, "min")):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that is yet to be drawn, with the name of its files; ``words`` are for readers who do not see it.
+    """A figure still to be drawn, and its files' name; ``words`` are for readers who cannot see the figure.
 
     Another process may draw it: ``draw`` can be pickled.
     """
@@ -30,11 +30,11 @@ class Section:
 
     Attributes:
         name: its anchor.
-        title: its heading, and what the page's navigation calls it.
+        title: its heading, also in the page's navigation.
         template: its HTML as a Jinja template, which reads ``content``, ``tables`` and ``figures`` of this section by
             name, and ``values``; macros are in ``templates/macros.html.j2``.
         tables: its tables; each is a CSV file too.
-        values: what else the template reads.
+        values: further values for the template.
 
     """
 

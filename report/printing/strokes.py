@@ -1,4 +1,4 @@
-"""How estimates are drawn: curves with bands, points with bars, axes in percent; open markers are the paper's."""
+"""Drawn estimates: curves with bands, points with bars, axes in percent; open markers are the paper's."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 WIDTH = 9.0
 BAND = 0.16
 PALE = 0.45
-TOGETHER = len(ACTION_COLOURS)  # actions whose bands are told apart in one panel
+TOGETHER = len(ACTION_COLOURS)  # most actions whose bands a reader can tell apart in one panel
 _OPEN_SIZE = 7.5
 
 
 def curve(axes: Axes, rows: list[Estimate], style: ActionStyle, *, band: bool = True) -> None:
-    """A profile as a line, its intervals as a band."""
+    """Draw a profile as a line, its intervals as a band."""
     axes.plot(*points(rows), color=style.colour, linestyle=style.dashes)
     banded = [row for row in rows if band and row.low is not None and row.high is not None]
     if banded:
@@ -32,19 +32,19 @@ def curve(axes: Axes, rows: list[Estimate], style: ActionStyle, *, band: bool = 
 
 
 def points(rows: list[Estimate]) -> tuple[list[int], list[float]]:
-    """Places and values (%) of a profile."""
+    """Return places and values (%) of a profile."""
     return [row.x or 0 for row in rows], [100 * (row.estimate or 0.0) for row in rows]
 
 
 def errors(row: Estimate, factor: float = 100.0) -> list[list[float]]:
-    """Distances from the point to both ends; zero where a percentile interval leaves its point outside."""
+    """Return the distances from the point to both ends; zero if a percentile interval excludes its point."""
     value = row.estimate or 0.0
     low, high = (value if end is None else end for end in (row.low, row.high))
     return [[max(0.0, factor * (value - low))], [max(0.0, factor * (high - value))]]
 
 
 def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale: bool = False) -> None:
-    """An estimate as a point on a horizontal scale with its interval, and the paper's number."""
+    """Draw an estimate as a point on a horizontal scale with its interval, and the paper's number."""
     if row.estimate is None:
         return
     axes.errorbar([100 * row.estimate], [place], xerr=errors(row), fmt=style.marker, color=style.colour,
@@ -53,7 +53,7 @@ def across(axes: Axes, row: Estimate, place: float, style: ActionStyle, *, pale:
 
 
 def upright(axes: Axes, places: list[float], rows: list[Estimate], style: ActionStyle) -> None:
-    """Estimates joined by a line on a vertical scale with their intervals, and the paper's numbers beside them."""
+    """Draw estimates joined by a line on a vertical scale, with intervals and the paper's numbers."""
     values = [100 * (row.estimate or 0.0) for row in rows]
     axes.plot(places, values, color=style.colour, linestyle=style.dashes, marker=style.marker, markersize=4.5,
               linewidth=1.2)  # fmt: skip
@@ -65,7 +65,7 @@ def upright(axes: Axes, places: list[float], rows: list[Estimate], style: Action
 
 
 def published_points(axes: Axes, rows: list[Estimate], style: ActionStyle, *, every: int = 1) -> None:
-    """The paper's numbers along a profile: each ``every``-th of them, and the last."""
+    """Draw the paper's numbers along a profile: each ``every``-th, and the last."""
     known = [row for row in rows if row.published is not None]
     kept = [row for place, row in enumerate(known) if place % every == 0 or row is known[-1]]
     open_markers(axes, [float(row.x or 0) for row in kept], [100 * (row.published or 0.0) for row in kept], style)
@@ -79,7 +79,7 @@ def open_markers(axes: Axes, x: Sequence[float], y: Sequence[float], style: Acti
 
 
 def published_handle(marker: str = "o") -> Line2D:
-    """The legend entry of open markers."""
+    """Return the legend entry of open markers."""
     return legend_line("open: published", linestyle="none", marker=marker, markersize=_OPEN_SIZE,
                        markerfacecolor="none", markeredgecolor=QUIET, markeredgewidth=1.1)  # fmt: skip
 
@@ -87,7 +87,7 @@ def published_handle(marker: str = "o") -> Line2D:
 def action_legend(
     figure: Figure, styles: dict[str, ActionStyle], *, marker: bool = False, published: bool = False
 ) -> None:
-    """One legend for a whole figure, above it."""
+    """Draw one legend for a whole figure, above it."""
     handles = [style.handle(action, marker=marker) for action, style in styles.items()]
     if published:
         handles.append(published_handle())
@@ -95,32 +95,32 @@ def action_legend(
 
 
 def moved_aside(axes: Axes, points: float) -> Any:
-    """The data's coordinates, so many points to the right."""
+    """Return the data's coordinates moved by some points to the right."""
     figure = axes.get_figure()
     shift = library().transforms.ScaledTranslation(points / 72, 0, figure.dpi_scale_trans)  # type: ignore[union-attr]
     return axes.transData + shift
 
 
 def percent_axis(axes: Axes, label: str) -> None:
-    """A vertical axis of percent with few, round ticks."""
+    """Make the vertical axis one of percent with few, round ticks."""
     axes.set_ylabel(label)
     round_ticks(axes.yaxis)
 
 
 def round_ticks(axis: Axis) -> None:
-    """About five ticks at round numbers."""
+    """Set about five ticks at round numbers."""
     axis.set_major_locator(library().ticker.MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
 
 
 def position_axis(axes: Axes, last: int, label: str) -> None:
-    """A horizontal axis of positions, lags or depths from 1 to ``last``."""
+    """Make the horizontal axis one of positions, lags or depths from 1 to ``last``."""
     ticks = sorted({1, *(round(last * part / 4) for part in (1, 2, 3)), last})
     axes.set_xticks([tick for tick in ticks if tick >= 1])
     axes.set(xlim=(1, last) if last > 1 else (0.5, 1.5), xlabel=label)
 
 
 def log_axis(axes: Axes) -> None:
-    """A vertical logarithmic axis whose ticks are plain numbers: powers of 10, between them 2 and 5 on short ranges."""
+    """Make the vertical axis logarithmic, with plain numbers at powers of 10, on short ranges also at 2 and 5."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     steps = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
@@ -131,7 +131,7 @@ def log_axis(axes: Axes) -> None:
 
 
 def headroom(axes: Axes, share: float) -> None:
-    """Leave room for words above the curves; no tick is above 100%."""
+    """Leave room for words above the curves, without ticks above 100%."""
     low, high = axes.get_ylim()
     axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= min(high, 100)])
     high = min(high, 102.0)
@@ -139,5 +139,5 @@ def headroom(axes: Axes, share: float) -> None:
 
 
 def zero_line(axes: Axes, *, upright: bool) -> None:
-    """The line of no difference."""
+    """Draw the line of no difference."""
     (axes.axvline if upright else axes.axhline)(0, color=INK, linewidth=0.8)

@@ -1,4 +1,4 @@
-"""A table as the page, a CSV file and a LaTeX file take it: plain cells, no markup."""
+"""A table of plain cells without markup, for the page, a CSV file and a LaTeX file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from report.printing.numbers import MISSING
 
-_FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.])")  # but +0.5 is a number
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.])")  # signs that begin a formula in a spreadsheet; +0.5 is a number
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text, a quieter line under it, a mark for its standing in the plan, and the paper's number."""
+    """One cell: its text, a quieter line under the text, a mark of its standing, and the paper's number."""
 
     text: str
     under: str = ""
@@ -27,7 +27,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column's head: symbol, unit, what it means in words, and whether its cells are aligned left, as words are."""
+    """A column's head: symbol, unit, meaning in words, and whether cells are aligned left, as words are."""
 
     head: str
     unit: str = ""
@@ -37,7 +37,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row; ``group`` is a heading that stands above it where it differs from the row before."""
+    """One row; ``group`` is a heading, printed above the row if it differs from the previous row's."""
 
     cells: tuple[Cell, ...]
     group: str = ""
@@ -48,9 +48,9 @@ class PrintedTable:
     """One table.
 
     Attributes:
-        name: that of its files.
-        records: what its CSV file has in place of the printed cells.
-        abreast: how many columns stand abreast on the page beside the first one; 0 for all of them.
+        name: the name of its files.
+        records: rows of the CSV file, in place of the printed cells.
+        abreast: how many columns stand side by side on the page, besides the first; 0 for all.
 
     """
 
@@ -64,7 +64,7 @@ class PrintedTable:
 
     @property
     def parts(self) -> list[PrintedTable]:
-        """The table as it stands on the page: itself, or parts one below the other that have the first column each."""
+        """Split the table for the page into parts one below the other, each with the first column."""
         if not self.abreast or len(self.columns) <= 1 + self.abreast:
             return [self]
         starts = range(1, len(self.columns), self.abreast)
@@ -83,7 +83,7 @@ class PrintedTable:
         ]
 
     def write_csv(self, folder: Path) -> None:
-        """Write the table's numbers unrounded: one estimate per line, or the cells of a table without estimates."""
+        """Write the table's numbers unrounded: one estimate on a line, or the cells of a table without estimates."""
         if self.records:
             write_records(folder / f"{self.name}.csv", self.records)
             return
@@ -95,7 +95,7 @@ class PrintedTable:
 def write_records(path: Path, records: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> None:
     """Write records as CSV; None is an empty field, floats keep every digit.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe in front: names may be of others.
+    Texts that a spreadsheet would take for a formula get an apostrophe in front, since names may come from others.
     """
     names = list(columns or (records[0] if records else ()))
     text = io.StringIO()
@@ -110,10 +110,10 @@ def _as_text(value: Any) -> Any:
 
 
 def table_row(*cells: Cell | str, group: str = "") -> TableRow:
-    """A row whose cells may be texts; an empty text is a dash."""
+    """Make a row from cells or texts; an empty text becomes a dash."""
     return TableRow(tuple(cell if isinstance(cell, Cell) else Cell(cell or MISSING) for cell in cells), group)
 
 
 def label_column(head: str) -> Column:
-    """A left-aligned column of words."""
+    """Return a left-aligned column of words."""
     return Column(head, left=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: a difference of an action to the baseline, in one stratum or pooled."""
+    """One bar: the difference of an action from the baseline, in one stratum or pooled."""
 
     label: str
     action: str
@@ -36,7 +36,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a bar stacks: quantity, label, colour and hatch of each term; their total, and a share printed beside it."""
+    """The parts of a bar: quantity, label, colour and hatch of each term; the terms' total; the share in print."""
 
     total: str
     share: str
@@ -46,7 +46,7 @@ class Terms:
 
 
 def term_drawings(name: str, words: str, content: PageContent, terms: Terms) -> tuple[Drawing, ...]:
-    """The figure of all contrasts with the baseline; and, of several strata, ``NAME_by_stratum``."""
+    """Return the figure of all contrasts with the baseline, and, if there are several strata, ``NAME_by_stratum``."""
     pooled = [Bar(action, action, content.baseline) for action in content.others]
     drawings = [Drawing(name, words, partial(term_bars, content.estimates, pooled, terms))]
     strata = content.facts.strata
@@ -62,7 +62,7 @@ def term_drawings(name: str, words: str, content: PageContent, terms: Terms) -> 
 
 
 def term_bars(estimates: ReportedEstimates, bars: Sequence[Bar], terms: Terms) -> Figure:
-    """Each difference as a stacked bar of its terms with its interval; its value and one share in print beside it."""
+    """Draw each difference as a stacked bar of its terms, with its interval, its value and one share."""
     figure = new_figure(WIDTH, 1.35 + 0.42 * len(bars))
     axes, beside = figure.subplots(1, 2, width_ratios=(3, 1.3))
     totals = [estimates.get(terms.total, bar.action, bar.baseline, stratum=bar.stratum) for bar in bars]

@@ -1,4 +1,4 @@
-"""Words of a list, and of a number of things."""
+"""Words for a list, and for a number of things."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", 
 
 
 def listed(parts: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Join words: ``a``, ``a and b``, ``a, b and c``."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: ``one pair``, ``12 pairs``."""
+    """Write a number of things: ``one pair``, ``12 pairs``."""
     word = _WORDS[number] if number < len(_WORDS) else f"{number:,}"
     return f"{word} {noun}{'' if number == 1 else 's'}"
 
 
 def capital(text: str) -> str:
-    """A text with a capital at its beginning."""
+    """Capitalize the first letter of a text."""
     return text[:1].upper() + text[1:]
 
 
@@ -35,11 +35,11 @@ _MEANINGS = {
 
 
 def meanings(whole: str, other: str, horizon: str, quantities: Collection[str]) -> str:
-    """What the columns of ranked actions are, as a sentence for readers who have not met the symbols.
+    """Explain the columns of ranked actions in a sentence, for readers who have not met the symbols.
 
     Args:
-        whole: what the actions are held against, in words.
-        other: what is held against it, in words.
+        whole: the reference side, in words.
+        other: the action's side, in words.
         horizon: the horizon as it stands in a sentence, such as ``H = 64``.
         quantities: the columns, R among them.
 

@@ -1,1 +1,1 @@
-"""What the report reads from the views: facts, estimates, quantities, published values."""
+"""Readers of the views: facts, estimates, quantities, published values."""

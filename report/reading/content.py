@@ -1,4 +1,4 @@
-"""Everything that the sections of one page are made from."""
+"""The content of one page, from which every section is made."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ TokenReader = Callable[[int], str]
 
 @dataclass(frozen=True)
 class PageContent:
-    """What was read of one study and model.
+    """The facts and estimates of one study and model, as read from the views.
 
     Attributes:
-        source: the study's views, for what one section alone shows.
+        source: the study's views, for values that only one section shows.
         split: the split that the page reports.
-        published: what the paper prints besides the numbers that stand beside ``estimates``.
+        published: the paper's results that are not numbers beside ``estimates``.
         actions: the compared actions, the baseline first.
-        baseline_reason: why it is the baseline, as the end of a sentence.
+        baseline_reason: why the first action is the baseline, as the end of a sentence.
         latex: whether the tables are written as LaTeX too.
-        preliminary: how far the study is, as a sentence, on a page that is written while it moves; else empty.
+        preliminary: the study's progress as a sentence if the study still runs; else empty.
 
     """
 
@@ -46,7 +46,7 @@ class PageContent:
     preliminary: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
-        """All that figures are drawn from, for another process: the views are open in this one alone."""
+        """Return all that figures are drawn from, for another process; open views cannot go there."""
         return self.__dict__ | {"source": None, "token_text": str}
 
     @property
@@ -66,7 +66,7 @@ class PageContent:
 
     @cached_property
     def residual_risks(self) -> list[ViewRow]:
-        """Rows of ``swrb_risk`` that pool the strata of the page's split; not computed where nothing was branched."""
+        """Rows of ``swrb_risk`` that pool the strata of the page's split; not computed if nothing was branched."""
         return self.pooled("swrb_risk") if self.facts.branched else []
 
     @property
@@ -79,7 +79,7 @@ class PageContent:
         ]
 
     def pooled(self, view: str, **equal: object) -> list[ViewRow]:
-        """Rows of ``view`` that pool the strata of the page's split."""
+        """Return the rows of ``view`` that pool the strata of the page's split."""
         return self.source.of(view, split=self.split, stratum=POOLED, **equal)
 
 
@@ -92,7 +92,7 @@ def read_content(
     latex: bool,
     preliminary: str = "",
 ) -> PageContent:
-    """Read what the page shows; the arguments are those of ``report.page.build_report``."""
+    """Read the content of a page; the arguments are those of ``report.page.build_report``."""
     facts = read_facts(source)
     if not facts.compared:
         raise InputError(f"study '{facts.study}' has no action besides full-retention controls: nothing to report")
@@ -116,7 +116,7 @@ def read_content(
 
 
 def _split(source: StudyRows) -> str:
-    """The split to report: evaluation, or development before evaluation has derived trajectories."""
+    """Return the split to report: evaluation, or development if evaluation has no derived trajectories yet."""
     for split in (EVALUATION, DEVELOPMENT):
         if source.of("decomposition", split=split, stratum=POOLED):
             return split
@@ -124,7 +124,7 @@ def _split(source: StudyRows) -> str:
 
 
 def _baseline(facts: Facts, estimates: ReportedEstimates, asked: str | None) -> tuple[str, str]:
-    """The baseline, and why it is the one."""
+    """Return the baseline, and the reason for it."""
     if asked is not None:
         if asked not in facts.compared:
             raise InputError(f"no action '{asked}' in study '{facts.study}'; {nearest(asked, facts.compared)}")

@@ -1,4 +1,4 @@
-"""The estimates of one study, model and split, looked up by quantity; points of the views where an estimate lacks."""
+"""The estimates of one study, model and split, by quantity; a missing estimate is replaced by the view's point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stats.quantities import ALL_QUANTITIES, PAIR_QUANTITIES, SIMULTANEOUS_GAP
 from stats.registry import Quantity
 from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
-FEW_CLUSTERS = 20  # intervals over fewer are marked
+FEW_CLUSTERS = 20  # intervals over fewer clusters are marked
 
 _Series = tuple[str, str, str, str | None]
 Place = tuple[str, str, str, str | None, int | None]
@@ -22,7 +22,7 @@ Place = tuple[str, str, str, str | None, int | None]
 
 @dataclass(frozen=True)
 class Published:
-    """A number that the paper prints, as a fraction or in tokens, with its interval where it prints one."""
+    """A number of the paper, as a fraction or in tokens, with the interval if the paper prints one."""
 
     value: float
     low: float | None = None
@@ -31,7 +31,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number of the page with its interval and status, and the paper's beside it; what is unknown is None."""
+    """A number of the page with its interval and status, and the paper's number beside it; unknown parts are None."""
 
     stratum: str
     action: str
@@ -57,31 +57,31 @@ class Estimate:
 
     @property
     def has_interval(self) -> bool:
-        """Whether both ends are there."""
+        """Whether both ends are known."""
         return self.low is not None and self.high is not None
 
     @property
     def standing(self) -> str:
-        """``prespecified`` where the plan named it and its level is adjusted for the family, else ``exploratory``.
+        """``prespecified`` if the plan named the estimate and its level is family-adjusted, else ``exploratory``.
 
-        ``seen`` where the plan named it when its outcomes were known.
+        ``seen`` if the plan named the estimate when its outcomes were known.
         """
         planned = self.family is not None and self.status in {PRESPECIFIED, SEEN}
         return str(self.status) if planned else EXPLORATORY
 
     @property
     def of_few_clusters(self) -> bool:
-        """Whether it has an interval over fewer clusters than its coverage is sure of."""
+        """Whether the interval rests on too few clusters for its coverage to be sure."""
         return self.has_interval and self.clusters is not None and self.clusters < FEW_CLUSTERS
 
     @property
     def is_skewed(self) -> bool:
-        """Whether a few documents decide it, so that its interval may cover less."""
+        """Whether a few documents decide the estimate, so that its interval may cover less."""
         return self.interval == SKEWED
 
     @property
     def reduced(self) -> Estimate:
-        """The reduced estimate in place of this one."""
+        """The variance-reduced estimate as an estimate of its own."""
         return Estimate(
             self.stratum, self.action, self.baseline, self.quantity, self.x, self.estimate_reduced, self.low_reduced,
             self.high_reduced, self.level, self.draws, self.documents, self.family, self.status, self.interval,
@@ -89,12 +89,12 @@ class Estimate:
         )  # fmt: skip
 
     def excludes_zero(self) -> bool:
-        """Whether zero is outside the interval; not so without one."""
+        """Whether the interval excludes zero; false without an interval."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     def as_row(self) -> ViewRow:
-        """All fields by name, for a CSV file."""
-        return {name: getattr(self, name) for name in ESTIMATE_COLUMNS}  # asdict takes 20 times as long
+        """Return all fields by name, for a CSV file."""
+        return {name: getattr(self, name) for name in ESTIMATE_COLUMNS}  # asdict would take 20 times as long
 
 
 ESTIMATE_COLUMNS = tuple(Estimate.__dataclass_fields__)
@@ -102,7 +102,7 @@ _STORED = tuple(name for name in ESTIMATE_COLUMNS if not name.startswith("publis
 
 
 class ReportedEstimates:
-    """Estimates by quantity. What is missing comes back with no number, so that a page can show that it is missing."""
+    """Estimates by quantity. A missing estimate is returned without a number, so that the page shows a gap."""
 
     def __init__(self, rows: Iterable[Estimate]) -> None:
         self._series: dict[_Series, dict[int | None, Estimate]] = {}
@@ -114,28 +114,28 @@ class ReportedEstimates:
     def get(
         self, quantity: str, action: str, baseline: str | None = None, *, stratum: str = POOLED, x: int | None = None
     ) -> Estimate:
-        """One estimate, or one without a number."""
+        """Return one estimate; without a number if it is missing."""
         found = self._series.get((quantity, stratum, action, baseline), {}).get(x)
         return found or Estimate(stratum, action, baseline, quantity, x)
 
     def profile(
         self, quantity: str, action: str, baseline: str | None = None, *, stratum: str = POOLED
     ) -> list[Estimate]:
-        """Estimates of a profile with a number, by position, lag or block."""
+        """Return the estimates of a profile that have a number, by position, lag or block."""
         series = self._series.get((quantity, stratum, action, baseline), {})
         return [series[x] for x in sorted(x for x in series if x is not None) if series[x].estimate is not None]
 
     def has(self, quantity: str, action: str, baseline: str | None = None) -> bool:
-        """Whether the pooled quantity is there, with or without a number."""
+        """Tell whether the pooled quantity is there, with or without a number."""
         return (quantity, POOLED, action, baseline) in self._series
 
     @property
     def pairs(self) -> int:
-        """How many pairs of actions have intervals that hold for all of them together."""
+        """The number of pairs of actions whose intervals hold for all pairs together."""
         return sum(series[0] == SIMULTANEOUS_GAP for series in self._series) // 2
 
     def all(self) -> list[Estimate]:
-        """Every estimate, in a fixed order."""
+        """Return all estimates, in a fixed order."""
         return [
             self._series[series][x]
             for series in sorted(self._series, key=lambda key: (key[0], key[1] != POOLED, *key[1:3], key[3] or ""))
@@ -143,12 +143,12 @@ class ReportedEstimates:
         ]
 
     def known(self, *quantities: str) -> bool:
-        """Whether any of these quantities has a number anywhere."""
+        """Tell whether any of these quantities has a number anywhere."""
         return any(row.estimate is not None for row in self.all() if row.quantity in quantities)
 
     @property
     def reduced(self) -> ReportedEstimates:
-        """The reduced estimates of those that have them."""
+        """Return the variance-reduced estimates, of the estimates that have them."""
         return ReportedEstimates(row.reduced for row in self.all() if row.estimate_reduced is not None)
 
     def compared(self, published: Mapping[Place, Published]) -> ReportedEstimates:
@@ -165,7 +165,7 @@ class ReportedEstimates:
 
     @property
     def have_published(self) -> bool:
-        """Whether any estimate has the paper's number beside it."""
+        """Whether any estimate has a number of the paper beside it."""
         return any(row.published is not None for row in self.all())
 
     @property
@@ -177,10 +177,10 @@ class ReportedEstimates:
 def read_estimates(
     source: StudyRows, split: str, actions: list[str], *, planned: bool, branched: bool
 ) -> ReportedEstimates:
-    """Read the estimates of a split; a quantity that ``estimates`` lacks for some action is a point of its view.
+    """Read the estimates of a split; a quantity that lacks estimates of some action is read from its view.
 
     Unless the study is ``planned``, nothing counts as prespecified. Unless something was ``branched``, the views of
-    residual branching have no rows, and are not computed.
+    residual branching are not computed, since they have no rows.
     """
     wanted = set(actions)
     analyzed = ReportedEstimates(
@@ -194,9 +194,9 @@ def read_estimates(
         if quantity.view is not None:
             by_view[quantity.view].append(quantity)
     for view, quantities in by_view.items():
-        # The decomposition is always read: where its R is not the stored one, the estimates are stale.
+        # The decomposition is always read: if its R differs from the stored R, the estimates are stale.
         if view == "decomposition" or not _covers(analyzed, quantities, actions):
-            rows = [row for row in source.of(view, split=split) if row.get("doc") is None]  # not of one document
+            rows = [row for row in source.of(view, split=split) if row.get("doc") is None]  # of all documents
             points += [_from_view(row, quantity) for row in rows if row["action"] in wanted for quantity in quantities]
     merged = ReportedEstimates([*points, *analyzed.all()])
     merged.stale = _stale(points, analyzed)
@@ -210,12 +210,12 @@ def _from_stored(row: ViewRow, *, planned: bool) -> Estimate:
 def _from_view(row: ViewRow, quantity: Quantity) -> Estimate:
     baseline = row["baseline"] if quantity.kind == "contrast" else None
     x = row[quantity.axis] if quantity.axis else None
-    value, documents = row[quantity.column], row.get("documents")  # profiles do not say how many documents
+    value, documents = row[quantity.column], row.get("documents")  # profiles do not give a number of documents
     return Estimate(row["stratum"], row["action"], baseline, quantity.name, x, value, documents=documents)
 
 
 def _covers(analyzed: ReportedEstimates, quantities: Sequence[Quantity], actions: list[str]) -> bool:
-    """Whether every action has all of them, of contrasts against at least one baseline."""
+    """Tell whether every action has all quantities; contrasts must be against the same baseline, whichever."""
     baselines: list[str | None] = list(actions) if quantities[0].kind == "contrast" else [None]
     return any(
         all(analyzed.has(one.name, action, base) for one in quantities for action in actions if action != base)
@@ -224,7 +224,7 @@ def _covers(analyzed: ReportedEstimates, quantities: Sequence[Quantity], actions
 
 
 def _stale(points: list[Estimate], analyzed: ReportedEstimates) -> list[str]:
-    """Actions whose stored R (token) is not the one that the view has now: events came after the analysis."""
+    """Return the actions whose stored R (token) differs from the view's R: events came after the analysis."""
     stale = set()
     for point in points:
         if point.quantity != "mismatch" or point.stratum != POOLED or point.estimate is None:

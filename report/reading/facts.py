@@ -1,4 +1,4 @@
-"""What is known about a study besides its estimates: documents, actions, bytes, controls, time, plan."""
+"""The facts of a study besides its estimates: documents, actions, bytes, controls, time, plan."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ EVALUATION = "evaluation"
 DEVELOPMENT = "development"
 
 
-_RESIDENT = 4  # parts of a document's bytes before the resident ones
-_SAME = 0.005  # bytes that differ by less count as the same budget
+_RESIDENT = 4  # index of the resident bytes; the parts before add up to the prompt's cache
+_SAME = 0.005  # relative differences of bytes below this count as the same budget
 
 
 @dataclass(frozen=True)
 class Storage:
-    """What one action keeps of the prompts and costs, from its units; of a policy, bytes are the most that it holds.
+    """The storage and cost of one action, from its units; a policy's bytes are the most that it ever holds.
 
     Attributes:
         kept_entries: one value per document.
-        replicates: coupled pairs of each document that has some.
-        branchings: replicates of residual branching of each document that has some.
+        replicates: coupled pairs of each document that has any.
+        branchings: replicates of residual branching of each document that has any.
         resident: bytes by document: payload, scales, index, metadata, resident.
-        per_replicate: bytes by document that each replicate adds to the prompt's cache; None where it is not known.
+        per_replicate: bytes by document that each replicate adds to the prompt's cache; None if unknown.
         seconds: prefill and decoding of all units.
         kernel_evaluations: of all units.
-        weight_bytes: of the files with the weights of its side; None where it is not known.
+        weight_bytes: of the weight files of its side; None if unknown.
 
     """
 
@@ -51,12 +51,12 @@ class Storage:
     weight_bytes: int | None = None
 
     def mean_bytes(self, part: int) -> float | None:
-        """Mean over documents: part 0 payload, 1 scales, 2 index, 3 metadata, 4 resident."""
+        """Return the mean over documents of a part: 0 payload, 1 scales, 2 index, 3 metadata, 4 resident."""
         return mean(parts[part] for parts in self.resident.values())
 
     @property
     def prompt_cache(self) -> dict[str, int | None]:
-        """Bytes of the prompt's cache by document, which all replicates share: all but the resident ones."""
+        """Bytes of the prompt's cache by document, shared by all replicates: the sum of the parts but ``resident``."""
         return {doc: None if parts[0] is None else total(parts[:_RESIDENT]) for doc, parts in self.resident.items()}
 
     @property
@@ -67,7 +67,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Control:
-    """A full-retention control: how many pairs, and whether every δ and f is exactly 0 (true without pairs)."""
+    """A full-retention control: the number of pairs, and whether every δ and f is exactly 0 (true without pairs)."""
 
     action: str
     documents: int
@@ -87,13 +87,13 @@ class StoredPlan:
 
     @property
     def evaluated(self) -> int:
-        """How many evaluation documents had units when it was frozen."""
+        """The number of evaluation documents that had units when the plan was frozen."""
         return int(self.content.get("evaluated_documents", 0))
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a study, read once.
+    """The facts of a study, read once.
 
     Attributes:
         documents: the documents with events.
@@ -104,9 +104,9 @@ class Facts:
         devices: device and dtype of the units.
         libraries: versions that the units were generated with.
         branched: whether any unit is of residual branching.
-        law: what tokens are drawn by; None where another generator made the events.
-        settings: what decides the events, as JSON; None where the store does not say.
-        engines: what decoded, in words, with the reference's settings; empty where kvdrift did.
+        law: the decoding law; None if another generator made the events.
+        settings: the settings that decide the events, as JSON; None if unknown.
+        engines: the engines that decoded, in words, with the reference's settings; empty if kvdrift decoded.
 
     """
 
@@ -131,7 +131,7 @@ class Facts:
 
     @property
     def other_law(self) -> str:
-        """The law in words, where it is not the full softmax at temperature 1; else empty."""
+        """The law in words if it is not the full softmax at temperature 1; else empty."""
         return "" if self.law is None else self.law.other_words
 
     @property
@@ -141,17 +141,17 @@ class Facts:
 
     @property
     def added(self) -> list[str]:
-        """The actions that the plan does not name, since they were added after it; none without a plan."""
+        """The actions that were added after the plan, which does not name them; none without a plan."""
         planned = self.plan.content.get("actions", self.compared) if self.plan else self.compared
         return [action for action in self.compared if action not in planned]
 
     def described(self, action: str) -> str:
-        """What an action does, in words; empty where nobody said."""
+        """Return what an action does, in words; empty if unknown."""
         return next((described_action(row) for row in self.actions if row["action"] == action), "")
 
     @property
     def noise_floors(self) -> list[str]:
-        """The actions that leave out nothing and compute the whole cache another way: what numerics alone do."""
+        """The actions that keep everything and compute in another way: they show the effect of numerics alone."""
         return [row["action"] for row in self.actions if row["selector"] == NUMERICS]
 
     @property
@@ -166,12 +166,12 @@ class Facts:
 
     @property
     def whole(self) -> str:
-        """What actions are held against, in words."""
+        """The name of the reference side in sentences."""
         return "the reference" if self.finite or self.engine or self.own_weights else "the full cache"
 
     @property
     def other(self) -> str:
-        """What is held against it, in words."""
+        """The name of the action's side in sentences."""
         return "the action" if self.finite or self.engine or self.own_weights else "the compressed model"
 
     @property
@@ -182,12 +182,12 @@ class Facts:
 
     @property
     def policies(self) -> list[str]:
-        """The actions that bound what a step reads; their bytes count what is generated."""
+        """The actions that limit how much a step reads; their bytes include generated entries."""
         return [row["action"] for row in self.actions if row["policy"] is not None]
 
     @property
     def cache(self) -> str:
-        """What the bytes of actions are of."""
+        """The name of the cache whose bytes are counted."""
         return "cache" if self.policies else "prompt cache"
 
     @property
@@ -201,13 +201,13 @@ class Facts:
         return sorted({row["stratum"] for row in self.documents}, key=natural)
 
     def count(self, split: str, stratum: str | None = None) -> int:
-        """Documents of a split, in one stratum or all."""
+        """Return the number of documents of a split, in one stratum or in all."""
         return sum(row["split"] == split and stratum in {None, row["stratum"]} for row in self.documents)
 
     def times_bytes(self, action: str, other: str) -> float | None:
-        """The prompt cache of one action over that of another, on the documents of both; None where it is not known.
+        """Return the ratio of two actions' prompt caches in bytes, over the documents of both; None if unknown.
 
-        Exactly 1 where they are within half a percent of each other.
+        The ratio is exactly 1 if the caches are within half a percent of each other.
         """
         first, second = (self.storage[name].prompt_cache if name in self.storage else {} for name in (action, other))
         shared = sorted(first.keys() & second.keys())
@@ -218,24 +218,24 @@ class Facts:
         return 1.0 if abs(ratio - 1) < _SAME else ratio
 
     def same_weights(self, action: str, other: str) -> bool:
-        """Whether two actions have the same weights, so that bytes of the cache are all that they differ by."""
+        """Tell whether two actions have the same weights, so that they differ only in the bytes of the cache."""
         return self.weights(action) == self.weights(other)
 
     def weights(self, action: str) -> str | None:
-        """What an action's side has in place of the reference's weights; None where it has those."""
+        """Return the weights of an action's side; None if they are the reference's."""
         return next((row["weights"] for row in self.actions if row["action"] == action), None)
 
     def weight_bytes(self, action: str) -> int | None:
-        """Bytes of the weights of an action's side; None where they are not known."""
+        """Return the bytes of the weights of an action's side; None if unknown."""
         return self.storage[action].weight_bytes if action in self.storage else None
 
     def no_more_weights(self, action: str, other: str) -> bool:
-        """Whether an action has the weights of another one, or weights that are known to take no more bytes."""
+        """Tell whether an action's weights are those of another action, or are known to take no more bytes."""
         mine, theirs = self.weight_bytes(action), self.weight_bytes(other)
         return self.same_weights(action, other) or (mine is not None and theirs is not None and mine <= theirs)
 
     def same_bytes(self, action: str, other: str) -> int | None:
-        """Documents on which both actions hold the same bytes in every part; None if any differs or is unknown."""
+        """Count the documents of both actions if every part has equal bytes; None if any differs or is unknown."""
         first, second = (self.storage[name].resident if name in self.storage else {} for name in (action, other))
         shared = first.keys() & second.keys()
         equal = all(None not in first[doc] and first[doc] == second[doc] for doc in shared)
@@ -243,13 +243,13 @@ class Facts:
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key that reads digits as numbers."""
+    """Return a sort key that reads digits as numbers."""
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part)
 
 
 def read_facts(source: StudyRows) -> Facts:
     """Read a study's facts."""
-    # Events that another generator made have no row in studies; their windows follow from their horizon.
+    # Events of another generator have no row in table studies; their windows follow from the horizon.
     studies, windows = source.of("studies"), source.of("windows")
     if not windows:
         known = [f"{row['study']} / {row['model']}" for row in source.views.rows("windows").to_pylist()]
@@ -306,13 +306,13 @@ def _storage(units: list[ViewRow]) -> dict[str, Storage]:
 
 
 def _replicates(documents: dict[str, list[ViewRow]], estimator: str) -> list[int]:
-    """Replicates of an estimator, of each document that has some."""
+    """Return the number of an estimator's replicates, for each document that has any."""
     counts = [sum(row["replicates"] for row in units if row["estimator"] == estimator) for units in documents.values()]
     return [total for total in counts if total]
 
 
 def _added_by_one(unit: ViewRow) -> float | None:
-    """What each of a unit's replicates adds to the prompt's cache, in bytes; None where it is not known."""
+    """Return the bytes that each of a unit's replicates adds to the prompt's cache; None if unknown."""
     payload, scales, index, metadata, resident = _resident(unit)
     if resident is None or payload is None or not unit["replicates"]:
         return None
@@ -320,19 +320,19 @@ def _added_by_one(unit: ViewRow) -> float | None:
 
 
 def _resident(unit: ViewRow) -> tuple[int | None, ...]:
-    """A unit's bytes: payload, scales, index, metadata, and all of them with its streams."""
-    scales = unit["scale_bytes"] or 0  # null in units of older versions, which had no scales
+    """Return a unit's bytes by part; the last part is the resident total, with its streams."""
+    scales = unit["scale_bytes"] or 0  # null in units from before scales were stored
     return (unit["payload_bytes"], scales, *(unit[f"{part}_bytes"] for part in ("index", "metadata", "resident")))
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the known values; None where none is known."""
+    """Return the mean of the known values; None if no value is known."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def total(values: Iterable[Any]) -> Any:
-    """The sum of the known values; None where none is known."""
+    """Return the sum of the known values; None if no value is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
@@ -343,7 +343,7 @@ def _sum(rows: list[ViewRow], column: str) -> Any:
 
 def _controls(source: StudyRows, actions: list[ViewRow]) -> list[Control]:
     found: dict[str, list[ViewRow]] = {action["action"]: [] for action in actions if action["control"]}
-    for row in source.of("controls"):  # one for each split
+    for row in source.of("controls"):  # one control for each split
         found[row["action"]].append(row)
     controls = []
     for action, rows in found.items():
@@ -353,7 +353,7 @@ def _controls(source: StudyRows, actions: list[ViewRow]) -> list[Control]:
 
 
 def _engine(said: dict[str, Any]) -> str:
-    """An engine in words: what it is called, the library, the settings of the reference, and what moves it."""
+    """Describe an engine: its name, the library, the reference's settings, and the settings that actions change."""
     named = ", ".join(str(said[key]) for key in ("engine", "library", "build") if said.get(key))
     settings = ", ".join(f"{name} {str(value).lower()}" for name, value in (said.get("reference") or {}).items())
     environment = ", ".join(f"{name}={value}" for name, value in (said.get("environment") or {}).items())
@@ -379,7 +379,7 @@ def _plan(source: StudyRows) -> StoredPlan | None:
 
 
 def _libraries(units: list[ViewRow]) -> dict[str, str]:
-    """Library versions that the units were made with; several versions of one library stand side by side."""
+    """Return the versions of libraries that made the units; several versions of a library are listed together."""
     seen: dict[str, set[str]] = defaultdict(set)
     for text in sorted({unit["versions"] for unit in units if unit["versions"]}):
         for name, version in json.loads(text).items():

@@ -4,8 +4,7 @@ The view ``published_comparison`` finds the number beside each estimate. The ver
 branch cohorts are no estimates: they are read here from the view ``published``, by the same rules. A study matches if
 its model's id ends in the paper's name of a model (``meta-llama/Llama-3.1-8B-Instruct``) and if its horizon and windows
 are the paper's, and if its tokens are drawn from the full softmax at temperature 1; actions and strata match by equal
-names. Where only the horizon, a window or the law differs nothing is set beside the study's numbers, and the page says
-why.
+names. If only the horizon, a window or the law differs, no published number is shown, and the page says why.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from report.reading.source import StudyRows, ViewRow
 from schema.sampling import FULL_SOFTMAX
 from schema.windows import Windows
 
-_WINDOWS = Windows.of(128)  # the paper's, in both of its studies
-_POINT = 0.01  # errors of calibrations are printed in percentage points
+_WINDOWS = Windows.of(128)  # the windows of both of the paper's studies
+_POINT = 0.01  # the paper prints errors of calibrations in percentage points
 _OBSERVATIONS = {"fixed_history": "fixed_history", "positions_1_32": "positions"}
 _CANDIDATES = {"cell_mean": "stratum_action_mean", "ridge": "ridge", "flat": "flat"}
 
 
 @dataclass(frozen=True)
 class PublishedVerdict:
-    """What the paper prints of one calibration: its selected predictor, decision and errors."""
+    """The paper's result of one calibration: its selected predictor, decision and errors."""
 
     candidate: str
     decision: str
@@ -37,14 +36,14 @@ class PublishedVerdict:
 
 @dataclass(frozen=True)
 class PublishedStudy:
-    """What the paper prints for this model's actions; empty where nothing matches.
+    """The paper's results for this model's actions; empty if nothing matches.
 
     Attributes:
         numbers: by quantity, stratum, action, baseline and x.
         verdicts: by action, baseline and observation.
         support: documents and paths of a branch cohort, by stratum and action.
-        mismatch: a sentence for the page where the paper has this model and these actions, but other windows or
-            another law.
+        mismatch: a sentence for the page if the paper has this model and these actions, but other windows or another
+            law.
 
     """
 
@@ -55,7 +54,7 @@ class PublishedStudy:
 
 
 def read_published(source: StudyRows, facts: Facts) -> PublishedStudy:
-    """The paper's numbers for this study's model and actions."""
+    """Read the paper's numbers for this study's model and actions."""
     actions = set(facts.compared)
     rows = [
         row
@@ -71,7 +70,7 @@ def read_published(source: StudyRows, facts: Facts) -> PublishedStudy:
 
 
 def _measured_with(facts: Facts) -> str:
-    """What the paper measured with and the study did not; empty where it did."""
+    """Return in which way the paper measured other than the study, in words; empty if in no way."""
     if facts.windows != _WINDOWS:
         what = "the default windows" if facts.windows.horizon == _WINDOWS.horizon else "another horizon"
         return f"{what} and a horizon of {_WINDOWS.horizon} tokens"
@@ -79,7 +78,7 @@ def _measured_with(facts: Facts) -> str:
 
 
 def is_model(model: str, published: str | None) -> bool:
-    """Whether a model id ends in the paper's name of a model."""
+    """Tell whether a model id ends in the paper's name of a model."""
     return published is not None and f"/{model}".lower().rstrip("/").endswith(f"/{published}".lower())
 
 

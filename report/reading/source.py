@@ -1,4 +1,4 @@
-"""Where a report's numbers come from: SQL views by name, and what the caller knows about the store behind them.
+"""The source of a report's numbers: SQL views by name, and facts that the caller gives about the store.
 
 The report does not know how a view is computed or stored. Columns are read strictly: a view without a column of its
 contract is a ``KeyError``, never a dash on the page.
@@ -18,18 +18,18 @@ ViewRow = dict[str, Any]
 
 
 class ViewSource(Protocol):
-    """Anything that gives the rows of a named view."""
+    """An object that returns the rows of a named view."""
 
     def rows(self, view: str, columns: Sequence[str] = (), /, **equal: object) -> pa.Table:
-        """Rows of ``view``, by its grain, whose columns equal the given values, or one of a list of values.
+        """Return the rows of ``view``, in order of its grain, whose columns equal the given values.
 
-        They have the given ``columns``, all of the view's by default.
+        A list stands for any of its values. The rows have the given ``columns``, by default all of the view's.
         """
         ...
 
 
 def installed_versions() -> dict[str, str]:
-    """Installed versions of the libraries that the page's numbers and figures are made with."""
+    """Return the installed versions of the libraries that make the page's numbers and figures."""
     found = {}
     for name in ("kvdrift", "duckdb", "matplotlib", "numpy", "pyarrow", "scipy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -39,7 +39,7 @@ def installed_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the page's last section says: the store's name, the version of each of its tables, library versions."""
+    """The content of the page's last section: the store's name, the version of each table, library versions."""
 
     store: str = ""
     tables: Mapping[str, int] = field(default_factory=dict)
@@ -55,15 +55,15 @@ class StudyRows:
     model: str
 
     def of(self, view: str, **equal: object) -> list[ViewRow]:
-        """Rows of ``view`` for this study and model."""
+        """Return the rows of ``view`` for this study and model."""
         rows: list[ViewRow] = self.views.rows(view, study=self.study, model=self.model, **equal).to_pylist()
         return rows
 
     def columns_of(self, view: str, *columns: str, **equal: object) -> pa.Table:
-        """Columns of ``view``'s rows for this study and model, for who reads very many."""
+        """Return columns of ``view`` for this study and model as a table, for callers who read very many rows."""
         return self.views.rows(view, columns, study=self.study, model=self.model, **equal)
 
     def of_study(self, view: str) -> list[ViewRow]:
-        """Rows of a view that has no model column."""
+        """Return the rows of a view that has no model column."""
         rows: list[ViewRow] = self.views.rows(view, study=self.study).to_pylist()
         return rows

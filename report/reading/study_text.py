@@ -1,4 +1,4 @@
-"""A study file that asks for the events of a stored study: the report's page shows it, since stores keep no file."""
+"""A study file that reproduces the events of a stored study, shown on the page since stores keep no study file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from schema.study import HTTP, NUMERICS
 from schema.study.documents import DocumentsSection
 from schema.windows import Windows
 
-_OWN_COLUMNS = ("window", "kernel", "sinks")  # parameters of selectors that have columns of their own
-_NO_PARAMETERS = {"tova": ("window",)}  # the last position, always
+_OWN_COLUMNS = ("window", "kernel", "sinks")  # parameters of selectors that have their own columns
+_NO_PARAMETERS = {"tova": ("window",)}  # for tova the window is always the last position
 _PLANNED = ("replicates", "target_half_width", "alpha", "interval", "variance")
 
 
 def study_text(facts: Facts) -> str | None:
-    """Write a study file of what the store knows; None of finite-state systems, and of another generator's events.
+    """Return a study file made from the store; None for finite-state systems and for another generator's events.
 
-    What decides the events is as it was: ``study_sha256`` is the same. ``[plan]`` has the K and N that were chosen.
+    The file decides the same events: ``study_sha256`` is the same. ``[plan]`` has the chosen K and N.
     """
     if facts.settings is None or facts.finite:
         return None
@@ -45,7 +45,7 @@ def study_text(facts: Facts) -> str | None:
 
 
 def _is_floor(row: ViewRow) -> bool:
-    """Whether an action is the floor of an engine, which every such study adds by itself."""
+    """Tell whether an action is the floor of an engine, which every study of an engine adds by itself."""
     return row["settings"] is not None and row["selector"] == NUMERICS
 
 
@@ -84,7 +84,7 @@ def _table(title: str, values: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as TOML writes it: JSON's, and tables on one line."""
+    """Write a value as TOML: JSON's scalars and lists, and tables on one line."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{name} = {_value(one)}" for name, one in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

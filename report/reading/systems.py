@@ -1,4 +1,4 @@
-"""Finite-state systems whose quantities are known by enumeration, beside their estimates."""
+"""Finite-state systems whose exact quantities are known by enumeration, beside their estimates."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from report.reading.published import is_model
 from report.reading.source import ViewRow
 from schema.tables import PLAIN, SWRB
 
-_STUDY, _HORIZON = "finite-state", 3  # the paper's, in the view ``published``
+_STUDY, _HORIZON = "finite-state", 3  # the paper's study and horizon in the view ``published``
 ESTIMATORS = (PLAIN, SWRB)
 _PAPERS_NAMES = {PLAIN: "naive_estimate", SWRB: "swrb_estimate"}
 
 
 @dataclass(frozen=True)
 class System:
-    """One system under one action, or one of the paper's: its exact R, and what was measured of it by estimator.
+    """One system under one action, or one of the paper's systems: its exact R, and measurements by estimator.
 
     Attributes:
         variances: of one replicate.
         errors: standard errors of the means of the replicates.
-        variance_ratio: of a coupled pair to an SWRB replicate.
-        enumerated: its other exact values by name, such as variances and evaluations of one replicate.
+        variance_ratio: the variance of a coupled pair over that of an SWRB replicate.
+        enumerated: other exact values by name, such as variances and evaluations of one replicate.
 
     """
 
@@ -40,14 +40,14 @@ class System:
 
     @property
     def exact_ratio(self) -> float | None:
-        """The exact variance ratio; None where it is not known or SWRB's variance is 0."""
+        """The exact variance ratio; None if unknown or if SWRB's variance is 0."""
         plain, swrb = (self.enumerated.get(f"{estimator}_variance") for estimator in (PLAIN, SWRB))
         return plain / swrb if plain is not None and swrb else None
 
 
 @dataclass(frozen=True)
 class Systems:
-    """A study's systems, none where its model is no finite-state system, and what the paper prints of its own."""
+    """A study's finite-state systems, none for other models, and the paper's printed systems."""
 
     own: list[System] = field(default_factory=list)
     published: list[System] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Systems:
 
 
 def read_systems(content: PageContent) -> Systems:
-    """The systems of the page's split in natural order, and the paper's where they are of the same kind."""
+    """Read the systems of the page's split in natural order, and the paper's systems if they are of the same kind."""
     source, split = content.source, content.split
     exact_values = source.of("exact_values", x=None)
     if not exact_values:

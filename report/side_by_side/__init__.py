@@ -1,1 +1,1 @@
-"""The page of several stores side by side."""
+"""The page that compares several stores."""

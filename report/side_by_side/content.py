@@ -1,4 +1,4 @@
-"""What a comparison of several stores is made from: one entry for each study and model, and what two have in common."""
+"""The content of a comparison of stores: an entry for each study and model, and what each two entries share."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Entry:
     """One study and model of a store.
 
     Attributes:
-        name: what it is called on the page; no other entry has the same.
+        name: its name on the page, which no other entry has.
         location: the store's folder or URL.
-        content: what the study's own page is made from.
-        documents: the documents of its split that have events, by name.
+        content: the content of the study's own page.
+        documents: the documents of the page's split that have events, by name.
         identities: the hashes of what made each action's units: weights, tokenizer, selector, numerics.
-        page: the study's own page; None where there is none.
+        page: the study's own page; None if there is none.
 
     """
 
@@ -48,22 +48,14 @@ class Entry:
         return self.content.facts.model
 
     def budget(self, action: str) -> tuple[Any, ...] | None:
-        """What decides how much an action holds, whichever entries; None where nobody said."""
+        """Return the settings that decide how many bytes an action keeps; None if they are unknown."""
         (row,) = [row for row in self.content.facts.actions if row["action"] == action]
         return None if row["keep"] == "unknown" else tuple(row.get(name) for name in _BUDGET)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The action of a later entry less that of an earlier one, by quantity.
-
-    Attributes:
-        first_action: the earlier entry's action.
-        other_action: the later entry's action.
-        same: whether weights, tokenizer, selector and numerics are known to be the same on both sides.
-        estimates: the contrast by quantity, with its interval.
-
-    """
+    """The difference of two actions by quantity: a later entry's action less an earlier entry's."""
 
     first_action: str
     other_action: str
@@ -78,11 +70,11 @@ class Pairing:
     Attributes:
         first: the earlier entry.
         other: the later entry.
-        documents: how many documents are the same in both.
-        by_name: whether documents are matched by name, stratum and cluster alone, since the models are unlike: no
-            prompt has the same tokens then.
-        obstacle: why nothing is subtracted; None where something is.
-        differences: one for each two actions of one name, or that keep as much in as many bits.
+        documents: how many documents both entries have.
+        by_name: whether documents are matched by name, stratum and cluster alone, since prompts have other tokens under
+            another model.
+        obstacle: why nothing is subtracted; None if actions are subtracted.
+        differences: one for each two actions of the same name or of the same budget.
 
     """
 
@@ -96,13 +88,13 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything on the page of a comparison."""
+    """The content of a comparison's page."""
 
     entries: tuple[Entry, ...]
     pairings: tuple[Pairing, ...]
 
     def record(self, pairing: Pairing, difference: Difference, estimate: Estimate) -> dict[str, Any]:
-        """One line of the CSV file of differences."""
+        """Return one line of the CSV file of differences."""
         return {
             "first": pairing.first.name, "first_action": difference.first_action, "other": pairing.other.name,
             "other_action": difference.other_action, "quantity": estimate.quantity, "estimate": estimate.estimate,

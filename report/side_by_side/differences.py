@@ -1,4 +1,4 @@
-"""Differences between studies over the documents that they share, and what stands in the way of others."""
+"""Differences between studies over their common documents, and the reasons why some studies have none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stats.registry import Scale
 
 
 def differences_table(comparison: Comparison) -> PrintedTable | None:
-    """One row for each two actions that are compared, with a column for each quantity; None where there is none."""
+    """Make a row for each two subtracted actions, with a column for each quantity; None without differences."""
     found = [(pairing, one) for pairing in comparison.pairings for one in pairing.differences]
     if not found:
         return None
@@ -43,7 +43,7 @@ def _between(pairing: Pairing) -> str:
 
 
 def difference_sentences(comparison: Comparison) -> list[str]:
-    """What the intervals of the differences in R say, one sentence for each."""
+    """Return a sentence for each difference in R, on what its interval says."""
     return [_sentence(pairing, one) for pairing in comparison.pairings for one in pairing.differences]
 
 
@@ -68,7 +68,7 @@ def _gap(gap: Estimate) -> str:
 
 
 def obstacles(comparison: Comparison) -> list[str]:
-    """Why the documents of two studies are not subtracted, or are matched by less than their prompts."""
+    """Say why the documents of two studies are not subtracted, or are matched without comparing their prompts."""
     said = []
     for pairing in comparison.pairings:
         both = f"{pairing.first.name} and {pairing.other.name}"

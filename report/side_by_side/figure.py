@@ -1,4 +1,4 @@
-"""Bytes against divergence of every action of a comparison; a colour and a marker for each study."""
+"""The figure of bytes against divergence for every action of a comparison; a colour and a marker for each study."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from report.side_by_side.leaderboard import Place
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ASIDE = 8.0  # points between studies whose actions have the same share
-_BETWEEN = 0.7  # of that, between two actions of the same share whose intervals overlap
-_ROOM = 1.0  # percentage points of R above and below an action, free of others that stand in its place
-_SAME = 0.004  # of the full cache: shares that are closer look the same
+_ASIDE = 8.0  # points between studies whose actions hold the same share
+_BETWEEN = 0.7  # fraction of that between two actions of the same share whose intervals overlap
+_ROOM = 1.0  # percentage points of R kept free above and below an action's mark
+_SAME = 0.004  # shares of the full cache that differ by less look the same
 
 
 def drawn(places: Sequence[Place]) -> list[Place]:
-    """The actions that a figure can show: those whose share of the full cache and R are known."""
+    """Return the actions that a figure can show: those whose share of the full cache and R are known."""
     return [place for place in places if place.share is not None and place.estimate("mismatch").estimate is not None]
 
 
 def leaderboard_figure(places: Sequence[Place], studies: Sequence[str]) -> Figure:
-    """R with its interval over the share of the full cache, in the order of the studies; each action is named once."""
+    """Draw R with intervals over the share of the full cache, study by study; each action is named once."""
     figure = new_figure(WIDTH, 4.2)
     axes = figure.add_subplot()
     there = {place.entry.name for place in places}
@@ -40,7 +40,7 @@ def leaderboard_figure(places: Sequence[Place], studies: Sequence[str]) -> Figur
                 markersize=7, linewidth=1.3, capsize=3, zorder=3, transform=moved_aside(axes, aside),
             )  # fmt: skip
             marks.append(mark)
-    top, widest = max(mark.high for mark in marks), max(mark.x for mark in marks)  # above 100: more than the prompt has
+    top, widest = max(mark.high for mark in marks), max(mark.x for mark in marks)  # above 100: more than the prompt
     axes.set(xlim=(0, max(104, 1.08 * widest)), ylim=(0, 1.1 * top or 1.0), xlabel="cache (% of the full prompt’s)")
     round_ticks(axes.xaxis)
     percent_axis(axes, "R (token): positions that differ (%)")
@@ -58,7 +58,7 @@ def _mark(place: Place, aside: float = 0.0) -> Mark:
 
 
 def _columns(places: Sequence[Place]) -> list[list[Place]]:
-    """Places of about the same share of the full cache, whose marks would lie upon each other."""
+    """Group the places of about the same share of the full cache, whose marks would overlap."""
     columns: list[list[Place]] = []
     for place in sorted(places, key=lambda one: one.share or 0.0):
         if not columns or (place.share or 0.0) - (columns[-1][0].share or 0.0) > _SAME:
@@ -68,7 +68,7 @@ def _columns(places: Sequence[Place]) -> list[list[Place]]:
 
 
 def _asides(column: Sequence[Place], studies: Sequence[str]) -> list[tuple[Place, float]]:
-    """By how many points each mark of a column is moved: studies stand side by side, and so do actions that overlap."""
+    """Return how many points each mark of a column moves: studies stand side by side, and so do overlapping actions."""
     of: dict[str, list[Place]] = {}
     for place in column:
         of.setdefault(place.action, []).append(place)
@@ -84,7 +84,7 @@ def _asides(column: Sequence[Place], studies: Sequence[str]) -> list[tuple[Place
 
 
 def _overlapping(spans: Mapping[str, tuple[float, float]]) -> list[list[str]]:
-    """Actions whose spans have something in common, directly or through others; the lowest first."""
+    """Group the actions whose spans overlap, directly or through others; the lowest group first."""
     groups: list[list[str]] = []
     reached = -math.inf
     for action in sorted(spans, key=lambda one: (spans[one], one)):

@@ -1,4 +1,4 @@
-"""The leaderboard: every action of every study of a comparison, by how much it diverges, with what it holds."""
+"""The leaderboard: every action of every compared study, ranked by divergence, with its bytes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Place:
     Attributes:
         entry: the study.
         action: the action.
-        share: its cache as a share of the full one; None where the store does not say.
-        bytes: mean bytes of the kept prompt of a document; None where the store does not say.
+        share: its cache as a share of the full cache; None if unknown.
+        bytes: mean bytes of a document's kept prompt; None if unknown.
 
     """
 
@@ -34,15 +34,15 @@ class Place:
 
     @property
     def label(self) -> str:
-        """What a figure calls it."""
+        """The action's name in a figure."""
         return f"{self.entry.name}: {self.action}"
 
     def estimate(self, quantity: str) -> Estimate:
-        """A quantity of the pooled strata; without a number where it is not estimated."""
+        """Return a quantity's estimate over the pooled strata; without a number if there is no estimate."""
         return self.entry.content.estimates.get(quantity, self.action)
 
     def record(self) -> dict[str, Any]:
-        """One line of the CSV file."""
+        """Return one line of the CSV file."""
         own, content = self.estimate("mismatch"), self.entry.content
         numbers = {name: self.estimate(name) for name in _QUANTITIES}
         return {
@@ -60,7 +60,7 @@ class Place:
 
 
 def leaderboard(comparison: Comparison) -> list[Place]:
-    """Return all actions, the one that diverges least first; those without an estimate of R last."""
+    """Return all actions by rising R; those without an estimate of R come last."""
     places = [_place(entry, action) for entry in comparison.entries for action in entry.content.actions]
 
     def rank(place: Place) -> tuple[bool, float, str, str]:
@@ -78,12 +78,12 @@ def _place(entry: Entry, action: str) -> Place:
 
 
 def shown_quantities(places: Sequence[Place]) -> list[str]:
-    """The quantities that the leaderboard has columns of: those that are estimated for any action."""
+    """Return the quantities with a column on the leaderboard: those that are estimated for any action."""
     return [name for name in _QUANTITIES if any(place.estimate(name).estimate is not None for place in places)]
 
 
 def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
-    """The leaderboard as a table, with intervals under the numbers."""
+    """Make the leaderboard's table, with intervals under the numbers."""
     shown = QuantityColumns({name: [place.estimate(name) for place in places] for name in shown_quantities(places)})
     rows = [
         table_row(

@@ -1,4 +1,4 @@
-"""Several stores on one page: the leaderboard, a figure of it, and differences over the documents that stores share."""
+"""The page of a comparison: the leaderboard, its figure, and differences over common documents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
 
     Args:
         comparison: what the page shows.
-        folder: created where it does not exist.
+        folder: created if it does not exist.
 
     Returns:
         The page's path.
@@ -66,7 +66,7 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
 
 
 def _entries_table(comparison: Comparison) -> PrintedTable:
-    """What is compared: where it lies, and what makes its numbers."""
+    """Make the table of compared studies: where each lies, and what made its numbers."""
     columns = (
         label_column("study"), label_column("store"), label_column("model"), label_column("documents"),
         label_column("law"), label_column("plan"), label_column("seed"),

@@ -1,4 +1,4 @@
-"""Divergence against temperature: studies of a comparison that differ in the temperature of their law alone."""
+"""Divergence against temperature, for compared studies that differ in temperature alone."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ROOM = 0.05  # beside the lowest and the highest temperature
-_BESIDE = 0.02  # of the range of temperatures, between an action and the next one
+_ROOM = 0.05  # margin beyond the lowest and the highest temperature
+_BESIDE = 0.02  # distance between two actions, as a fraction of the range of temperatures
 _QUANTITIES = ("mismatch", "divergence_probability", "mean_entry", "exposure")
 
 
 @dataclass(frozen=True)
 class Temperatures:
-    """Studies of one model and the same documents, the lowest temperature first; no two have the same one."""
+    """Studies of one model on the same documents, by rising temperature, each temperature once."""
 
     entries: tuple[Entry, ...]
 
     @property
     def actions(self) -> list[str]:
-        """The actions of any of them."""
+        """Return the actions that any of the studies has."""
         return list(dict.fromkeys(action for entry in self.entries for action in entry.content.actions))
 
     def of(self, action: str, quantity: str) -> list[tuple[float, Estimate]]:
-        """A quantity of an action by temperature, where it is estimated."""
+        """Return a quantity of an action by temperature, at the temperatures that have an estimate."""
         found = [(temperature_of(entry), entry.content.estimates.get(quantity, action)) for entry in self.entries]
         return [(temperature, estimate) for temperature, estimate in found if estimate.estimate is not None]
 
 
 def temperature_of(entry: Entry) -> float:
-    """The temperature of a study whose law is recorded."""
+    """Return the temperature of a study whose law is recorded."""
     law = entry.content.facts.law
     if law is None:
-        raise ValueError(entry.name)  # ``by_temperature`` leaves it out
+        raise ValueError(entry.name)  # ``by_temperature`` excludes such studies
     return law.temperature
 
 
 def by_temperature(comparison: Comparison) -> list[Temperatures]:
-    """Return the studies that differ in temperature alone, wherever there are several.
+    """Group the studies that differ in temperature alone; groups of a single study are left out.
 
-    They have model, horizon, split and truncation of the law in common, and share documents, of which the plan of one
-    may take more than that of another. A greedy law has no truncation, and goes with any.
+    Studies of a group have the same model, horizon, split and truncation, and share documents; one study's plan may use
+    more documents than another's. A greedy law has no truncation and fits any group.
     """
     laws = [(entry, law) for entry in comparison.entries if (law := entry.content.facts.law) is not None]
     groups: dict[tuple[float | None, int | None], list[list[Entry]]] = {}
@@ -69,7 +69,7 @@ def by_temperature(comparison: Comparison) -> list[Temperatures]:
 
 
 def _join(groups: list[list[Entry]], entry: Entry, *, alone: bool) -> None:
-    """Put a study to those that it shares documents with; ``alone`` makes a group of one that shares none."""
+    """Add a study to the groups that it shares documents with, or, if ``alone``, start a group if there is none."""
     for group in groups:
         if all(_alike(entry, other) for other in group):
             group.append(entry)
@@ -79,7 +79,7 @@ def _join(groups: list[list[Entry]], entry: Entry, *, alone: bool) -> None:
 
 
 def _alike(one: Entry, other: Entry) -> bool:
-    """Whether two studies have model, horizon and split in common, and documents, with the same prompts."""
+    """Tell whether two studies have the same model, horizon, split and some documents with equal prompts."""
     traits = [(entry.model, entry.content.windows.horizon, entry.content.split) for entry in (one, other)]
     shared = one.documents.keys() & other.documents.keys()
     prompts = [[entry.documents[doc]["prompt_sha256"] for doc in sorted(shared)] for entry in (one, other)]
@@ -87,7 +87,7 @@ def _alike(one: Entry, other: Entry) -> bool:
 
 
 def temperatures_table(shown: Temperatures, name: str) -> PrintedTable:
-    """A row for each action and temperature, with intervals under the numbers."""
+    """Make a table with a row for each action and temperature, with intervals under the numbers."""
     places = [(action, entry) for action in shown.actions for entry in shown.entries if action in entry.content.actions]
     columns = QuantityColumns({
         quantity: [entry.content.estimates.get(quantity, action) for action, entry in places]
@@ -109,7 +109,7 @@ def temperatures_table(shown: Temperatures, name: str) -> PrintedTable:
 
 
 def temperatures_figure(shown: Temperatures) -> Figure:
-    """Four panels over the temperature, one for each quantity: a line for each action, with intervals."""
+    """Draw four panels over the temperature, one for each quantity, with a line and intervals for each action."""
     styles = action_styles(shown.actions)
     figure = new_figure(WIDTH, 6.0)
     for axes, letter, quantity in zip(figure.subplots(2, 2).flat, "abcd", _QUANTITIES, strict=True):
@@ -117,7 +117,7 @@ def temperatures_figure(shown: Temperatures) -> Figure:
         places = [temperature_of(entry) for entry in shown.entries]
         span = places[-1] - places[0]
         for number, (action, style) in enumerate(styles.items()):
-            beside = _BESIDE * span * (number - (len(styles) - 1) / 2)  # or intervals would hide one another
+            beside = _BESIDE * span * (number - (len(styles) - 1) / 2)  # so no interval hides another
             points = [(place + beside, row) for place, row in shown.of(action, quantity)]
             values = [known.scale.factor * (row.estimate or 0.0) for _, row in points]
             axes.plot([place for place, _ in points], values, color=style.colour, linestyle=style.dashes,

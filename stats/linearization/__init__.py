@@ -1,1 +1,1 @@
-"""Quantities linearized in pooled moments: their derivatives, and the standard errors that follow."""
+"""Quantities linearized in pooled moments: derivatives, and the standard errors that follow from them."""

@@ -1,4 +1,4 @@
-"""The clusters behind every row of a pooling, and how many they count for (definitions, "Intervals").
+"""The clusters behind every row of a pooling, and their effective number (definitions, "Intervals").
 
 Strata that share clusters are one set: the pooled row adds a cluster's documents over all of them, with each stratum's
 weight. A stratum's own row takes the clusters that have documents in it.
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Clusters that are drawn from each other, and the rows whose variance they are part of.
+    """Clusters that are drawn together, and the rows whose variance they enter.
 
     Attributes:
-        rows: the numbers of the rows: 0 is ``pooled``, and a stratum's own is one more than its number.
-        strata: the numbers of the strata that the clusters have documents in, or those that the rows take.
+        rows: the numbers of the rows: 0 is ``pooled``, and a stratum's row is one more than the stratum's number.
+        strata: the numbers of the strata in which the clusters have documents, or of the rows' strata.
         representatives: one document of each cluster, int [C]; all documents of a cluster have its count.
         cluster_of: for each of the strata, the cluster of each of its documents.
 
@@ -42,7 +42,7 @@ class Block:
 
     @property
     def clusters(self) -> int:
-        """How many clusters there are."""
+        """The number of clusters."""
         return len(self.representatives)
 
 
@@ -51,7 +51,7 @@ class ClusterBlocks:
 
     Attributes:
         pooling: the pooling.
-        blocks: each set of strata that share clusters, and where those are several, each stratum for itself.
+        blocks: a block for each set of strata that share clusters, and one for each stratum of a set of several.
 
     """
 
@@ -79,7 +79,7 @@ class ClusterBlocks:
         return Block(rows, strata, documents[first], tuple(np.split(own, ends)))
 
     def sizes(self, block: Block, supports: Sequence[int]) -> Float:
-        """How many documents of each support a cluster has, float64 [C, subjects]."""
+        """Count the documents of each support in each cluster, float64 [C, subjects]."""
         sizes = np.zeros((block.clusters, len(supports)))
         for number, cluster_of in zip(block.strata, block.cluster_of, strict=True):
             np.add.at(sizes, cluster_of, self.pooling.masks[self.pooling.members[number]][:, supports])
@@ -88,8 +88,8 @@ class ClusterBlocks:
     def counts_of(self, quantity: Quantity) -> tuple[Float, NDArray[np.int64]]:
         """Count the effective clusters behind a quantity, and the sets of strata that they are drawn in.
 
-        Effective clusters of a set are (sum m)^2 / sum m^2 with m the documents of each: their number where they are
-        equally large, fewer otherwise (definitions, "Intervals").
+        The effective clusters of a set are (sum m)^2 / sum m^2 with m the documents of each cluster: the number of
+        clusters if they are equally large, else fewer (definitions, "Intervals").
 
         Returns:
             float64 and int64, each [rows, subjects].
@@ -108,7 +108,7 @@ class ClusterBlocks:
 
 
 def effective(sizes: Float) -> Float:
-    """Return (sum m)^2 / sum m^2 over the first axis; 0 where all are 0."""
+    """Return (sum m)^2 / sum m^2 over the first axis; 0 if all m are 0."""
     squares = ordered_sum(sizes**2)
     found: Float = np.divide(ordered_sum(sizes) ** 2, squares, out=np.zeros(squares.shape), where=squares > 0)
     return found

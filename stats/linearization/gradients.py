@@ -1,4 +1,4 @@
-"""What a quantity reads of the pooled moments, and its derivative by each of these."""
+"""The pooled moments that a quantity reads, and its derivative by each moment."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from stats.moments import DocumentMoments, Float
     from stats.registry import Array, Quantity
 
-# Complex-step differentiation: f(m + ih) has imaginary part h f'(m) + O(h^3), and no difference cancels. Quantities are
+# Complex-step differentiation: f(m + ih) has imaginary part h f'(m) + O(h^3), without cancellation. Quantities are
 # rational functions of their moments, so any h whose cube underflows against h gives the derivative to rounding.
 STEP = 1e-30
 
 
 @dataclass(frozen=True)
 class _Recorded(Pooled):
-    """Pooled moments that note what is read of them."""
+    """Pooled moments that record which features are read."""
 
     seen: dict[Feature, None] = field(default_factory=dict)
 
@@ -34,7 +34,7 @@ class _Recorded(Pooled):
 
 @dataclass(frozen=True)
 class _Stepped(Pooled):
-    """Pooled moments of which one is a step into the complex plane."""
+    """Pooled moments of which one feature has a step into the complex plane."""
 
     at: Feature | None = None
 
@@ -44,7 +44,7 @@ class _Stepped(Pooled):
 
 
 def features_read(quantity: Quantity, moments: DocumentMoments) -> tuple[tuple[int, Feature], ...]:
-    """Return what a quantity reads, with the side: 0 of an action or a baseline, 1 of the action of a contrast."""
+    """Return the features that a quantity reads, each with its side: 0 an action or baseline, 1 a contrast's action."""
     ones = {name: np.ones(()) for name in moments.scalars}
     profiles = {name: np.ones(value.shape[2:]) for name, value in {**moments.positions, **moments.lags}.items()}
     sides = [_Recorded(ones, profiles, moments.windows) for _ in range(1 if quantity.kind == "action" else 2)]
@@ -55,9 +55,9 @@ def features_read(quantity: Quantity, moments: DocumentMoments) -> tuple[tuple[i
 def constant_gradient(
     quantity: Quantity, moments: DocumentMoments, read: Sequence[tuple[int, Feature]]
 ) -> list[Float] | None:
-    """Return a linear quantity's derivative by what it reads, each [1 or X]; None of one that is not linear.
+    """Return a linear quantity's derivative by each feature, [1 or X]; None if the quantity is not linear.
 
-    Quantities are rational functions: a gradient that is the same at two points of no special place is so everywhere.
+    Quantities are rational functions, so a gradient that is equal at two generic points is constant.
     """
     random = np.random.default_rng(0)
     profiles = {**moments.positions, **moments.lags}
@@ -77,7 +77,7 @@ def _halved(values: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def derivative(quantity: Quantity, pooled: Sequence[Pooled], side: int, feature: Feature) -> Float:
-    """Return the derivative of a quantity by one feature of one side, in the shape of its values, at pooled moments."""
+    """Return the derivative of a quantity by one feature of one side, at pooled moments, in the shape of the values."""
     stepped = [
         _Stepped(one.scalars, one.profiles, one.windows, one.sums, feature) if number == side else one
         for number, one in enumerate(pooled)

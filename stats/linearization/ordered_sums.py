@@ -1,4 +1,4 @@
-"""Sums that have the same bits however many numbers are summed side by side."""
+"""Sums whose bits do not depend on how many numbers are summed side by side."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def ordered_sum(values: Float) -> Float:
-    """Return the sum over the first axis, term after term; 0 of no terms.
+    """Return the sum over the first axis, term after term; 0 without terms.
 
-    ``values.sum(axis=0)`` adds in another order if all other axes have length 1, so that an action alone would have
+    ``values.sum(axis=0)`` adds in another order if all other axes have length 1, so that a single action would have
     other last bits than the same action among others.
     """
     if not len(values):

@@ -1,10 +1,10 @@
-"""Standard errors of quantities, of the documents themselves or of draws of them (definitions, "Intervals").
+"""Standard errors of quantities, over the documents or over draws of documents (definitions, "Intervals").
 
 A quantity is theta = g(M) of pooled moments M. Linearized at M, a cluster c adds u_c, the sum over its documents of
 w_d grad g . (x_d - M_s), with M_s the mean of the document's stratum. SE^2 is the sum over strata of n / (n - 1) times
 the squared deviations of u_c, n clusters in a stratum. That is a quadratic form of the gradient in second moments of
-the clusters' totals and sizes. A draw has them from its counts by a matrix product, as it has its moments: nothing here
-runs over draws or over clusters.
+the clusters' totals and sizes. A matrix product gives these second moments of all draws from their counts, as it gives
+the moments: nothing here loops over draws or clusters.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ if TYPE_CHECKING:
     from stats.moments import DocumentMoments, Float
     from stats.registry import Quantity
 
-_ROUNDING = 1e-13  # of the terms that a squared deviation is the difference of: less is 0 but for rounding
+_ROUNDING = 1e-13  # a variance below this fraction of the terms that it is the difference of is 0
 
 _Covariances = dict[tuple[int, int], "Float"]
 
 
 class StandardErrors:
-    """The standard error of one quantity for every row and subject, under any weighting.
+    """The standard errors of one quantity for every row and subject, under any weighting.
 
-    What does not depend on weightings is computed once: the products of the clusters' totals in every block. Where the
-    gradient does not depend on them either, the quantity is linear: its clusters then have one total, u_c itself.
+    The products of the clusters' totals in every block do not depend on the weighting and are computed once. If the
+    gradient does not depend on the weighting either, the quantity is linear: each cluster then has one total, u_c
+    itself.
     """
 
     def __init__(self, clusters: ClusterBlocks, quantity: Quantity) -> None:
@@ -45,7 +46,7 @@ class StandardErrors:
         read = features_read(quantity, moments)
         constant = constant_gradient(quantity, moments, read)
         values = [_values(moments, feature)[:, pooling.supports[list(sides[side])]] for side, feature in read]
-        # A moment that is null over an empty window has no part in a defined quantity.
+        # A moment that is null over an empty window plays no part in a defined quantity.
         values = [np.where(np.isnan(value), 0.0, value) for value in values]  # [D, subjects, 1 or X]
         if constant is not None:
             values = [np.asarray(sum(one * value for one, value in zip(constant, values, strict=True)))]
@@ -59,16 +60,16 @@ class StandardErrors:
         """Compute the standard errors under weightings.
 
         Args:
-            pooled: what the quantity is a function of, pooled under these weightings.
-            counts: the weightings [B, D]; all documents of a cluster have the same.
+            pooled: the moments of the quantity, pooled under these weightings.
+            counts: the weightings [B, D]; all documents of a cluster have the same count.
 
         Returns:
-            float64 [B, rows, subjects, X]. NaN where a stratum is left with fewer than two clusters; anything where the
+            float64 [B, rows, subjects, X]. NaN if a stratum is left with fewer than two clusters; arbitrary if the
             quantity itself is undefined.
 
         """
         with np.errstate(all="ignore"):
-            # By what is read, of every row: [rows, subjects, B, X]
+            # By feature, for every row: [rows, subjects, B, X]
             gradient = [derivative(self._quantity, pooled, *one).transpose(1, 2, 0, 3) for one in self._read]
             variance = np.zeros((len(counts), *self._cells))
             over_strata: _Covariances = {}
@@ -82,16 +83,16 @@ class StandardErrors:
             share = 1.0 / self._strata[:, None]  # equal weight of strata
             own = _quadratic_form([one[0] for one in gradient], over_strata)
             np.multiply(own.swapaxes(0, 1), share**2, out=variance[:, 0])
-            # A variance below 0 is rounding: see _Part.covariances.
+            # A variance below 0 is rounding; see _Part.covariances.
             np.maximum(variance, 0.0, out=variance)
             return np.sqrt(variance, out=variance)
 
 
 class _Part:
-    """What one block adds to a quantity's variances.
+    """The contribution of one block to a quantity's variances.
 
-    ``masks`` are the documents of every subject, bool [D, subjects], ``values`` what is read of them, each
-    [D, subjects, 1 or X].
+    ``masks`` are the documents of every subject, bool [D, subjects], ``values`` their features, each [D, subjects, 1 or
+    X].
     """
 
     def __init__(self, block: Block, pooling: Pooling, masks: NDArray[np.bool_], values: Sequence[Float]) -> None:
@@ -104,7 +105,7 @@ class _Part:
         self._has = np.any(sizes, axis=0)[..., 0]
         self.present = self._has.any(axis=0)
         self._features = len(values)
-        # Documents' deviations from the mean of their stratum: a sum over them loses less to rounding.
+        # Documents' deviations from the mean of their stratum: their sums lose less to rounding.
         totals = [
             [
                 _totals(_centred(value[documents], mask), cluster_of, block.clusters)
@@ -112,8 +113,8 @@ class _Part:
             ]
             for documents, mask, cluster_of in zip(members, own, block.cluster_of, strict=True)
         ]  # fmt: skip
-        # Where every cluster counts as many documents as every other, all of a draw's numbers are those of the block,
-        # and what resampling changes of the mean M_s is the mean of the totals.
+        # If every cluster has equally many documents, the number of documents is the same in every draw, and resampling
+        # changes the mean M_s by the mean of the totals.
         size = sizes[0][0]
         self._fixed = len(block.strata) == 1 and len(block.rows) == 2 and bool((sizes[0] == size).all() and size.all())
         clusters = float(block.clusters)
@@ -135,14 +136,14 @@ class _Part:
         self._columns = _tiles(np.concatenate(columns, axis=2).swapaxes(0, 1))  # [subjects, C, V]
 
     def covariances(self, counts: Float) -> _Covariances:
-        """Return n / (n - 1) times the sums of products of deviations of what w_d (x_d - M_s) adds up to in clusters.
+        """Return n / (n - 1) times the sums of products of deviations of the clusters' sums of w_d (x_d - M_s).
 
-        They are of every two things that are read, by their numbers, and of a weight w_d that is one over the documents
-        of the stratum: [subjects, B, 1 or X].
+        The result is by the numbers of every two features, for a weight w_d of one over the stratum's documents:
+        [subjects, B, 1 or X].
 
-        Rounding makes a small number of what is a difference of two equal sums, and so a standard error of one that
-        vanishes. With |2 g_i g_j s_ij| <= g_i^2 s_ii + g_j^2 s_jj the sums of i = j bound all terms of a variance:
-        these are taken less the share that rounding may have of them, and such a variance is then below 0.
+        By rounding a difference of two equal sums is a small number, which would make a vanishing standard error
+        positive. With |2 g_i g_j s_ij| <= g_i^2 s_ii + g_j^2 s_jj the sums of i = j bound all terms of a variance: the
+        share of these sums that rounding may make is subtracted, so that a vanishing variance is below 0.
         """
         weights = np.ascontiguousarray(counts[:, self.block.representatives])
         moments = _products(weights, self._columns)
@@ -156,7 +157,7 @@ class _Part:
         return self._of_residuals(firsts, seconds, np.where(n > 1, n / (n - 1), np.nan))
 
     def _of_residuals(self, firsts: list[Float], seconds: _Covariances, scale: Float) -> _Covariances:
-        """Combine sums of totals T and sizes m: a cluster's residual is T - (M_s - its value in the sample) m.
+        """Combine sums of totals T and sizes m: a cluster's residual is T - (M_s - M_s of the sample) m.
 
         The mean of residuals over the clusters of a draw is 0, so that their squares are squared deviations.
         """
@@ -177,7 +178,7 @@ class _Part:
         return result
 
     def _split(self, slot: int) -> tuple[int, int]:
-        """The stratum and the feature of a slot; behind its features, a stratum has its clusters' sizes."""
+        """Return the stratum and the feature of a slot; after a stratum's features comes its clusters' sizes."""
         return divmod(slot, self._features + (not self._fixed))
 
 
@@ -186,7 +187,7 @@ def _ordered(one: int, other: int) -> tuple[int, int]:
 
 
 def _centred(values: Float, mask: Float) -> Float:
-    """Take their mean off documents' values [n, subjects, 1 or X]; 0 for documents that ``mask`` leaves out."""
+    """Subtract the mean from documents' values [n, subjects, 1 or X]; 0 for documents outside ``mask``."""
     mean = (values * mask).sum(axis=0) / np.maximum(mask.sum(axis=0), 1)
     return np.where(mask > 0, values - mean, 0.0)
 
@@ -199,7 +200,7 @@ def _totals(values: Float, cluster_of: NDArray[np.intp], clusters: int) -> Float
 
 
 def _values(moments: DocumentMoments, feature: Feature) -> Float:
-    """What is read of every document and action, [D, A, 1 or X]: sums over x are sums of documents' sums."""
+    """Return a feature of every document and action, [D, A, 1 or X]; a sum over x is taken by document."""
     if feature.kind == "scalar":
         return moments.scalars[feature.name][..., None]
     documents = Pooled({}, {**moments.positions, **moments.lags}, moments.windows)
@@ -217,7 +218,7 @@ def _add(total: _Covariances, covariances: _Covariances, present: NDArray[np.boo
 
 
 def _quadratic_form(gradient: Sequence[Float], covariances: _Covariances) -> Float:
-    """Return the variance, [subjects, B, X]; of a linear quantity, which has no gradient here, its one covariance."""
+    """Return the variance, [subjects, B, X]; for a linear quantity, which has no gradient here, its one covariance."""
     if not gradient:
         return covariances[0, 0]
     variance: Float = np.zeros(1)
@@ -233,7 +234,7 @@ def _quadratic_form(gradient: Sequence[Float], covariances: _Covariances) -> Flo
 
 
 def _plus(total: Float, more: Float) -> Float:
-    """Add in place where the sum has the shape of the first: arrays of all draws are large."""
+    """Add in place if the sum has the first array's shape, since arrays of all draws are large."""
     if np.broadcast_shapes(total.shape, more.shape) == total.shape:
         total += more
         return total
@@ -249,18 +250,18 @@ def _tiles(columns: Float) -> list[Float]:
 def _products(weights: Float, columns: Sequence[Float]) -> Float:
     """Multiply [B, C] by each of [subjects, C, V]: [subjects, B, V], in tiles that BLAS does not split over threads.
 
-    Subjects are apart, so that the bits of one do not depend on the others; see ``stats.pooling``.
+    Subjects are multiplied separately, so that a subject's bits do not depend on other subjects; see ``stats.pooling``.
     """
     draws, clusters = weights.shape
     subjects, _, width = columns[0].shape
     result = np.empty((subjects, draws, sum(tile.shape[2] for tile in columns)))
-    most = max(TILE_WORK // max(width * clusters, 1), 8)  # a profile over an empty window has no column
+    most = max(TILE_WORK // max(width * clusters, 1), 8)  # a profile over an empty window has no columns
     rows = min(1 << (most.bit_length() - 1), draws)
     tiled = weights.reshape(-1, rows if draws % rows == 0 else draws, clusters)
     first = 0
     for tile in columns:
         part = slice(first, first := first + tile.shape[2])
-        if draws == 1:  # BLAS would round a column of one row by its place among the others
+        if draws == 1:  # BLAS would round a column of a single row by its place among the columns
             result[..., part] = (weights.T[None] * tile).sum(axis=1, keepdims=True)
         else:
             result[..., part] = (tiled @ tile[:, None]).reshape(subjects, draws, -1)

@@ -1,9 +1,9 @@
-"""Every reported quantity of the definitions page, by its name: what ``results.quantity`` carries.
+"""Every reported quantity of the definitions page, by its name in ``results.quantity``.
 
-A quantity is a function with its label, meaning, scale, and the view that has it. One of an action is in
-``stats.quantities.actions``, one of two actions in ``contrasts``, one of answers in ``answers``, and one of residual
-branching in ``branching``. Names are the column names of the SQL views where those are unique. What a function may do
-with its moments is in ``stats.registry``.
+A quantity is a function with its label, meaning, scale, and SQL view. Module ``actions`` has the quantities of one
+action, ``contrasts`` those of two actions, ``answers`` those of answers, and ``estimator_costs`` those of residual
+branching. Names are the column names of the SQL views if those are unique. ``stats.registry`` says which operations a
+function may use.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ QUANTITIES: Mapping[str, Quantity] = registered()
 
 PAIR_QUANTITIES: Mapping[str, Quantity] = {**QUANTITIES, **ANSWER_QUANTITIES}  # of coupled pairs
 
-# By the quantity of an action that they are the difference of: the registered contrasts, and those that no analysis
-# estimates unless it is asked for them by name.
+# By the quantity of an action whose difference they are: the registered contrasts, and contrasts that are estimated
+# only if they are asked for by name.
 DIFFERENCES: Mapping[str, Quantity] = {
     **{name: difference_of(one) for name, one in PAIR_QUANTITIES.items() if one.kind == "action"},
     **{one.difference_of: one for one in PAIR_QUANTITIES.values() if one.difference_of},
@@ -54,7 +54,7 @@ _BY_NAME = {**{one.name: one for one in DIFFERENCES.values()}, **PAIR_QUANTITIES
 
 
 def quantity_named(name: str) -> Quantity:
-    """Return the quantity of coupled pairs that has a name: a registered one, or a difference of two actions' ones."""
+    """Return a quantity of coupled pairs by name: a registered quantity, or the difference of one between actions."""
     if name not in _BY_NAME:
         raise InputError(f"no quantity is named '{name}'; {nearest(name, PAIR_QUANTITIES)}")
     return _BY_NAME[name]

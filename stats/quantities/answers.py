@@ -1,6 +1,6 @@
-"""The quantities of answers (definitions, "Answers"): of documents with answers, pooled over these alone.
+"""The quantities of answers (definitions, "Answers"), pooled over documents with answers alone.
 
-Their functions take pooled moments as those of ``stats.quantities`` do, with the moments of answers among them.
+Their functions take pooled moments that include the moments of answers.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def generation_gap_change(a: Pooled, b: Pooled) -> Array:
     return blocks[..., 2] - blocks[..., 0]
 
 
-# Differences that no term above gives: which action diverges more often or later, and which is worse on a branch.
+# Differences not covered by the terms above: which action diverges more often or later, and is worse on a branch.
 for _name in (
     "divergence_probability", "mean_entry", "mismatch_rate", "saturation", "cohort_fraction", "early", "late",
     "late_minus_early", "late_minus_early_pre_eos", "long_agreement", "mismatch_after_agreement", "written",

@@ -1,1 +1,1 @@
-"""The same estimates from less variance, by control variates (definitions, "Martingale control variates")."""
+"""Estimates with less variance, by control variates (definitions, "Martingale control variates")."""

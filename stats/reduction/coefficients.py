@@ -1,10 +1,10 @@
 """Coefficients of control variates, fitted on development documents.
 
-They are ridge regressions of the reduced moments on the control variates, within document: what differs between the
+Coefficients are ridge regressions of the reduced moments on the control variates, over the differences between the
 replicates of a document. An action has coefficients of its own, pooled over strata. The control variates are scaled to
-one size, since some of them nearly are combinations of others; the penalty is one of a fixed list, the one of least
-error when each cluster of documents is left out in turn, and none of the control variates is used where that is best.
-One penalty serves all moments of an action: what holds between moments (R = O + E C) then holds between reduced ones.
+one size, since some nearly are combinations of others. The penalty is the one of a fixed list with the least error when
+each cluster of documents is left out in turn; the infinite penalty uses no control variate. One penalty serves all
+moments of an action, so that an identity of moments (R = O + E C) also holds for reduced moments.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def fit_coefficients(development: ReplicateMoments) -> dict[str, Float]:
 def reduced_replicates(development: ReplicateMoments) -> ReplicateMoments:
     """Reduce every development document by coefficients that are fitted on documents of other clusters.
 
-    So its variance is what that of evaluation documents will be; coefficients of the same documents would promise too
-    little. An action without coefficients keeps its moments.
+    The variance then is that expected of evaluation documents; coefficients fitted on the same documents would promise
+    too small a variance. An action without coefficients keeps its moments.
     """
     controls = control_variates(development.scalars, development.windows)
     beta = np.zeros((*controls.shape[:2], len(CONTROLS), len(REDUCED)))
@@ -63,7 +63,7 @@ def reduced_replicates(development: ReplicateMoments) -> ReplicateMoments:
 
 @dataclass(frozen=True, eq=False)
 class _Products:
-    """Sums of products of deviations within document, of one action.
+    """Sums of products of deviations within document, for one action.
 
     Attributes:
         cluster_of: the cluster of each document, int [D].
@@ -79,12 +79,12 @@ class _Products:
     squares: Float
 
     def left_out(self, penalty: float) -> Float:
-        """The coefficients without each cluster in turn, [C, 5, 13]."""
+        """Return the coefficients without each cluster in turn, [C, 5, 13]."""
         controls, moments = (whole.sum(axis=0) - whole for whole in (self.controls, self.moments))
         return _ridge(controls, moments, penalty)
 
     def best_penalty(self) -> float:
-        """The penalty of least error in the clusters left out: the mean, over moments that vary, of its share."""
+        """Return the penalty of least mean relative error in the left-out clusters, over the moments that vary."""
         total = self.squares.sum(axis=0)
         varies = total > 0
         errors = []
@@ -96,7 +96,7 @@ class _Products:
 
 
 def _products(development: ReplicateMoments) -> dict[str, _Products]:
-    """By action that has enough development documents."""
+    """Return the products of every action that has enough development documents."""
     controls = control_variates(development.scalars, development.windows)
     moments = np.stack([development.scalars[name] for name in REDUCED], axis=-1)
     _, cluster_of = np.unique(development.clusters, return_inverse=True)
@@ -117,7 +117,7 @@ def _products(development: ReplicateMoments) -> dict[str, _Products]:
 
 
 def _deviations(values: Float, present: NDArray[np.bool_]) -> Float:
-    """Deviations from the document's mean, [D, K, V]; 0 of what is not there or null."""
+    """Return deviations from the document's mean, [D, K, V]; 0 for absent or null values."""
     values = np.where(present[..., None], values, 0.0)
     mean = values.sum(axis=1, keepdims=True) / np.maximum(present.sum(axis=1), 1)[:, None, None]
     return np.nan_to_num(np.where(present[..., None], values - mean, 0.0))
@@ -130,12 +130,12 @@ def _over_clusters(values: Float, cluster_of: NDArray[np.intp], clusters: int) -
 
 
 def _ridge(controls: Float, moments: Float, penalty: float) -> Float:
-    """Solve (R + penalty) beta = r in scaled control variates; 0 of a control variate that does not vary.
+    """Solve (R + penalty) beta = r in scaled control variates; beta is 0 for a control variate that does not vary.
 
     Args:
         controls: sums of products of the control variates, [..., 5, 5].
-        moments: of the control variates with the moments, [..., 5, 13].
-        penalty: infinite for none of the control variates.
+        moments: sums of products of the control variates with the moments, [..., 5, 13].
+        penalty: infinite to use no control variate.
 
     """
     if np.isinf(penalty):

@@ -1,17 +1,17 @@
-"""Control variates of a coupled pair, and moments that are reduced by them.
+"""Control variates of a coupled pair, and the reduction of moments by them.
 
 Given the histories up to t - 1 the tokens at t differ with probability delta_t. So D = sum_t a_t (I_t - delta_t) has
-mean 0 where a_t depends on these histories alone, whatever the model, the document and the action are. Five weights
-are here:
+mean 0 if a_t depends on these histories alone, for any model, document and action. Five weights are used:
 
     1/H over block 1, over block 2 and over block 3;  1{t > tau}/H;  1{tau >= t} (H - t)/H.
 
-Every other weight of the definitions is a combination of them: 1/H is the sum of the three blocks', and 1{tau >= t} is
-H times what 1{t > tau}/H leaves of that. Each D is a difference of two moments, so means of documents give it.
+Every other weight of the definitions is a combination of these five: 1/H is the sum of the three blocks' weights, and
+1{tau >= t} is H times the difference of 1/H and 1{t > tau}/H. Each D is a difference of two moments, so means of
+documents give it.
 
-For any functional g of a replicate and any fixed beta, M(g - beta . D) has the expectation of M(g). What is reduced are
-functionals of I_t alone; moments of total variation stay as they are. delta_t is stored in 32 bits, which moves the
-mean of a D by less than 1e-7 of the sum of its weights.
+For any functional g of a replicate and any fixed beta, M(g - beta . D) has the expectation of M(g). Only functionals of
+I_t are reduced; moments of total variation stay as they are. delta_t is stored in 32 bits, which moves the mean of a D
+by less than 1e-7 of the sum of its weights.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def control_variates(scalars: Mapping[str, Float], windows: Windows) -> Float:
         windows: the study's windows.
 
     Returns:
-        float64 [..., 5] in the order of ``CONTROLS``. NaN where there is no replicate; 0 of a block without positions.
+        float64 [..., 5] in the order of ``CONTROLS``. NaN without a replicate; 0 for a block without positions.
 
     """
     found = []
@@ -65,13 +65,12 @@ def control_variates(scalars: Mapping[str, Float], windows: Windows) -> Float:
 
 
 def reduced_scalars(scalars: Mapping[str, Float], controls: Float, coefficients: Float) -> dict[str, Float]:
-    """Take beta . D off the moments that are reduced.
+    """Subtract beta . D from the moments that are reduced.
 
     Args:
         scalars: moments by name, float64 [...] each.
         controls: D, [..., 5].
         coefficients: beta, [..., 5, 13] in the orders of ``CONTROLS`` and ``REDUCED``.
-
     """
     part = np.einsum("...c,...cm->...m", controls, coefficients)
     return {**scalars, **{name: scalars[name] - part[..., place] for place, name in enumerate(REDUCED)}}
@@ -81,11 +80,11 @@ def reduced_documents(moments: DocumentMoments, coefficients: Mapping[str, Float
     """Reduce the moments of documents.
 
     Args:
-        moments: of documents that the coefficients were not fitted on.
+        moments: the moments of documents on which the coefficients were not fitted.
         coefficients: beta by action.
 
     Returns:
-        The moments of the actions that have coefficients, without profiles; None where none has.
+        The moments of the actions that have coefficients, without profiles; None if no action has any.
 
     """
     actions = [action for action in moments.actions if action in coefficients]
@@ -98,7 +97,7 @@ def reduced_documents(moments: DocumentMoments, coefficients: Mapping[str, Float
 
 
 def is_reduced(quantity: Quantity, moments: DocumentMoments) -> bool:
-    """Whether a quantity is a function of moments that are reduced, and of nothing else."""
+    """Tell whether a quantity is a function of reduced moments alone."""
     if quantity.profile:
         return False
     return all(feature.kind == "scalar" and feature.name in REDUCED for _, feature in features_read(quantity, moments))

@@ -1,4 +1,4 @@
-"""What the reduced variance saves of an evaluation, read from a plan."""
+"""The saving of an evaluation by the reduced variance, read from a plan."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ PLAIN_VARIANCE, REDUCED_VARIANCE = "plain", "reduced"
 
 
 def saving(plan: dict[str, Any]) -> str:
-    """Say what reduced estimates save, or would save, of the replicates and documents of a plan.
+    """Say how many replicates and documents of a plan reduced estimates save, or would save.
 
     Args:
-        plan: the plan's content with what was measured. Older plans do not say.
+        plan: the plan's content with the measured variances, which older plans lack.
 
     Returns:
-        A line such as "9 replicates instead of 14"; empty where it is the same size.
+        A line such as "9 replicates instead of 14"; empty if nothing is saved.
 
     """
     sizes = plan.get("sizes", {})

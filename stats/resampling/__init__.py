@@ -1,1 +1,1 @@
-"""Draws of documents, and the intervals that estimates get from them."""
+"""Draws of documents, and the intervals of estimates that these draws give."""

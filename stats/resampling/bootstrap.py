@@ -1,8 +1,8 @@
 """Document bootstrap (definitions, "Bootstrap"): resampled documents, pooled moments, quantities of every draw.
 
 Documents are drawn by ``stats.clusters``, one draw for all actions, strata and quantities: draw i is a function of
-(seed, i) and of the set of documents alone, not of their order, nor of the range of draws asked for. Ranges can be
-computed apart, in any process; on one machine and one build of BLAS, ranges that are joined equal one long range bit
+(seed, i) and of the set of documents alone, not of their order, nor of the range of draws asked for. Ranges of draws
+can be computed separately, in any process. On one machine and one build of BLAS, joined ranges equal one long range bit
 for bit, because products are always taken over the same blocks of draws.
 """
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from stats.registry import Pooled, Quantity
 
-BLOCK = 256  # draws per matrix product; a constant of the results' last bits, not a tuning knob
-_GROUP_BYTES = 400 * 2**20  # draws of one group of quantities held at once by `estimate`
+BLOCK = 256  # draws per matrix product; it decides the last bits of results, so it is no tuning knob
+_GROUP_BYTES = 400 * 2**20  # bytes of the draws of one group of quantities that `estimate` holds at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,8 @@ class BootstrapDraws:
     ``values`` maps each quantity's name to float64 [draws, rows, subjects, X]. Rows are ``pooled`` and the strata in
     sorted order; subjects are the actions, or the (baseline, action) pairs; X is 1 for a scalar. NaN where a draw
     leaves the quantity undefined. ``distances`` are the draws' distances from the estimate in their own standard
-    errors, t* = (theta* - theta) / SE* (definitions, "Intervals"), of the same shapes where they were asked for; NaN
-    also where SE* vanishes.
+    errors, t* = (theta* - theta) / SE* (definitions, "Intervals"), of the same shapes if they were asked for; NaN also
+    if SE* vanishes.
     """
 
     first: int
@@ -74,8 +74,9 @@ def resample(
     studentize = _Studentizing(pooling, chosen) if studentized else None
     for block in range(first // BLOCK, -(-last // BLOCK)):
         start = block * BLOCK
-        # A block is computed whole even if the range needs part of it: BLAS may round a product's last bit otherwise
-        # for another number of rows.
+        # A block is computed whole even if only a part is needed: for another number of rows BLAS may round a product's
+        # last
+        # bit otherwise.
         counts = clusters.counts(seed, start, start + BLOCK)
         inside = slice(max(first - start, 0), min(last - start, BLOCK))
         place = slice(max(start - first, 0), min(start + BLOCK, last) - first)
@@ -83,7 +84,7 @@ def resample(
         for quantity in chosen:
             name = quantity.name
             value = evaluate(quantity, pooled[name])
-            if name not in values:  # filled in place: blocks to concatenate would hold everything twice
+            if name not in values:  # filled in place, since concatenating blocks would hold everything twice
                 values[name] = np.empty((last - first, *value.shape[1:]))
                 if studentize:
                     distances[name] = np.empty_like(values[name])
@@ -119,10 +120,10 @@ def groups(
     *,
     studentized: bool = False,
 ) -> tuple[tuple[str, ...], ...]:
-    """Split quantities into groups whose draws fit into memory together; a group is what one task takes.
+    """Split quantities into groups, one for each task, whose draws fit into memory together.
 
-    None stands for every quantity whose moments are there. With ``studentized`` every draw has its t* too. A single
-    profile may exceed the bound, and is then a group of its own.
+    ``quantities`` None stands for every quantity whose moments are given. With ``studentized`` every draw has its t*
+    too. A single profile may exceed the bound, and is then a group of its own.
     """
     if quantities is None:
         known = {*moments.positions, *moments.lags}
@@ -146,7 +147,7 @@ def groups(
 def observed(
     moments: DocumentMoments, quantities: Sequence[str], pairs: Sequence[tuple[str, str]] | None = None
 ) -> dict[str, Float]:
-    """Compute point estimates: every document counted once; name -> float64 [rows, subjects, X]."""
+    """Compute point estimates with every document counted once: name -> float64 [rows, subjects, X]."""
     moments = moments.in_canonical_order()
     chosen = [quantity_named(name) for name in quantities]
     values = Pooling.of(moments, pairs).evaluate(chosen, np.ones((1, len(moments.documents))))
@@ -175,9 +176,9 @@ def estimate(
 ) -> Estimates:
     """Estimate quantities with intervals, as columns of the ``results`` table.
 
-    Quantities (None: every one whose moments are there) are taken group by group, so that the draws of one group are
-    held at once. By default all is exploratory. ``pairs`` are the (baseline, action) of each contrast; None for all
-    ordered pairs of actions.
+    Quantities (None: every quantity whose moments are given) are taken group by group, so that only one group's draws
+    are held at once. By default all estimates are exploratory. ``pairs`` are the (baseline, action) of each contrast;
+    None for all ordered pairs of actions.
     """
     request = request or Request()
     parts = []

@@ -1,6 +1,6 @@
 """Intervals of bootstrap draws, at pointwise or family-adjusted levels, as columns of ``results``.
 
-How ends are made is in ``stats.ends``; percentiles, where a plan asks for the paper's method, are all that draws give.
+``stats.ends`` computes the ends. If a plan asks for the paper's method, the intervals are percentiles of the draws.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from stats.moments import DocumentMoments, Float
     from stats.registry import Between
 
-# What an estimate is: named by a plan before its documents' outcomes were known, or after, or by none.
+# The status of an estimate: planned before its documents' outcomes were known, or after, or not planned.
 PRESPECIFIED, SEEN, EXPLORATORY = "prespecified", "seen", "exploratory"
 
-REDUCED_COLUMNS = ("estimate_reduced", "low_reduced", "high_reduced")  # what ``Estimates.with_reduced`` fills
+REDUCED_COLUMNS = ("estimate_reduced", "low_reduced", "high_reduced")  # filled by ``Estimates.with_reduced``
 COLUMNS = (
     "stratum", "action", "baseline", "quantity", "x", "estimate", "low", "high", "level", "draws", "documents",
     "family", "status", "interval", "clusters", *REDUCED_COLUMNS,
@@ -39,14 +39,14 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Request:
-    """What intervals are wanted.
+    """The intervals that an analysis asks for.
 
     Members of a family get its level 1 - alpha / m, its name and the status ``prespecified``; all other rows get the
     pointwise ``level`` and are ``exploratory``.
     ``prespecified`` are the actions fixed before the first evaluation event, None for all: no other action can be in
     a family. Members with an action among ``seen``, whose outcomes were known before, have the status ``seen`` instead.
-    ``interval`` is how they are made: studentized, or by percentiles. ``alike_within`` is how far apart
-    documents may be that count as alike, in the quantity's unit: where it is given, percentiles reckon with them too.
+    ``interval`` is the method: studentized, or percentiles. ``alike_within`` is the largest distance of documents that
+    count as alike, in the quantity's unit; if given, percentile intervals are widened for alike documents too.
     """
 
     level: float = 0.95
@@ -69,7 +69,7 @@ class Request:
                 raise InputError(f"endpoint {endpoint} is in a prespecified family but its action is exploratory")
 
     def of(self, actions: Collection[str], contrasts: Collection[tuple[str, str]]) -> Request:
-        """Return what is wanted of some actions and contrasts (baseline, action); families keep their levels."""
+        """Restrict the request to some actions and contrasts (baseline, action); families keep their levels."""
         families = []
         for family in self.families:
             own = tuple(
@@ -95,12 +95,12 @@ class Request:
                     raise InputError(f"{where} but its contrast is not asked for")
 
     def is_prespecified(self, action: str | None) -> bool:
-        """Whether an action was fixed before the first evaluation event; no action (None) always was."""
+        """Tell whether an action was fixed before the first evaluation event; None, no action, always was."""
         return self.prespecified is None or action is None or action in self.prespecified
 
 
 def planned_status(seen: tuple[str, ...], action: str, baseline: str | None) -> str:
-    """The status of what was planned of an action, or of its contrast with a baseline."""
+    """Return the status of a planned estimate of an action, or of its contrast with a baseline."""
     return SEEN if action in seen or baseline in seen else PRESPECIFIED
 
 
@@ -117,14 +117,14 @@ class Estimates:
 
     @classmethod
     def join(cls, parts: Sequence[Estimates]) -> Estimates:
-        """Put estimates below each other."""
+        """Concatenate estimates."""
         return cls({name: [value for part in parts for value in part.columns[name]] for name in COLUMNS})
 
     def __len__(self) -> int:
         return len(self.columns["quantity"])
 
     def with_reduced(self, reduced: Estimates) -> Estimates:
-        """Put reduced estimates, given as estimates, beside those of the same numbers that are defined themselves."""
+        """Add reduced estimates to the estimates of the same numbers; undefined estimates get none."""
         numbers = zip(*(reduced.columns[name] for name in ("estimate", "low", "high")), strict=True)
         found, none = dict(zip(reduced._keys(), numbers, strict=True)), (None, None, None)
         own = zip(self._keys(), self.columns["estimate"], strict=True)
@@ -152,7 +152,7 @@ class Estimates:
 
 @dataclass(frozen=True, eq=False)
 class Resampled:
-    """What the intervals of one quantity are made from.
+    """The estimates and draws behind the intervals of one quantity.
 
     Attributes:
         estimates: float64 [rows, subjects, X].
@@ -168,9 +168,9 @@ class Resampled:
     distances: Float | None = None
 
     def of(self, where: tuple[NDArray[np.intp], ...]) -> Resampled:
-        """Return some of the numbers, as one axis."""
+        """Return some of the numbers, along one axis."""
         errors = None if self.errors is None else self.errors[where]
-        if self.estimates.size == len(where[0]):  # all, in their order, which is the rule: without a copy
+        if self.estimates.size == len(where[0]):  # usually all numbers in their order, which needs no copy
             draws = self.draws.reshape(len(self.draws), -1)
             distances = None if self.distances is None else self.distances.reshape(draws.shape)
         else:
@@ -185,7 +185,7 @@ def summarize(
     request: Request,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> Estimates:
-    """Turn draws and point estimates into rows with intervals; rows over no document at all are left out.
+    """Turn draws and point estimates into rows with intervals; rows without documents are left out.
 
     ``resampled`` is by quantity. ``pairs`` are the (baseline, action) of each contrast; None for all.
     """
@@ -216,7 +216,7 @@ def summarize(
         if own.errors is not None or request.alike_within is not None:
             alike = alike_documents(pooling, quantity, request.alike_within or 0.0).of(where)
         low, high, methods = _intervals(own.of(where), levels, counted, sets[where[:2]], between, alike)
-        # No interval around an estimate that is itself undefined.
+        # An undefined estimate has no interval.
         low, high = np.where(np.isnan(estimate), np.nan, low), np.where(np.isnan(estimate), np.nan, high)
         columns["stratum"] += [key.stratum for key in keys]
         columns["action"] += [key.action for key in keys]
@@ -243,7 +243,7 @@ def summarize(
 def _intervals(
     own: Resampled, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between, alike: Alike | None
 ) -> tuple[Float, Float, NDArray[np.str_]]:
-    """The ends of many numbers, and the method of each; arguments are those of ``document_intervals``."""
+    """Return the ends of many numbers, and the method of each; the arguments are those of ``document_intervals``."""
     if own.errors is not None and own.distances is not None and alike is not None:
         given = Studentized(own.estimates, own.errors, own.draws, own.distances)
         return document_intervals(given, levels, clusters, strata, between, alike)
@@ -260,5 +260,5 @@ def whole_clusters(effective: Float) -> NDArray[np.int64]:
 
 
 def nullable(values: Float) -> list[float | None]:
-    """NaN as None: undefined is null in the store."""
+    """Replace NaN by None, since an undefined number is null in the store."""
     return [None if np.isnan(value) else value for value in values.tolist()]

@@ -1,10 +1,10 @@
-"""Repeated confidence intervals: of a look, where those of all looks hold together ("Sequential studies").
+"""Repeated confidence intervals: intervals of a look that hold together with those of all looks ("Sequential studies").
 
-The tail of the look's critical constant takes the place of alpha / 2. An end lies where Student's law over the clusters
-puts it. Where so many draws lie beyond that they say where the tail begins, it lies where the studentized bootstrap
-puts it, if that is farther out. Where documents are skewed, Student's end is too near on one side, and over a few
-clusters the bootstrap's is too near on the other. Of 20,000 studies of 24 documents with skewness 2, 5.4% exclude the
-truth at a look; with Student's ends alone 9.7% do, with the bootstrap's alone 6.5%.
+The tail of the look's critical constant takes the place of alpha / 2. An end is Student's, over the clusters. If enough
+draws lie beyond to locate the tail, the end is the studentized bootstrap's, if that is farther out. If documents are
+skewed, Student's end is too near on one side; over a few clusters the bootstrap's end is too near on the other side. Of
+20,000 studies of 24 documents with skewness 2, 5.4% exclude the truth at a look; with Student's ends alone 9.7% do,
+with the bootstrap's alone 6.5%.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 
 STUDENT: Final = "student"
 
-LEAST_BEYOND = 50  # draws, for their quantile to say where a tail begins
-MOST_DRAWS = 40_000  # that are made for it
+LEAST_BEYOND = 50  # draws beyond a quantile that locate it
+MOST_DRAWS = 40_000  # most draws that are made to locate it
 
 
 @dataclass(frozen=True)
 class RepeatedInterval:
-    """What a look says of one endpoint.
+    """The estimate and interval of one endpoint at a look.
 
     Attributes:
-        estimate: NaN where it is undefined.
-        low: the lower end; NaN where there is no interval.
-        high: the upper end; NaN where there is no interval.
+        estimate: NaN if undefined.
+        low: the lower end; NaN without an interval.
+        high: the upper end; NaN without an interval.
         method: how the ends were made: studentized, student, alike or expanded; None without an interval.
-        draws: how many bootstrap draws were made; 0 where none would have resolved the tail.
-        documents: how many documents are behind it.
+        draws: how many bootstrap draws were made; 0 if none would have resolved the tail.
+        documents: how many documents are behind the estimate.
         clusters: how many clusters of documents.
 
     """
@@ -75,19 +75,19 @@ def repeated_intervals(
 ) -> list[RepeatedInterval]:
     """Estimate endpoints at a look, with their repeated confidence intervals.
 
-    An interval reaches at least as far as documents that are alike leave open, at every look. A look has no interval of
-    numbers that may lie anywhere, unless draws resolve the tail; see ``stats.ends.document_intervals``. After the last
-    look there is nothing to wait for, and such endpoints have expanded percentiles, as they have without looks.
+    An interval is at least as wide as alike documents leave open, at every look. Unbounded numbers have no interval at
+    a look, unless draws resolve the tail; see ``stats.ends.document_intervals``. At the last look such endpoints have
+    expanded percentiles, as they have without looks.
 
     Args:
-        moments: those of the look's documents.
-        endpoints: what is estimated.
+        moments: the moments of the look's documents.
+        endpoints: the endpoints to estimate.
         constant: the look's critical constant, in standard errors.
-        draws: how many bootstrap draws are made at least, of those looks whose tail ``MOST_DRAWS`` resolve.
-        seed: their seed.
-        last: whether it is the last look of the plan.
-        alike_within: how far apart documents may be that count as alike; the margin of a study that resolves
-            equivalence, since documents that differ by less do not show those that fail.
+        draws: the least number of bootstrap draws of a look whose tail ``MOST_DRAWS`` draws resolve.
+        seed: the seed of the draws.
+        last: whether this is the last look of the plan.
+        alike_within: the largest distance of documents that count as alike; the margin of a study that resolves
+            equivalence, since documents that differ by less tell nothing of documents that fail.
 
     """
     moments = moments.in_canonical_order()
@@ -131,7 +131,7 @@ def repeated_intervals(
 
 @dataclass(frozen=True)
 class _Number:
-    """One estimate with its standard error, over effective clusters that are drawn in sets of strata."""
+    """One estimate with its standard error, its effective clusters, and the sets of strata that these are drawn in."""
 
     estimate: float
     error: float
@@ -142,17 +142,17 @@ class _Number:
 
     @property
     def free(self) -> float:
-        """Degrees of freedom."""
+        """The degrees of freedom."""
         return self.clusters - self.sets
 
     @property
     def has_error(self) -> bool:
-        """Whether its standard error says how far it may be off."""
+        """Whether the standard error is usable."""
         return self.between.bounded and self.error > self.between.resolution
 
 
 def draws_of(tail: float, least: int, *, last: bool) -> int:
-    """How many draws resolve a tail, ``least`` or more; 0 where that takes too many, unless it is the last look."""
+    """Return how many draws resolve a tail, at least ``least``; 0 if that is too many, unless ``last``."""
     needed = max(least, math.ceil(LEAST_BEYOND / max(tail, LEAST_BEYOND / 2**31)))
     return needed if needed <= max(least, MOST_DRAWS) else least * last
 
@@ -162,7 +162,7 @@ def _resolves(tail: float, draws: int) -> bool:
 
 
 def _ends(number: _Number, given: Studentized | None, tail: float, *, last: bool) -> tuple[float, float, str | None]:
-    """The interval of one number at a tail on either side, and how it was made."""
+    """Return the interval of one number with ``tail`` on either side, and its method."""
     nothing = (np.nan, np.nan, None)
     if np.isnan(number.estimate) or number.free <= 0:
         return nothing

@@ -1,4 +1,4 @@
-"""What settles a primary endpoint of a sequential study: an interval that is narrow enough, or says enough."""
+"""The rule that settles a primary endpoint of a sequential study: an interval that is narrow enough, or decides."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ EQUIVALENCE: Final = "equivalence"
 
 @dataclass(frozen=True)
 class Resolution:
-    """What resolves an endpoint (definitions, "Sequential studies").
+    """The rule that resolves an endpoint (definitions, "Sequential studies").
 
     Attributes:
         rule: ``half_width``: half the interval's width is at most the bound; ``sign``: the interval excludes 0;
-            ``equivalence``: it lies inside +-bound, or wholly outside.
+            ``equivalence``: the interval lies inside +-bound, or wholly outside.
         bound: the target half width or the margin, in the endpoint's unit; 0 for the sign.
 
     """
@@ -32,7 +32,7 @@ class Resolution:
         return "the interval excludes 0"
 
     def holds(self, low: float, high: float) -> bool:
-        """Whether an interval resolves its endpoint; one without ends, NaN, does not."""
+        """Tell whether an interval resolves its endpoint; NaN ends do not."""
         if self.rule == HALF_WIDTH:
             return (high - low) / 2 <= self.bound
         outside = low > self.bound or high < -self.bound

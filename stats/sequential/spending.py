@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from stats.moments import Float
 
-_LARGEST = 38.0  # standard errors: the normal tail beyond is no double
+_LARGEST = 38.0  # standard errors beyond which the normal tail is 0 in double precision
 _TINY = 1e-320
-_INSIDE = 9.0  # standard errors: what of S lies beyond, 2e-19, does not count in an integral
-_POINTS = 16  # of an integral, in two standard deviations of the step that follows
-_PARTS = 200  # two looks nearer to each other than 1/2,000 of the documents get a constant of fewer digits
+_INSIDE = 9.0  # standard errors beyond which the mass of S, 2e-19, is neglected in an integral
+_POINTS = 16  # of an integral, for each two standard deviations of the next step
+_PARTS = 200  # most parts; looks closer than 1/2,000 of the documents get a constant with fewer digits
 
 
 def spent(shares: Float, alpha: float) -> Float:
-    """Return alpha*(t) = 4 - 4 Phi(z_{1 - alpha/4} / sqrt t), what may be spent by shares t of the information."""
+    """Return alpha*(t) = 4 - 4 Phi(z_{1 - alpha/4} / sqrt t), the probability that may be spent by shares t."""
     result: Float = 4 * ndtr(ndtri(alpha / 4) / np.sqrt(shares))
     return result
 
@@ -44,7 +44,7 @@ def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ..
         alpha: the probability that the truth is outside the interval of any look.
 
     Returns:
-        One for each look, in standard errors.
+        One constant for each look, in standard errors.
 
     """
     times = np.asarray(shares, dtype=np.float64)
@@ -54,7 +54,7 @@ def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ..
         raise InputError(f"alpha {alpha} is not between 0 and 1")
     spending = np.diff(spent(times, alpha), prepend=0.0)
     steps = np.sqrt(np.diff(times, prepend=0.0))  # standard deviations of S between looks
-    # S at the look before, with its density there where no look was outside, times the weights of the integral.
+    # Points of S at the look before, with its density if no look was outside, times the weights of the integral.
     points, mass = np.zeros(1), np.ones(1)
     constants = []
     for k, time in enumerate(times):
@@ -68,7 +68,7 @@ def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ..
 
 
 def _leaving(points: Float, mass: Float, step: float, root: float) -> Callable[[float], float]:
-    """Return the probability that S is inside at all looks before and then outside, as a function of c_k."""
+    """Return, as a function of c_k, the probability that S is outside at this look and inside at all looks before."""
 
     def probability(constant: float) -> float:
         reach = constant * root
@@ -78,18 +78,18 @@ def _leaving(points: Float, mass: Float, step: float, root: float) -> Callable[[
 
 
 def _constant(spending: float, probability: Callable[[float], float]) -> float:
-    """Find the c_k whose probability is what the look may spend."""
+    """Find the c_k whose probability equals the look's share of alpha."""
     if spending <= probability(_LARGEST) or spending <= _TINY:
         return _LARGEST
 
-    def excess(constant: float) -> float:  # logarithms, since tails go down to a tiny one
+    def excess(constant: float) -> float:  # in logarithms, since tails may be tiny
         return math.log(max(probability(constant), _TINY)) - math.log(spending)
 
     return float(brentq(excess, 0.0, _LARGEST, xtol=1e-12))
 
 
 def integration_points(low: float, high: float, step: float) -> tuple[Float, Float]:
-    """Points and weights of an integral of what varies over steps of S: Gauss's in equal parts."""
+    """Return points and weights to integrate a function that varies over steps of S: Gauss's rule in equal parts."""
     parts = min(max(4, math.ceil((high - low) / (2 * step))), _PARTS)
     points, weights = np.polynomial.legendre.leggauss(_POINTS)
     half = (high - low) / (2 * parts)
@@ -98,6 +98,6 @@ def integration_points(low: float, high: float, step: float) -> tuple[Float, Flo
 
 
 def density_after(at: Float, points: Float, mass: Float, step: float) -> Float:
-    """Return the density of S one step of it after the points."""
+    """Return the density of S at ``at``, one step after the points."""
     result: Float = np.exp(-0.5 * ((at[:, None] - points) / step) ** 2) @ mass / (step * math.sqrt(2 * math.pi))
     return result

@@ -1,10 +1,10 @@
 """The median-unbiased estimate after looks, by the stage-wise ordering (definitions, "Sequential studies").
 
 An estimate that ends a study because it was large is too large on average. Outcomes of a sequential study are ordered:
-one that stops above at an earlier look is higher than all that go on, one that stops below is lower, and at one look
-the larger estimate is higher (Jennison and Turnbull 2000, ch. 8). The estimate is the truth under which outcomes at
-least as high as what was seen have the probability 1/2. Studies that stop inside a margin are ordered among those of
-later looks by their estimates.
+an outcome that stops above at a look is higher than all outcomes that go on, an outcome that stops below is lower, and
+at the same look the larger estimate is higher (Jennison and Turnbull 2000, ch. 8). The estimate is the truth under
+which outcomes at least as high as the observed outcome have the probability 1/2. Studies that stop inside a margin are
+ordered among later studies by their estimates.
 
 Estimates at growing shares of the information are taken for normal, with the standard error of the last look.
 """
@@ -25,19 +25,19 @@ from stats.sequential.spending import density_after, integration_points
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_FARTHEST = 12.0  # standard errors that the truth is searched in, on either side of the estimate
+_FARTHEST = 12.0  # range of the search for the truth on either side of the estimate, in standard errors
 
 _Spans = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class LookSaid:
-    """What a look said of an endpoint.
+    """The result of a look for one endpoint.
 
     Attributes:
-        share: of the information.
+        share: the look's share of the information.
         constant: its critical constant, in standard errors.
-        estimate: the endpoint's.
+        estimate: the endpoint's estimate.
         low: the lower end of its repeated interval.
         high: the upper end.
         alone: whether this endpoint alone decided if the study stops: all others were resolved.
@@ -55,12 +55,12 @@ class LookSaid:
 def median_unbiased(looks: Sequence[LookSaid], resolution: Resolution) -> float:
     """Return the median-unbiased estimate of an endpoint at the last of some looks.
 
-    At a look at which another endpoint was not resolved the study went on, whatever this endpoint's estimate was. If
-    every earlier look is of that kind, and if a study stops by the width of its intervals, this is the plain estimate.
+    If another endpoint was unresolved at a look, the study went on whatever this endpoint's estimate was. If that holds
+    for every earlier look, or if the width of intervals stops a study, the result is the plain estimate.
 
     Args:
-        looks: those that were taken, with their intervals; the study stopped at the last one.
-        resolution: what resolves an endpoint.
+        looks: the looks that were taken, with their intervals; the study stopped at the last look.
+        resolution: the rule that resolves an endpoint.
 
     """
     *before, last = looks
@@ -78,12 +78,12 @@ def median_unbiased(looks: Sequence[LookSaid], resolution: Resolution) -> float:
 
 @dataclass(frozen=True)
 class _Stage:
-    """A look before the last one, in the Brownian motion S of the estimate: S(t) is t times the estimate in its errors.
+    """An earlier look, in terms of the Brownian motion S of the estimate: S(t) is t times the estimate in its errors.
 
     Attributes:
         time: t, the look's share of the information of the last look.
-        above: where S stops the study with an outcome that is higher than the last look's.
-        between: where it goes on.
+        above: the values of S that stop the study with a higher outcome than the last look's.
+        between: the values of S with which the study goes on.
 
     """
 
@@ -109,7 +109,7 @@ class _Stage:
 
 
 def _as_high(stages: Sequence[_Stage], seen: float, truth: float) -> float:
-    """The probability of outcomes as high as ``seen`` at the last look, both in standard errors of that look."""
+    """Return the probability of outcomes as high as ``seen`` at the last look, in that look's standard errors."""
     points, mass, time, found = np.zeros(1), np.ones(1), 0.0, 0.0
     for stage in stages:
         step, shift = math.sqrt(stage.time - time), truth * (stage.time - time)

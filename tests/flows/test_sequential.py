@@ -3,52 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fixtures.heard import Heard
 from fixtures.refusals import refused
-from fixtures.small_study import run_of
-from fixtures.stored_rows import content
-from fixtures.study_files import load_study
-from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
+from fixtures.sequential_study import begin, go_on, kept, looks_of, rows, study_run, write_laws
+from fixtures.table_systems import copy_study
 
 from flows.estimate.gate import gate_stored
 from flows.estimate.gate_question import GateQuestion
 from flows.material import Material
 from flows.plan.frozen_plan import find_plan
-from flows.plan.looks_taken import LooksTaken
 from flows.plan.planned_looks import plan_looks
 from flows.run import stages
 from flows.run.forecast import forecast
 from flows.run.revisions import redo_actions
-from flows.run.study_run import DocumentLimit, StudyRun
 from kvdrift.commands.status import status_lines
 from kvdrift.dry_run.description import describe_studies
 from log.store import Store
 from schema.document import Document
 from schema.errors import InputError, PlanError
 from schema.study import Study
-from sql.catalog import open_views
 from verification.whole_store import verify
-
-STUDY = (
-    study_of_tables(4, 2, 16, "one", "two")
-    + """
-[plan]
-baseline = "one"
-primary = ["mismatch"]
-replicates = 8
-documents = 16
-development_replicates = 2
-target_half_width = 0.2
-stopping = "sequential"
-draws = 100
-exploratory_draws = 100
-"""
-)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +32,7 @@ def stopped_laws(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("laws")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        laws = ({"one": 0.5 + 0.01 * number, "two": 0.8 - 0.01 * number, "three": 0.6} for number in range(18))
-        write_systems(folder / "tables.json", [table_system(4, 0.5, actions) for actions in laws])
+        write_laws(folder)
         run = study_run(folder, "store")
         begin(run)
         go_on(run)
@@ -71,49 +46,6 @@ def laws(stopped_laws: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     copy_study(stopped_laws, tmp_path)
     return tmp_path
-
-
-def study_run(
-    folder: Path, store: str, *changes: tuple[str, str], replan: bool = False, limit: int | None = None
-) -> StudyRun:
-    text = STUDY
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new, 1)
-    (folder / "study.toml").write_text(text)
-    run = run_of(load_study(folder / "study.toml"), folder / store)
-    return replace(run, replan=replan, progress=Heard(), limit=DocumentLimit(limit))
-
-
-def begin(run: StudyRun) -> None:
-    stages.prepare(run)
-    stages.develop(run)
-    stages.derive(run)
-    if not run.limit.left_over:
-        stages.plan(run)
-
-
-def go_on(run: StudyRun) -> None:
-    """From the plan on, as the flow does."""
-    while True:
-        stages.evaluate(run)
-        stages.derive(run)
-        stages.check(run)
-        if run.limit.left_over or not stages.look(run):
-            return
-
-
-def looks_of(run: StudyRun) -> LooksTaken:
-    plan = find_plan(run.store, "laws", "tables")
-    assert plan is not None
-    taken = LooksTaken.in_store(run.store, plan)
-    assert taken is not None
-    return taken
-
-
-def rows(run: StudyRun, view: str, **equal: Any) -> list[dict[str, Any]]:
-    with open_views(run.store) as views:
-        return views.rows(view, **equal).to_pylist()
 
 
 def test_a_study_stops_at_the_look_that_settles_all(laws: Path) -> None:
@@ -177,14 +109,6 @@ def test_a_study_that_is_killed_stops_at_the_same_look(laws: Path, documents: in
         assert one == other, table
 
 
-def kept(location: Path, table: str) -> list[dict[str, Any]]:
-    left_out = {"events_version", "plan_sha256", "path", "prefill_seconds", "decode_seconds"}
-    return [
-        {name: value for name, value in row.items() if name not in left_out}
-        for row in content(location, table).to_pylist()
-    ]
-
-
 @pytest.mark.slow
 def test_a_run_that_was_killed_before_its_look_takes_it(laws: Path) -> None:
     run = study_run(laws, "other")
@@ -195,11 +119,7 @@ def test_a_run_that_was_killed_before_its_look_takes_it(laws: Path) -> None:
     lines = list(status_lines(run.store))
     assert "  sequential: look 0 of 4, 0 of 16 documents" in lines
     assert any(line.startswith("  next: kvdrift run STUDY.toml") for line in lines)
-    stages.analyze(run)  # what is there, before any look
-    primary = [row for row in rows(run, "estimates", quantity="mismatch") if row["family"]]
-    assert {(row["low"], row["high"], row["interval"]) for row in primary} == {(None, None, "repeated")}
-    again = study_run(laws, "other")
-    assert stages.look(again) is True
+    assert stages.look(study_run(laws, "other")) is True
     assert kept(laws / "other", "looks") == [row for row in kept(laws / "store", "looks") if row["look"] == 1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -51,7 +52,25 @@ def test_answers_are_exit_codes(finished: Path, capsys: pytest.CaptureFixture[st
         found, out, err = call(capsys, "gate", finished, "--quantity", "mismatch", *options)
         assert (found, err, out.count("\n")) == (code, "", 1), out
         assert out.startswith(f"{decision}: mismatch, ")
-        assert "6 documents in 6 clusters (few); prespecified\n" in out
+        assert "6 documents in 6 clusters (few); " in out
+        assert out.endswith("; prespecified\n")
+        assert ("rare failures that none of them shows" in out) == (code == 0)
+
+
+def test_an_answer_says_how_many_documents_would_exclude_failures_that_none_shows(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of n documents a share 1 - .05^(1/n) may be missing, and lose all; the rest differ as the six that are seen."""
+    for margin, missing in ((0.02, True), (0.4, False)):
+        _, out, _ = call(capsys, "gate", finished, "--quantity", "mismatch", *BETTER, "--margin", str(margin), "--json")
+        answer = json.loads(out)
+        allowed = (margin - answer["estimate"]) / (1 - answer["estimate"])
+        least = math.log(0.05) / math.log(1 - allowed)
+        assert (answer["decision"], least > 6) == ("equivalent or better", missing)
+        if missing:
+            assert least <= answer["documents_for_unseen"] <= 1.01 * least + 1
+        else:
+            assert answer["documents_for_unseen"] is None
 
 
 def test_the_interval_is_that_of_the_estimates_at_their_level(

@@ -1,1 +1,1 @@
-"""The section on answers: what divergence does to right ones, and what became of their records."""
+"""The section on answers: how many right answers divergence costs, and whether their records were kept."""

@@ -1,4 +1,4 @@
-"""Lost answers against what was kept of their records: a table and its sentences, of the section on answers."""
+"""Lost answers by how much of their records was kept: a table and its sentences in the section on answers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _COLUMNS = (
     Column("all: partly", "%", "likewise"),
     Column("all: whole", "%", "likewise"),
 )
-_MOST = 3  # actions that the sentences name: of more, those that lose most answers
+_MOST = 3  # actions that the sentences name; if there are more, those that lose most answers
 _SHARES = ("lost_gone", "lost_partly", "lost_whole", "gone", "partly", "whole")
 
 
 def records_table(content: PageContent) -> PrintedTable | None:
-    """The table of lost answers against their records; None if the store has no prompts or nothing was lost."""
+    """Make the table of lost answers by their records; None if the store has no prompts or nothing was lost."""
     rows = [row for row in _rows(content) if row["lost"]]
     if not rows:
         return None
@@ -30,7 +30,7 @@ def records_table(content: PageContent) -> PrintedTable | None:
 
 
 def records_sentence(content: PageContent) -> str:
-    """How many lost answers have a record that was evicted, beside all answers, and what else loses them."""
+    """Say how many lost answers have an evicted record, compared with all answers, and how else answers are lost."""
     rows = [row for row in _rows(content) if row["lost"]]
     evicted = [row for row in rows if row["lost_whole"] < 1]
     named = sorted(evicted, key=lambda row: -row["lost"])[:_MOST] if len(evicted) > _MOST else evicted
@@ -54,7 +54,7 @@ def _rows(content: PageContent) -> list[ViewRow]:
 
 
 def _sentence(row: ViewRow) -> str:
-    """``recent-half loses 1,995 answers: the record of 89.9% was wholly evicted. Of all answers, …``"""
+    """Write such as ``recent-half loses 1,995 answers: the record of 89.9% was wholly evicted. Of all answers, …``"""
     shares = {"wholly evicted": row["lost_gone"], "evicted in part": row["lost_partly"]}
     told = " and ".join(f"that of {fixed(100 * share, 1)}% was {how}" for how, share in shares.items() if share)
     alike = "a record that was evicted wholly or in part" if all(shares.values()) else "such a record"

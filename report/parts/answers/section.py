@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PLACES = ("before", "inside", "after")
 _MOST = 4  # actions that the first sentence names
-_FEWEST = 5  # actions of a correlation
+_FEWEST = 5  # fewest actions of a correlation
 _PLACE_WORDS = {
     "before": "of right X: the pair parts before the first token of the answer",
     "inside": "of right X: it parts from the first to the last token of the answer",
@@ -54,7 +54,7 @@ TEMPLATE = """
 
 
 def section(content: PageContent) -> Section | None:
-    """Accuracy of both sides, answers lost and gained, and when; None where no document has answers."""
+    """Make the section: accuracy of both sides, lost and gained answers, and when; None if no document has answers."""
     answered = sum(bool(row["answers"]) for row in content.facts.documents if row["split"] == content.split)
     rows = content.source.of("answers", split=content.split)
     if not rows:
@@ -89,9 +89,9 @@ def section(content: PageContent) -> Section | None:
 
 
 def answers_sentence(content: PageContent) -> str:
-    """What each action changes of accuracy, then how many right answers it loses and gains, a sentence each.
+    """Write a sentence for each action: how accuracy changes, and how many right answers are lost and gained.
 
-    Of many actions it names those whose accuracy is the highest and the lowest.
+    If there are many actions, only the highest and the lowest accuracy are named.
     """
     known = [action for action in content.actions if content.estimates.get("accuracy", action).estimate is not None]
     if not known:
@@ -103,7 +103,7 @@ def answers_sentence(content: PageContent) -> str:
 
 
 def _sentence(content: PageContent, action: str) -> str:
-    """``With snapkv-half, accuracy is 61.0% instead of 80.0%: −19.0 pp [−25.1, −12.2]. …``"""
+    """Write, for example, ``With snapkv-half, accuracy is 61.0% instead of 80.0%: −19.0 pp [−25.1, −12.2]. …``"""
     names = ("accuracy", "accuracy_reference", "score_gap", "lost", "gained", "lost_share")
     found = {name: content.estimates.get(name, action) for name in names}
     points = {name: in_text(replace(row, low=None), ALL_QUANTITIES[name].scale) for name, row in found.items()}
@@ -119,7 +119,7 @@ def _sentence(content: PageContent, action: str) -> str:
 
 
 def correlation_sentence(content: PageContent) -> str:
-    """How R and lost answers go together over the actions; empty over so few that any line fits them."""
+    """Write the correlation of R with lost answers over the actions; empty with fewer than ``_FEWEST`` actions."""
     rows = content.pooled("answer_correlations")
     if not rows or rows[0]["lost"] is None or rows[0]["actions"] < _FEWEST:
         return ""
@@ -131,7 +131,7 @@ def correlation_sentence(content: PageContent) -> str:
 
 
 def answers_figure(content: PageContent) -> Figure:
-    """The share of right answers that are lost against R, of each action and stratum."""
+    """Draw the share of right answers that are lost against R, for each action and stratum."""
     figure = new_figure(WIDTH, 3.7)
     axes = figure.add_subplot()
     styles = action_styles(content.actions)
@@ -167,7 +167,7 @@ def _when_columns(rows: list[ViewRow]) -> list[EstimateColumn | CellColumn]:
 
 
 def _basis_sentence(content: PageContent, rows: list[ViewRow]) -> str:
-    """How many documents are scored, and how many references are right."""
+    """Say how many documents are scored."""
     pooled = [row for row in rows if row["stratum"] == POOLED and row["action"] in content.actions]
     total = content.facts.count(content.split)
     scored = max((row["documents"] for row in pooled), default=0)

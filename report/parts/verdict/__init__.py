@@ -1,1 +1,1 @@
-"""The page's first screen: which action can be recommended, the ranked table, and bytes against divergence."""
+"""The page's first screen: the recommended action, the ranked table, and bytes against divergence."""

@@ -1,11 +1,12 @@
-"""Which of a study's actions can be recommended, decided by intervals of differences in R and by bytes.
+"""The actions of a study that can be recommended, decided by intervals of differences in R and by bytes.
 
-An action is ruled out if another one holds no more bytes and has surely less R: the interval of the difference lies
-below 0. Of more than two actions these intervals hold for all pairs together. Of the actions that are left, one is
-recommended if its R is told apart from that of every other one; then the one with more bytes diverges less, and which
-to take is a question of bytes. An action that surely loses more than half of the right answers is not recommended at
-any bytes. Points decide nothing. Bytes are those of the cache; where weights differ, an action with no more bytes has
-no more bytes of weights either. An action whose weights take nobody knows how many bytes is not recommended.
+An action is ruled out if another action holds no more bytes and has surely less R: the interval of the difference lies
+below 0. Of more than two actions these intervals hold for all pairs together. An action that is left is recommended if
+its R is told apart from the R of every other action that is left. Of two recommended actions the larger diverges less,
+so that the choice is a question of bytes. An action that surely loses more than half of the right answers is not
+recommended at any bytes. Points without intervals decide nothing. Bytes are those of the cache; where weights differ,
+an action with no more bytes has no more bytes of weights either. An action whose weights have an unknown number of
+bytes is not recommended.
 """
 
 from __future__ import annotations
@@ -22,23 +23,22 @@ from report.reading.facts import EVALUATION
 from stats.quantities import SIMULTANEOUS_GAP
 from stats.resampling.intervals import PRESPECIFIED, SEEN
 
-_TOO_MANY = 0.5  # of the right answers lost
+_TOO_MANY = 0.5  # of the right answers are lost
 _BEST_FIRST = {PRESPECIFIED: 0, SEEN: 1}  # a planned interval decides before an exploratory one of the same difference
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What can be recommended.
+    """The recommended actions of a study, and why others are not recommended.
 
     Attributes:
         candidates: the actions to choose from, by R: all but controls and noise floors.
-        places: for each candidate the first and the last place by R that the intervals leave it.
-        ruled_out: for each action that is ruled out the one that does so with the least R.
+        places: for each candidate the first and the last place by R that the intervals allow.
+        ruled_out: for each action that is ruled out, the action with the least R that rules it out.
         recommended: actions that can be recommended, those with more bytes first.
-        unfit: those that would be, but surely lose more than half of the right answers.
-        unsettled: pairs of the others whose difference in R may be 0.
-        obstacle: why nothing can be recommended whatever the intervals say, as a sentence; empty where nothing is
-            in the way.
+        unfit: actions that would be recommended if they did not surely lose more than half of the right answers.
+        unsettled: pairs of other actions whose difference in R may be 0.
+        obstacle: why nothing can be recommended whatever the intervals say, as a sentence; empty without an obstacle.
 
     """
 
@@ -52,7 +52,7 @@ class Choice:
 
 
 def choose(content: PageContent) -> Choice:
-    """What can be recommended of a study's actions."""
+    """Choose the actions of a study that can be recommended."""
     facts, estimates = content.facts, content.estimates
     candidates = by_divergence(content, [action for action in content.actions if action not in facts.noise_floors])
     less = {
@@ -88,16 +88,17 @@ def choose(content: PageContent) -> Choice:
 
 
 def by_divergence(content: PageContent, actions: Sequence[str]) -> list[str]:
-    """Actions by their R, those without one last."""
+    """Sort actions by their R; actions without R come last."""
     known = {action: content.estimates.get("mismatch", action).estimate for action in actions}
     return sorted(actions, key=lambda action: (known[action] is None, known[action] or 0.0))
 
 
 def difference(estimates: ReportedEstimates, action: str, other: str) -> Estimate:
-    """R of one action less that of another, with the interval that the verdict rests on.
+    """Return R of one action less R of another, with the interval that the verdict rests on.
 
-    Of two actions that is the interval of their difference: the planned one if the plan named it or its mirror image.
-    Of more it is the one that holds for all pairs together. If the plan named the difference, both must exclude 0.
+    If the study has two actions, that is the interval of their difference: the planned interval if the plan named the
+    difference or its mirror image. If there are more actions, it is the interval that holds for all pairs together; if
+    the plan named the difference, both intervals must exclude 0.
     """
     single = _single_difference(estimates, action, other)
     together = estimates.get(SIMULTANEOUS_GAP, action, other)
@@ -111,7 +112,7 @@ def difference(estimates: ReportedEstimates, action: str, other: str) -> Estimat
 
 
 def _single_difference(estimates: ReportedEstimates, action: str, other: str) -> Estimate:
-    """The difference with its interval by itself; the planned one if the plan named only its mirror image."""
+    """Return the difference with its own interval; the planned interval if the plan named only the mirror image."""
     plain, mirrored = estimates.get("gap", action, other), estimates.get("gap", other, action)
     turned = replace(
         mirrored, action=action, baseline=other, estimate=_negative(mirrored.estimate), low=_negative(mirrored.high),
@@ -121,14 +122,14 @@ def _single_difference(estimates: ReportedEstimates, action: str, other: str) ->
 
 
 def lacks_pairs(content: PageContent) -> bool:
-    """Whether there are more than two actions, and no intervals that hold for all pairs together."""
+    """Tell whether there are more than two actions without intervals that hold for all pairs together."""
     return len(content.actions) > 2 and not content.estimates.pairs
 
 
 def unfinished(content: PageContent) -> bool:
-    """Whether an evaluation lacks documents of its plan, or a sequential one has not stopped at a look.
+    """Tell whether an evaluation lacks planned documents, or a sequential study has not stopped at a look.
 
-    Intervals of a number of documents that nobody had fixed are looks that were not planned.
+    Intervals over a number of documents that the plan did not fix would be unplanned looks.
     """
     plan = content.facts.plan
     if plan is None or content.split != EVALUATION:
@@ -146,7 +147,7 @@ def unfinished(content: PageContent) -> bool:
 
 
 def surely_less(estimates: ReportedEstimates, action: str, other: str) -> bool:
-    """Whether the interval of the difference says that an action has less R than another one."""
+    """Tell whether the interval of the difference says that an action has less R than another action."""
     high = difference(estimates, action, other).high
     return high is not None and high < 0
 
@@ -161,7 +162,7 @@ def _no_more_bytes(content: PageContent, action: str, other: str) -> bool:
 
 
 def _obstacle(content: PageContent, candidates: list[str]) -> str:
-    """Why nothing can be recommended, whatever the intervals say."""
+    """Say why nothing can be recommended, whatever the intervals say; empty without an obstacle."""
     facts, estimates = content.facts, content.estimates
     moved = [control.action for control in facts.controls if not control.zero]
     unknown = any(

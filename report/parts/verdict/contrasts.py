@@ -1,9 +1,9 @@
 """One sentence on each action, made from the numbers: what differs, by how much, and which term explains it.
 
-A direction is claimed only where an interval supports it: "longer" where the interval of the exposure term excludes
-zero, "earlier" where that of the paired difference in mean entry does, or, where there is none, where the intervals of
-the two means do not overlap. Without intervals no direction is claimed. After each interval stand its level and the
-status of its estimate; a sentence that rests on few clusters says so.
+A direction is claimed only where an interval supports it: "longer" if the interval of the exposure term excludes zero,
+"earlier" if the interval of the paired difference in mean entry excludes zero, or, if that difference is missing, if
+the intervals of the two means do not overlap. Without intervals no direction is claimed. After each interval stand its
+level and the status of its estimate; a sentence that rests on few clusters says so.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _TERMS = {
 }
 
 
-_ALL_PAIRS = " over all pairs"  # after the level of intervals that hold together
+_ALL_PAIRS = " over all pairs"  # follows the level of intervals that hold together
 _GROUNDS = re.compile(rf" \((both )?([\d.]+%(?:{_ALL_PAIRS})?, (?:{PRESPECIFIED}|{SEEN}|{EXPLORATORY}))\)")
-_FEW = 10  # clusters of a stratum: intervals from fewer rest on too little
+_FEW = 10  # clusters of a stratum: fewer make intervals unsure
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One finding: the sentence in large print, the numbers behind it, and the documents that both rest on.
+    """One finding: a sentence in large print, the numbers behind the sentence, and the documents behind both.
 
     Attributes:
-        added: whether it is of an action that was added after the plan, so that nothing of it was prespecified.
+        added: whether the action was added after the plan, so that nothing about the action was prespecified.
 
     """
 
@@ -51,7 +51,7 @@ class Sentence:
 
 
 def sentences(content: PageContent) -> list[Sentence]:
-    """One sentence per contrast with the baseline by R, those of added actions last; for one action, what it does.
+    """Write a sentence for each contrast with the baseline, by R, added actions last; for a single action, on its R.
 
     An engine's floor has its sentence in the verdict.
     """
@@ -92,7 +92,7 @@ def _contrast(content: PageContent, action: str, *, first: bool) -> Sentence:
     does = " and ".join(verb for verb in verbs if verb) or more
     share = _largest_share(estimates, action, baseline)
     lead = f"{action}{times} {does} than {baseline}{same}{sample.caution}: {rates}{f'; {share}' if share else ''}."
-    # The first sentence says of the baseline, too, when it diverges.
+    # The first sentence also says when the baseline diverges.
     entries = [capital(_entry(content, action)), *([_entry(content, baseline)] if first else [])]
     detail = said_once(f"The gap is {in_points}. {'; '.join(entries)}.")
     return Sentence(said_once(lead), detail, sample.sentence, added)
@@ -103,7 +103,7 @@ class Sample:
     """The documents that a sentence rests on: those of the page's split that all of its actions have.
 
     Attributes:
-        words: how many they are, and in which strata.
+        words: the number of documents, and their strata.
         few: whether a stratum has so few clusters that an interval may be too narrow.
 
     """
@@ -130,12 +130,12 @@ class Sample:
 
     @property
     def caution(self) -> str:
-        """What follows an assertion that rests on few clusters."""
+        """Return the addition to a sentence that rests on few clusters."""
         return f", on only {self.words}" if self.few else ""
 
     @property
     def sentence(self) -> str:
-        """What was measured."""
+        """Return a sentence on how many documents were measured."""
         narrow = f" An interval from fewer than {_FEW} clusters in a stratum may be too narrow." if self.few else ""
         return f"Measured on {self.words}.{narrow}"
 
@@ -147,17 +147,17 @@ def _counted(noun: str, clusters: list[str]) -> str:
 
 
 def _added(content: PageContent, *actions: str) -> bool:
-    """Whether one of the actions was added after the plan."""
+    """Tell whether one of the actions was added after the plan."""
     return not set(content.facts.added).isdisjoint(actions)
 
 
 def grounds(estimate: Estimate) -> str:
-    """The level of an estimate's interval and its status, in parentheses; nothing without an interval."""
+    """Return the level of an estimate's interval and its status, in parentheses; empty without an interval."""
     return f" ({standing_of(estimate)})" if estimate.has_interval else ""
 
 
 def standing_of(estimate: Estimate) -> str:
-    """The level of an estimate's interval and its status; nothing without an interval."""
+    """Return the level of an estimate's interval and its status; empty without an interval."""
     if not estimate.has_interval:
         return ""
     together = _ALL_PAIRS if estimate.quantity == SIMULTANEOUS_GAP else ""
@@ -165,7 +165,7 @@ def standing_of(estimate: Estimate) -> str:
 
 
 def grounds_of(estimates: Iterable[Estimate]) -> str:
-    """The levels and the status of several intervals, each once, in parentheses; nothing without an interval."""
+    """Return the levels and statuses of several intervals, each once, in parentheses; empty without an interval."""
     found: dict[str, set[str]] = {}
     for one in estimates:
         if one.has_interval:
@@ -176,12 +176,12 @@ def grounds_of(estimates: Iterable[Estimate]) -> str:
 
 
 def shown(estimate: Estimate, scale: Scale) -> str:
-    """An estimate as it stands in a sentence, with its interval, its level and its status."""
+    """Write an estimate for a sentence, with its interval, its level and its status."""
     return in_text(estimate, scale) + grounds(estimate)
 
 
 def said_once(text: str) -> str:
-    """A text whose intervals all have one level and status, with these after the last interval alone."""
+    """Move a level and status that all intervals of a text share behind the last interval."""
     found = list(_GROUNDS.finditer(text))
     if len(found) < 2 or len({one[2] for one in found}) > 1:
         return text
@@ -192,14 +192,14 @@ def said_once(text: str) -> str:
 
 
 def _two_rates(first: Estimate, second: Estimate) -> tuple[str, str]:
-    """Two rates of mismatch as they stand in a sentence; what both rest on is said once."""
+    """Write two rates of mismatch for a sentence; level and status are given once if both rates share them."""
     if grounds(first) == grounds(second):
         return in_text(first, Scale.PERCENT), shown(second, Scale.PERCENT).replace(" (", " (both ", 1)
     return shown(first, Scale.PERCENT), shown(second, Scale.PERCENT)
 
 
 def whole_cache(content: PageContent) -> str:
-    """What the actions are held against, in words."""
+    """Name the reference side in words."""
     return content.facts.whole
 
 
@@ -245,7 +245,7 @@ def _largest_share(estimates: ReportedEstimates, action: str, baseline: str) -> 
 
 
 def _bytes(facts: Facts, action: str, baseline: str) -> tuple[str, str]:
-    """What follows both actions where they hold the same bytes, and what follows the first where they do not."""
+    """Return a phrase after both actions if they hold the same bytes, else one after the first action."""
     if facts.same_bytes(action, baseline):
         return " at the same bytes", ""
     times = facts.times_bytes(action, baseline)

@@ -1,4 +1,4 @@
-"""Bytes against divergence: the figure, the actions that no other one beats in both, and what fewer bits cost."""
+"""Bytes against divergence: the figure, the Pareto front of actions, and the effect of fewer bits."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
-_WIDE = 20.0  # times as many bytes: from there on the axis is logarithmic
-_ASIDE = 9.0  # points between actions of the same bytes
-_BITS = re.compile(r"(.*?)-?(\d+)")  # how codecs of one family are called: int8, int4, int2
+_WIDE = 20.0  # from this ratio of bytes on, the axis is logarithmic
+_ASIDE = 9.0  # points between the marks of actions with the same bytes
+_BITS = re.compile(r"(.*?)-?(\d+)")  # names of codecs of one family: int8, int4, int2
 
 
 def has_bytes(content: PageContent) -> bool:
-    """Whether there is anything to draw: an action with bytes and with R."""
+    """Tell whether there is anything to draw: an action with known bytes and R."""
     return bool(_points(content, content.actions))
 
 
 def undominated(content: PageContent, choice: Choice) -> list[str]:
-    """The candidates that no other one beats by its point, in bytes and in R; those with more bytes first.
+    """Return the Pareto front of the candidates by bytes and the points of R; candidates with more bytes come first.
 
-    Bytes are those of the cache, and where weights differ those of the weights too.
+    Bytes are those of the cache; if weights differ, those of the weights count too.
     """
     points, facts = _points(content, choice.candidates), content.facts
     best = [
@@ -53,7 +53,7 @@ def undominated(content: PageContent, choice: Choice) -> list[str]:
 
 
 def frontier_sentence(content: PageContent, choice: Choice) -> str:
-    """Which actions are on the frontier, and what the shares of bytes are shares of."""
+    """Name the actions on the frontier, and the whole that shares of bytes refer to."""
     best = undominated(content, choice)
     if len(choice.candidates) < 2 or not best:
         return ""
@@ -77,7 +77,7 @@ def frontier_sentence(content: PageContent, choice: Choice) -> str:
 
 
 def policies_sentence(content: PageContent) -> str:
-    """What the bytes of decode-time policies count, and whose exceed the full prompt's; empty without policies."""
+    """Say what the bytes of decode-time policies count, and which exceed the full prompt's; empty without policies."""
     named = [action for action in content.actions if action in content.facts.policies]
     if not named:
         return ""
@@ -89,14 +89,14 @@ def policies_sentence(content: PageContent) -> str:
 
 
 def bits_sentences(content: PageContent) -> list[str]:
-    """Of each family of codecs, whether δ rises as bits fall, a sentence each; where it does not, what can be said."""
+    """Write a sentence for each family of codecs: whether δ rises as bits fall, or what can be said instead."""
     return [
         _bits_sentence(content, [action for _, action in sorted(of.items(), reverse=True)]) for of in _families(content)
     ]
 
 
 def _families(content: PageContent) -> list[dict[int, str]]:
-    """Actions that differ in the bits of their codec alone, by bits; those of two widths and more."""
+    """Group actions that differ only in the bits of their codec, by bits; groups have at least two widths."""
     found: dict[tuple[str | None, ...], dict[int, str]] = defaultdict(dict)
     for row in content.facts.actions:
         named = _BITS.fullmatch(row["codec"] or "")
@@ -123,7 +123,7 @@ def _bits_sentence(content: PageContent, by_bits: list[str]) -> str:
 
 
 def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, float]]:
-    """Bytes and R of the actions of which both are known."""
+    """Return bytes and R of the actions for which both are known."""
     found = {}
     for action in actions:
         held, risk = content.facts.storage.get(action), content.estimates.get("mismatch", action).estimate
@@ -133,7 +133,7 @@ def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, 
 
 
 def _whole(content: PageContent) -> float | None:
-    """Mean bytes of the full cache; None without a control that is exactly 0."""
+    """Return the mean bytes of the full cache; None without a control that is exactly 0."""
     facts = content.facts
     moved = any(not one.zero for one in facts.controls[:1])
     whole = None if moved or facts.whole_cache is None else facts.storage.get(facts.whole_cache)
@@ -141,7 +141,7 @@ def _whole(content: PageContent) -> float | None:
 
 
 def bytes_figure(content: PageContent, choice: Choice) -> Figure:
-    """R of each action against its bytes, with intervals and, where there is room, its name."""
+    """Draw R of each action against its bytes, with intervals and, if there is room, names."""
     points, whole, facts = _points(content, content.actions), _whole(content), content.facts
     figure = new_figure(WIDTH, 3.6 + 0.16 * max(0, len(points) - 5))
     axes = figure.add_subplot()
@@ -177,7 +177,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
         round_ticks(axes.xaxis)
     risks = [content.estimates.get("mismatch", action) for action in points]
     top = max(100 * (row.estimate or 0.0) + errors(row)[1][0] for row in risks)
-    axes.set_ylim(0, 1.08 * top or 1.0)  # set here, because points that are moved aside do not set it
+    axes.set_ylim(0, 1.08 * top or 1.0)  # set explicitly, because points that are moved aside do not extend the limits
     percent_axis(axes, "R (token): positions that differ (%)")
     full = "the full prompt’s" if facts.policies else "the reference’s" if facts.engine else "the full one"
     share = f"{facts.cache} (% of {full}, {size(whole)} a document)" if whole else ""
@@ -187,7 +187,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
             legend_line("filled: recommended", linestyle="none", marker="o", color=QUIET, markerfacecolor=QUIET)
         )
     figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5))
-    best = [] if facts.own_weights else undominated(content, choice)  # with weights, the front is no line here
+    best = [] if facts.own_weights else undominated(content, choice)  # with weights, the front is no line
     line = [mark for action in best for mark in marks if mark.name == action]
     name_marks(axes, marks, line, in_legend=True)
     return figure

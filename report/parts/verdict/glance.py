@@ -1,4 +1,4 @@
-"""The page's first table: of each action when it diverges, how much of what is written differs, and what that costs."""
+"""The page's first table: for each action when it diverges, how much of its text differs, and its cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from report.reading.content import PageContent
 
 
 def glance_table(content: PageContent, choice: Choice) -> PrintedTable:
-    """One row an action, in the order of the ranked table, with its verdict below its name."""
+    """Make a table with a row for each action, in the order of the ranked table, and its verdict below its name."""
     order = [*choice.candidates, *content.facts.noise_floors]
     columns = [
         EstimateColumn("mean_entry", head="diverges at τ", meaning="mean of the first mismatch, where there is one"),

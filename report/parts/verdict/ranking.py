@@ -17,7 +17,7 @@ RECOMMENDED, OPEN, RULED_OUT = "recommended", "not settled", "ruled out"
 
 
 def ranked_table(content: PageContent, choice: Choice) -> PrintedTable:
-    """Every action by R, the full cache last: bytes, R, when and how long it diverges, answers, and its verdict."""
+    """Make the table of all actions by R, the full cache last: bytes, R, time of divergence, answers, and verdict."""
     order = [*choice.candidates, *content.facts.noise_floors]
     shown = ["mismatch", "divergence_probability", "mean_entry", "exposure", "exposure_written"]
     if content.estimates.known("accuracy"):
@@ -90,13 +90,13 @@ def _weights(content: PageContent, order: list[str]) -> CellColumn:
 
 
 def share_of_whole(content: PageContent, action: str) -> float | None:
-    """The cache of an action as a share of the full prompt's; None where there is no control."""
+    """Return an action's cache as a share of the full prompt's; None without a control."""
     whole = content.facts.whole_cache
     return None if whole is None else content.facts.times_bytes(action, whole)
 
 
 def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, str]:
-    """What is said of an action, in a word, and what is said of it further."""
+    """Return the verdict on an action in a word, and a further remark."""
     if action in content.facts.noise_floors:
         return ("the floor" if content.facts.engine else "leaves out nothing"), ""
     if content.facts.weights(action) is not None and content.facts.weight_bytes(action) is None:
@@ -111,7 +111,7 @@ def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, 
 
 
 def _verdicts(content: PageContent, choice: Choice, order: list[str]) -> CellColumn:
-    """What is said of each action, and below it by what, and the grounds: level and status of the interval."""
+    """Make the column of verdicts: the action that rules each out, and the level and status of the interval."""
     cells = {}
     for action in order:
         said, further = verdict_of(content, choice, action)
@@ -125,14 +125,14 @@ def _verdicts(content: PageContent, choice: Choice, order: list[str]) -> CellCol
 
 
 def _resting(content: PageContent, choice: Choice, action: str) -> str:
-    """The level and the status of the interval by which an action is ruled out, or not recommended."""
+    """Return the level and status of the interval by which an action is ruled out or unfit."""
     if (better := choice.ruled_out.get(action)) is not None:
         return standing_of(difference(content.estimates, better, action))
     return standing_of(content.estimates.get("lost_share", action)) if action in choice.unfit else ""
 
 
 def _whole(content: PageContent, control: str, columns: int) -> TableRow:
-    """The row of the full cache, from which nothing differs."""
+    """Make the row of the full cache, whose differences are 0."""
     facts = content.facts
     held = facts.storage.get(control)
     known = next(one for one in facts.controls if one.action == control)

@@ -1,4 +1,4 @@
-"""What the page recommends, in words, and what would settle what it leaves open."""
+"""The page's recommendation in words, and what would settle open questions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from report.reading.content import PageContent
 from stats.quantities import SIMULTANEOUS_GAP
 from stats.registry import Scale
 
-_MOST = 3  # actions that a sentence names
-_MOST_OPEN = 6  # actions of such pairs that a sentence names
-_MOST_PAIRS = 12  # pairs that have a paragraph
+_MOST = 3  # most actions that a sentence names
+_MOST_OPEN = 6  # most actions of unsettled pairs that a sentence names
+_MOST_PAIRS = 12  # most pairs that get a paragraph
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What the page recommends.
+    """The page's recommendation in words.
 
     Attributes:
         lead: the recommendation, or why there is none, in about three sentences however many actions there are.
-        reasons: what it costs, and what it rules out; a sentence each.
-        settles: what would settle what is open, or confirm what is recommended; a sentence each.
-        pairs: where several pairs are not told apart, each one and what would settle it, a paragraph each.
+        reasons: the cost of the recommended actions, and the actions that are ruled out; a sentence each.
+        settles: what would settle open questions, or confirm the recommendation; a sentence each.
+        pairs: if several pairs are not told apart, a paragraph for each pair and what would settle it.
         open: whether a pair is not told apart, or nothing is recommended.
 
     """
@@ -84,7 +84,7 @@ def _lead(content: PageContent, choice: Choice) -> str:
 
 
 def _several(content: PageContent, choice: Choice) -> str:
-    """What is recommended where several actions are, or where something is open besides."""
+    """Write the recommendation of several actions, or of one action beside open pairs."""
     taken, also_open = choice.recommended, f"; {_left(choice)}" if choice.unsettled else ""
     rests_on = grounds_of(
         difference(content.estimates, one, other)
@@ -105,7 +105,7 @@ def _several(content: PageContent, choice: Choice) -> str:
 
 
 def _unfit(content: PageContent, choice: Choice) -> list[str]:
-    """Which actions lose too many right answers to be recommended."""
+    """Name the actions that lose too many right answers to be recommended."""
     if not choice.unfit or not choice.recommended:
         return []
     least = min(content.facts.times_bytes(action, choice.recommended[-1]) or 0.0 for action in choice.unfit)
@@ -120,7 +120,7 @@ def _unfit(content: PageContent, choice: Choice) -> list[str]:
 
 
 def _holding(content: PageContent, action: str, other: str) -> str:
-    """What stands between an action and its verb: how its bytes compare with those of another one."""
+    """Compare an action's bytes with another's, as a phrase between an action and its verb."""
     times = content.facts.times_bytes(action, other)
     if content.facts.same_bytes(action, other):
         return " holds the same bytes and "
@@ -132,19 +132,19 @@ def _bytes(content: PageContent, action: str) -> str:
 
 
 def _left(choice: Choice) -> str:
-    """What is not told apart beside what is recommended, as a clause: two actions, or how many there are."""
+    """Name the pair that is not told apart, or how many actions are not settled, as a clause."""
     if len(choice.unsettled) == 1:
         return f"{listed(choice.unsettled[0])} are not told apart"
     return f"{counted(len(_of_pairs(choice)), 'other')} are not settled"
 
 
 def _of_pairs(choice: Choice) -> list[str]:
-    """The actions of which some are not told apart, by R."""
+    """Return the actions that are not told apart from some other action, by R."""
     return [action for action in choice.candidates if any(action in pair for pair in choice.unsettled)]
 
 
 def _not_settled(content: PageContent, choice: Choice) -> list[str]:
-    """What is not told apart beside what is recommended, as a sentence; where nothing is, the first sentence has it."""
+    """Say which actions are not told apart, beside a recommendation; empty if the first sentence says so."""
     pairs = choice.unsettled
     if not pairs or not choice.recommended:
         return []
@@ -157,7 +157,7 @@ def _not_settled(content: PageContent, choice: Choice) -> list[str]:
 
 
 def _open(content: PageContent, choice: Choice) -> str:
-    """What is not told apart, as a clause: the pair, or how many pairs there are of how many actions."""
+    """Say which pair is not told apart, or how many pairs of how many actions, as a clause."""
     pairs = choice.unsettled
     if len(pairs) < 2:
         return "".join(_pair(content, *pair) for pair in pairs)
@@ -171,7 +171,7 @@ def _open(content: PageContent, choice: Choice) -> str:
 
 
 def _pairs(content: PageContent, choice: Choice) -> list[str]:
-    """The first of several pairs that are not told apart; none where there is one, which the first sentence has."""
+    """Describe the first of several pairs that are not told apart; empty for one pair, which the first sentence has."""
     pairs = choice.unsettled
     if len(pairs) < 2:
         return []
@@ -180,12 +180,12 @@ def _pairs(content: PageContent, choice: Choice) -> list[str]:
 
 
 def _some(actions: Sequence[str], most: int = _MOST) -> str:
-    """The names of some actions, and how many others there are."""
+    """List the names of some actions, and how many others there are."""
     return listed([*actions[:most], *([f"{len(actions) - most} more"] if actions[most:] else [])])
 
 
 def _pair(content: PageContent, one: str, other: str) -> str:
-    """Two actions that are not told apart, the one with more bytes first."""
+    """Describe two actions that are not told apart, the action with more bytes first."""
     times = content.facts.times_bytes(one, other)
     if times is not None and times < 1:
         one, other = other, one
@@ -201,7 +201,7 @@ def _pair(content: PageContent, one: str, other: str) -> str:
 
 
 def _costs(content: PageContent, choice: Choice) -> list[str]:
-    """What each recommended action still costs; of all candidates where none is recommended."""
+    """Write the cost of each recommended action; of all candidates if none is recommended."""
     told = []
     for action in ([*choice.recommended, *choice.unfit] if choice.recommended else choice.candidates)[:_MOST]:
         risk = content.estimates.get("mismatch", action)
@@ -218,7 +218,7 @@ def _costs(content: PageContent, choice: Choice) -> list[str]:
 
 
 def _floors(content: PageContent) -> list[str]:
-    """What numerics alone do, where a study has measured it, and which actions are not told apart from that."""
+    """Describe the effect of numerics alone if it was measured, and name actions not told apart from it."""
     if content.facts.engine:
         return [text for name in content.facts.noise_floors for text in _engine_floor(content, name)]
     risks = [(name, content.estimates.get("mismatch", name)) for name in content.facts.noise_floors]
@@ -230,7 +230,7 @@ def _floors(content: PageContent) -> list[str]:
 
 
 def _engine_floor(content: PageContent, floor: str) -> Iterator[str]:
-    """The distance of the laws of an engine's reference and its twin, and the actions that are not told from it."""
+    """Give the distance between an engine's reference and its twin, and the actions not told apart from it."""
     distance = content.estimates.get("rollout_tv", floor)
     if distance.estimate is not None:
         made = "has δ = 0 exactly: other batches and another placement of entries change nothing."
@@ -249,7 +249,7 @@ def _engine_floor(content: PageContent, floor: str) -> Iterator[str]:
 
 
 def _ruled_out(content: PageContent, choice: Choice) -> list[str]:
-    """Which actions are ruled out and by which; none where the first sentence has said it."""
+    """Say which action rules out which; empty if the first sentence has said so."""
     if len(choice.candidates) == 2 and len(choice.ruled_out) == 1 and choice.recommended:
         return []
     if len(choice.ruled_out) > _MOST:

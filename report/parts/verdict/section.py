@@ -1,4 +1,4 @@
-"""The first section: a row an action, what to take, the ranked table, and bytes against divergence."""
+"""The first section: a row for each action, the recommendation, the ranked table, and bytes against divergence."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CONTRASTS = """
 
 
 def section(content: PageContent) -> Section:
-    """Each action at a glance, what to take, and the ranked actions."""
+    """Make the section with each action at a glance, the recommendation, and the ranked actions."""
     choice = choose(content)
     tables = (glance_table(content, choice), ranked_table(content, choice))
     words = "R of each action against the bytes of its cache"
@@ -83,7 +83,7 @@ def section(content: PageContent) -> Section:
 
 
 def contrasts(content: PageContent) -> Section:
-    """A sentence on each action; what all of them rest on is said once."""
+    """Make the section with a sentence on each action; documents shared by all sentences are named once."""
     said = sentences(content)
     samples = {sentence.sample for sentence in said}
     values = {"sentences": said, "sample": said[0].sample if len(samples) == 1 else ""}

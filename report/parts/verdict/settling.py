@@ -1,4 +1,4 @@
-"""What would settle what a page leaves open, or confirm what it recommends, in words."""
+"""Sentences on what would settle the page's open questions, or confirm its recommendation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from report.reading.facts import EVALUATION
 from stats.registry import Scale
 from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
-_FURTHER = 25.0  # times as many documents: beyond that, more of them are no way to settle a difference
+_FURTHER = 25.0  # beyond so many times the documents, more of them are no way to settle a difference
 
 
 def unsettled(content: PageContent, choice: Choice) -> list[str]:
-    """How what is open would be settled: the one pair, or, where there are several, what holds of all of them."""
+    """Say what would settle the open pair; if there are several pairs, only what applies to all."""
     if not choice.unsettled:
         return []
     of_pair = [settled_by(content, *pair) for pair in choice.unsettled] if len(choice.unsettled) == 1 else []
@@ -30,7 +30,7 @@ def unsettled(content: PageContent, choice: Choice) -> list[str]:
 
 
 def settled_by(content: PageContent, one: str, other: str) -> str:
-    """What would tell two actions apart, as a sentence."""
+    """Say what would tell two actions apart."""
     gap = difference(content.estimates, one, other)
     if gap.estimate is None or not gap.has_interval:
         return f"{one} and {other} need documents of both, and kvdrift analyze."
@@ -38,9 +38,10 @@ def settled_by(content: PageContent, one: str, other: str) -> str:
 
 
 def _documents(gap: Estimate, one: str, other: str) -> str:
-    """How many documents would tell two actions apart if their difference is what it seems.
+    """Estimate how many documents would tell two actions apart if the true difference is the estimate.
 
-    With so many the interval reaches about as far as the difference, and excludes 0 where the estimate exceeds it.
+    With that many documents the interval is about as wide as the difference to each side, and excludes 0 if the
+    estimate is larger.
     """
     half = ((gap.high or 0.0) - (gap.low or 0.0)) / 2
     times = math.inf if not gap.estimate else (half / abs(gap.estimate)) ** 2
@@ -55,7 +56,7 @@ def _documents(gap: Estimate, one: str, other: str) -> str:
 
 
 def _resting(content: PageContent, choice: Choice) -> list[Estimate]:
-    """The intervals that a recommendation rests on, of lost answers too; none without a recommendation."""
+    """Return the intervals that a recommendation rests on, of lost answers too; none without a recommendation."""
     if not choice.recommended:
         return []
     left = [*choice.recommended, *choice.unfit]
@@ -65,14 +66,14 @@ def _resting(content: PageContent, choice: Choice) -> list[Estimate]:
 
 
 def planned(content: PageContent, choice: Choice) -> list[str]:
-    """What a recommendation is worth if the plan named all that it rests on."""
+    """Say that a recommendation rests only on planned differences; empty if it does not."""
     if {row.standing for row in _resting(content, choice)} != {PRESPECIFIED}:
         return []
     return ["The plan named these differences before their outcomes were known, and their intervals hold together."]
 
 
 def fresh(content: PageContent, choice: Choice) -> list[str]:
-    """How a recommendation would be confirmed if the plan did not name all that it rests on."""
+    """Say how to confirm a recommendation that rests on unplanned differences."""
     rows = _resting(content, choice)
     standings = [row.standing for row in rows]
     if set(standings) <= {PRESPECIFIED}:
@@ -93,7 +94,7 @@ def fresh(content: PageContent, choice: Choice) -> list[str]:
 
 
 def obstacle_settles(content: PageContent, choice: Choice) -> list[str]:
-    """What would remove an obstacle."""
+    """Say what would remove an obstacle."""
     facts = content.facts
     if facts.finite or not choice.candidates:
         return []

@@ -29,7 +29,7 @@ TEMPLATE = """
 
 
 def section(content: PageContent) -> Section | None:
-    """The figure and the leaderboard of sweeps; None if no two actions are of one sweep, or bytes are not known."""
+    """Make the section on sweeps; None if no sweep has two actions, or if bytes are unknown."""
     found = _curves(content)
     if not found:
         return None
@@ -46,7 +46,7 @@ def section(content: PageContent) -> Section | None:
 
 
 def sweeps_figure(content: PageContent) -> Figure:
-    """R, and accuracy if answers are known, against the share of the full cache."""
+    """Draw R, and accuracy if answers are known, against the share of the full cache."""
     names = ["mismatch", *(["accuracy"] if content.estimates.known("accuracy") else [])]
     figure = new_figure(WIDTH, 3.8)
     panels = figure.subplots(1, len(names), squeeze=False)[0]
@@ -85,7 +85,7 @@ def sweeps_figure(content: PageContent) -> Figure:
 
 
 def _curves(content: PageContent) -> dict[str, dict[str, float]]:
-    """The members of each sweep with their bytes as a share of the full cache, fewest bytes first."""
+    """Return the members of each sweep with their bytes as a share of the full cache, fewest bytes first."""
     found = {}
     for family, members in families(content.actions).items():
         shares = {member: share_of_whole(content, member) for member in members}
@@ -101,7 +101,7 @@ def _reported(content: PageContent, name: str, member: str) -> Estimate:
 
 
 def _table(content: PageContent, members: list[str]) -> PrintedTable:
-    """A row for each member, fewest bytes first."""
+    """Make a table with a row for each member, fewest bytes first."""
     shares = {member: share_of_whole(content, member) or 0.0 for member in members}
     order = sorted(members, key=lambda member: (shares[member], member))
     cells = {}
