@@ -1,1 +1,1 @@
-"""A study from its development documents to the report: what is still to do, done in order, resumable anywhere."""
+"""A study from its development documents to the report: the remaining work, in order, resumable anywhere."""

@@ -1,4 +1,4 @@
-"""What a study consists of before anything is generated: its documents and its actions, made and checked."""
+"""The documents and actions of a study, made and checked before anything is generated."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from stats.quantities import PAIR_QUANTITIES
 
 @dataclass(frozen=True)
 class Material:
-    """A study with its documents and actions made: everything that generation needs but the model."""
+    """A study with its documents and actions: everything that generation needs except the model."""
 
     study: Study
     documents: dict[str, dict[str, list[Document]]]  # split -> stratum -> documents in the source's order
     actions: list[Action]
-    nominal: frozenset[str] = frozenset()  # strata whose texts are not tokenized: their prompts are of nominal length
+    nominal: frozenset[str] = frozenset()  # strata whose texts are not tokenized yet, with prompts of nominal length
 
     @property
     def model_id(self) -> str:
-        """The model id as the study file gives it."""
+        """The model's id as in the study file."""
         return self.study.model.id
 
     def of_split(self, split: str, per_stratum: int | None = None) -> list[Document]:
-        """All documents of a split, stratum by stratum, or the first ``per_stratum`` of each."""
+        """Return all documents of a split, stratum by stratum, or the first ``per_stratum`` of each."""
         return [document for documents in self.documents[split].values() for document in documents[:per_stratum]]
 
     @cached_property
     def measured_actions(self) -> list[str]:
-        """Names of the actions that are compared: all but the control."""
+        """Return the names of the compared actions: all but the control."""
         return [action.name for action in self.actions if not action.control]
 
 
@@ -58,8 +58,8 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
 
     Args:
         study: the study.
-        offline: whether a tokenizer and a configuration that are not on this machine are done without.
-        held: the documents that the study holds, which are taken before any others.
+        offline: whether to do without a tokenizer or configuration that is not on this machine.
+        held: the study's stored documents, which are taken before any others.
 
     """
     actions = checked_actions(study)
@@ -90,15 +90,15 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
 
 
 class SharedMaterial:
-    """Makes the documents of the studies of one file, once for all laws of a model."""
+    """The documents of a file's studies, made once for all laws of a model."""
 
     def __init__(self) -> None:
         self._of_models: dict[str, tuple[HeldDocuments, Material]] = {}
 
     def __call__(self, study: Study, *, offline: bool = False, held: HeldDocuments = NOTHING_HELD) -> Material:
-        """Return what ``gather_material`` does; a law that holds no documents takes those of the law before it.
+        """Return a study's material; a law without stored documents takes those of the previous law.
 
-        Systems are other ones under another law.
+        Make finite-state systems anew, since another sampling law gives other systems.
         """
         of, known = self._of_models.get(study.model.id, (NOTHING_HELD, None))
         if known is None or study.model.finite or held not in (NOTHING_HELD, of):
@@ -108,7 +108,7 @@ class SharedMaterial:
 
 
 def _check_with_model(material: Material, *, offline: bool) -> None:
-    """Refuse heads that a codec cannot code, and prompts that the model cannot read or that an action cannot cut."""
+    """Refuse heads that a codec cannot code, and prompts too long for the model or too short for an action."""
     if material.study.model.engine is not None:
         made = engine_model(material.study)
         for document in (document for split in SPLITS for document in material.of_split(split)):
@@ -129,7 +129,7 @@ def _check_with_model(material: Material, *, offline: bool) -> None:
 
 
 def _check_with_other_weights(material: Material, limit: int | None, *, offline: bool) -> int | None:
-    """Refuse heads that a codec cannot code in an action's own weights; return the fewest positions of all models."""
+    """Refuse heads that a codec cannot code in an action's own weights; return the fewest positions of any model."""
     codecs = {action.name: action for action in material.actions if action.codec is not None}
     for section in with_own_weights(material.study):
         location = weights_location(material.study, section)
@@ -146,15 +146,15 @@ def _check_with_other_weights(material: Material, limit: int | None, *, offline:
 def _nominal_documents(
     section: DocumentsSection, study: Study, tokenizer: Callable[[], Any], held: HeldDocuments
 ) -> dict[str, list[Document]] | None:
-    """Documents as long as they may be, if texts cannot be tokenized here; None if they can.
+    """Return documents of the greatest allowed length if texts cannot be tokenized here; None if they can.
 
-    A Hugging Face id's tokenizer may only not be here yet; a folder without one is refused.
+    The tokenizer of a Hugging Face id may be downloaded later; a folder without a tokenizer is refused.
     """
     chosen = choose_candidates(section, study.study.seed, held)
     if not SOURCES[section.source].reads_text:
         return None
     if study.model.engine is not None:
-        return None  # the tokenizer is in a file that is here
+        return None  # the tokenizer is in a local file
     location = model_location(study.model)
     local = local_folder(location) is not None
     if local or local_configuration(location, study.model.revision) is not None:
@@ -170,7 +170,7 @@ def _nominal_documents(
 
 
 def checked_actions(study: Study) -> list[Action]:
-    """Build the actions of a study, and check them and what its plan names."""
+    """Build the actions of a study, and check the actions and the plan's names."""
     actions = build_actions(study)
     primary = study.plan.primary
     for name in primary:
@@ -190,12 +190,12 @@ def checked_actions(study: Study) -> list[Action]:
 
 
 def check_retentions(actions: Iterable[Action], tokens: int, where: str) -> None:
-    """Check that every action can keep what it must of a prompt of so many tokens.
+    """Check that every action can keep its required entries of a prompt of ``tokens`` tokens.
 
     Args:
         actions: a study's actions.
         tokens: the prompt's length n.
-        where: what an error line names, such as a document.
+        where: the subject of an error line, such as a document.
 
     """
     for action in actions:
@@ -218,7 +218,7 @@ def check_distinct(documents: Iterable[Document]) -> None:
 
 
 def check_disjoint(material: Material) -> None:
-    """Check that no cluster is in both splits, as one that a held document was given since might be."""
+    """Check that no cluster is in both splits, which a cluster added to a stored document may cause."""
     development = {document.cluster: document for document in material.of_split("development")}
     for document in material.of_split("evaluation"):
         if (other := development.get(document.cluster)) is not None:

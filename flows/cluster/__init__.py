@@ -1,1 +1,1 @@
-"""A Dask cluster: how it is reached, what its workers run, and how a study's work is handed to them."""
+"""A Dask cluster: the connection, the workers' side, and the distribution of a study's work."""

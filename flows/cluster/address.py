@@ -1,4 +1,4 @@
-"""What ``--cluster`` and ``--gpus`` say."""
+"""The address of a cluster, from options ``--cluster`` and ``--gpus``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from schema.study import TRANSFORMER, Study
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """Where a cluster is.
+    """The address of a cluster.
 
     Attributes:
-        text: What lines call it: the option's text, or the GPUs.
-        workers: What each worker that is started on this machine has in its environment besides the command's; None
-            if there is a scheduler already.
+        text: The cluster's name in lines: the option's text, or the GPUs.
+        workers: For each worker to start on this machine, environment variables added to the command's; None if there
+            is a scheduler already.
 
     """
 
@@ -31,7 +31,7 @@ class ClusterAddress:
         """Read an address.
 
         Raises:
-            InputError: It is none, or Dask is not installed.
+            InputError: The text is no address, or Dask is not installed.
 
         """
         local = re.fullmatch(r"local:([1-9][0-9]{0,2})", text)
@@ -62,7 +62,7 @@ class ClusterAddress:
 
 
 def check_gpus(text: str, studies: Sequence[Study]) -> None:
-    """Check what can be checked of ``--gpus`` on any machine."""
+    """Check ``--gpus`` as far as any machine can."""
     if re.fullmatch(r"all|[1-9][0-9]{0,2}", text) is None:
         raise InputError(
             f"--gpus '{text}': write all, or how many; CUDA_VISIBLE_DEVICES=0,2 kvdrift run with --gpus all takes "
@@ -81,7 +81,7 @@ def _check_runs_on_one_gpu(text: str, study: Study) -> None:
             f"--gpus {text}: model.device_map = '{model.device_map}' spreads one model over all GPUs; run it without "
             "--gpus"
         )
-    if model.device not in {"cuda", "cuda:0"}:  # the first GPU that a worker sees is its own
+    if model.device not in {"cuda", "cuda:0"}:  # a worker sees its own GPU as the first
         raise InputError(f"--gpus {text}: model.device = '{model.device}': write cuda, which is each worker's own GPU")
 
 

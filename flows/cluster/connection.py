@@ -1,4 +1,4 @@
-"""How a Dask cluster is reached: by its scheduler's address, or by starting workers that end with this process.
+"""The connection to a Dask cluster: to a scheduler's address, or to workers that start and end with this process.
 
 Scheduler and workers run whatever code they are sent, and other processes of the machine reach their ports. So if they
 are started here, they answer only a holder of their certificate, which exists in the memory of these processes alone.
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from distributed.security import Security
 
 _CONNECT_SECONDS = 20
-_LOOK_SECONDS = 2.0  # for the first worker, until it is said that there is none
-_WAIT_SECONDS = 0.1  # between looks for a worker
+_LOOK_SECONDS = 2.0  # waited for a first worker before a line says that there is none
+_WAIT_SECONDS = 0.1  # between two looks for a worker
 _CLOSE_SECONDS = 10
-_FAULTS = (OSError, RuntimeError, ValueError, TimeoutError)  # of Dask's client
+_FAULTS = (OSError, RuntimeError, ValueError, TimeoutError)  # raised by Dask's client
 
 
 class Cluster:
-    """A connection to a cluster; it is made by the first use, which also starts those workers that end with it.
+    """A connection to a cluster, made at the first use, together with workers that end with this process.
 
     Args:
         address: Where the scheduler is.
@@ -43,7 +43,7 @@ class Cluster:
         self._address, self._say = address, say
         self._client: Client | None = None
         self._local: SpecCluster | None = None
-        self._security: Security | None = None  # of workers that are started here; of others as Dask is configured
+        self._security: Security | None = None  # of workers started here; others use Dask's
 
     def __enter__(self) -> Self:
         return self
@@ -75,19 +75,19 @@ class Cluster:
 
         """
         scheduler: Any = self.client.scheduler
-        if scheduler is None:  # Dask's client has given it up
+        if scheduler is None:  # Dask's client has given the scheduler up
             raise self.lost()
         return str(scheduler.address)
 
     def check(self, store: Store | None = None, *, threads: int | None = 1) -> None:
-        """Check that scheduler and present workers run this kvdrift, and see the store; waits for a first worker.
+        """Check that scheduler and present workers run this kvdrift and see the store; wait for a first worker.
 
         Args:
             store: The store; None before there is one.
             threads: How many threads a worker may have; None for any number.
 
         Raises:
-            InputError: One does not; the line says which, and what it needs.
+            InputError: A process does not; the line names the process, and what the process needs.
             OperationError: No scheduler answers.
 
         """
@@ -99,14 +99,14 @@ class Cluster:
         for address, answer in answers.items():
             if isinstance(answer, tuple):
                 check_facts(answer[0], answer[1], here, location)
-            elif "ModuleNotFoundError" in repr(answer):  # as text: Dask makes an exception of its own of it
+            elif "ModuleNotFoundError" in repr(answer):  # Dask changes its class
                 raise lacking(f"worker {address}", answer)
-            elif not isinstance(answer, OSError):  # one that has just ended is not asked again
+            elif not isinstance(answer, OSError):  # a worker that has just ended is not asked again
                 raise OperationError(f"worker {address}: {answer!r}")
 
     @contextmanager
     def for_other_clients(self) -> Iterator[None]:
-        """Have Dask's clients that other libraries make in this process show the cluster's certificate."""
+        """Let other libraries' Dask clients in this process show the cluster's certificate."""
         import dask  # noqa: PLC0415 - a run without a cluster needs none
 
         own = self._security
@@ -118,14 +118,14 @@ class Cluster:
             yield
 
     def cancel(self, tasks: Sequence[Future]) -> None:
-        """Take tasks back that no worker has begun; nobody waits for the others."""
+        """Cancel tasks that no worker has begun; others run on, and nobody waits for them."""
         if self._client is not None:
             with suppress(*_FAULTS):
                 self._client.cancel(tasks)
 
     @property
     def is_lost(self) -> bool:
-        """Whether there was a scheduler, and does not answer any more."""
+        """Whether a scheduler was connected and does not answer any more."""
         return self._client is not None and self._client.status != "running"
 
     def lost(self) -> NobodyLeftError:
@@ -154,7 +154,7 @@ class Cluster:
         check_source(name, source)
 
     def _wait_for_worker(self) -> None:
-        """Wait for a worker, so that what all of them lack is found before they are handed work."""
+        """Wait for a worker, so that a fault common to all workers shows before they are handed work."""
         while not self.client.scheduler_info()["workers"]:
             if self.is_lost:
                 raise self.lost()
@@ -166,9 +166,9 @@ class Cluster:
         from distributed.gc import disable_gc_diagnosis  # noqa: PLC0415
         from distributed.security import Security  # noqa: PLC0415
 
-        for name in ("distributed", "distributed.client"):  # what goes wrong is raised, too
+        for name in ("distributed", "distributed.client"):  # these errors are also raised
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        warnings.filterwarnings("ignore", "Mismatched versions found")  # a table; ``_tell`` has a line
+        warnings.filterwarnings("ignore", "Mismatched versions found")  # ``_tell`` says so
         dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"})  # prompts are large
         where: str | SpecCluster = self._address.text
         try:
@@ -178,13 +178,13 @@ class Cluster:
                 where = self._local = SpecCluster(
                     workers, scheduler, security=self._security, silence_logs=logging.CRITICAL
                 )
-                disable_gc_diagnosis(force=True)  # Ctrl-C that comes while it looks would be lost
+                disable_gc_diagnosis(force=True)  # while Dask looks, a Ctrl-C would be lost
             return Client(where, timeout=_CONNECT_SECONDS, set_as_default=False, security=self._security)
         except _FAULTS as error:
             raise OperationError(f"cluster {self.name}: no scheduler answers ({first_line(error)})") from None
 
     def _tell(self, client: Client) -> None:
-        """Say how many workers there are, and where Dask shows what they do."""
+        """Print how many workers there are, and the address of Dask's dashboard."""
         end = time.monotonic() + _LOOK_SECONDS
         while not (workers := len(client.scheduler_info()["workers"])) and time.monotonic() < end:
             time.sleep(_WAIT_SECONDS)
@@ -200,9 +200,9 @@ def local_processes(
     """Return Dask's specifications of workers on this machine, and of their scheduler.
 
     Args:
-        environments: What each worker has in its environment besides this process's. It is there before the worker
-            imports anything but Dask, and again in the process that takes the place of one that ended.
-        security: The certificate that all of them show and ask for.
+        environments: The environment variables of each worker, added to this process's. They are set before the worker
+            imports anything but Dask, and again in a process that replaces the worker.
+        security: The certificate that all processes show and require.
 
     """
     from distributed import Nanny, Scheduler  # noqa: PLC0415
@@ -210,7 +210,7 @@ def local_processes(
     own = {"host": "127.0.0.1", "protocol": "tls://", "security": security}
     options = own | {
         "nthreads": 1,
-        "memory_limit": 0,  # a model's memory is no reason to start a worker anew
+        "memory_limit": 0,  # a worker that holds a large model must not be restarted for its memory
         "dashboard": False,
         "silence_logs": logging.CRITICAL,
         "preload": ["flows.cluster.own_workers"],

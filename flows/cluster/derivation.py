@@ -10,7 +10,7 @@ from transforms.segments import DerivationReport, pending
 
 
 def derive_on(cluster: Cluster, location: str) -> DerivationReport:
-    """Derive every segment of a store that is not derived yet, on a cluster's workers."""
+    """Derive every underived segment of a store, on a cluster's workers."""
     store = Store.open(location)
     if pending(store).segments:
         cluster.check(store, threads=None)
@@ -19,6 +19,6 @@ def derive_on(cluster: Cluster, location: str) -> DerivationReport:
         with cluster.for_other_clients():
             return run_derivation(location, "DaskRunner", [f"--dask_client_address={address}"])
     except OperationError:
-        if cluster.is_lost:  # of which the runner says nothing: it returns fewer segments than it was given
+        if cluster.is_lost:  # the runner does not report lost work: it returns fewer segments than it was given
             raise cluster.lost() from None
         raise

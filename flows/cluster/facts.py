@@ -1,4 +1,4 @@
-"""What a worker of a cluster must have in common with the process that hands out work: the source, and the store."""
+"""The facts that a cluster's worker must share with the process that hands out work: the source, and the store."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from log.store import Store
 from schema.errors import InputError, KvdriftError, first_line
 from schema.location import is_local
 
-_PACKAGES = ("schema", "log", "generator", "transforms", "flows")  # what workers run
-_OF_DASK = ("python", "dask", "distributed")  # what processes of a cluster speak to each other with
+_PACKAGES = ("schema", "log", "generator", "transforms", "flows")  # the packages that workers run
+_OF_DASK = ("python", "dask", "distributed")  # that processes of a cluster need in common
 
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What a worker must match.
+    """The facts that a worker must match.
 
     Attributes:
-        source: SHA-256 of the packages that it runs.
-        threads: How many tasks it takes at once; None says that any number will do.
-        store: What identifies the store that the process sees; None if no store was asked for, or none is seen.
-        problem: Why it does not see the store.
+        source: SHA-256 of the packages that the process runs.
+        threads: How many tasks the process takes at once; None allows any number.
+        store: The id of the store that the process sees; None if no store was asked for, or none is seen.
+        problem: Why the process does not see the store.
 
     """
 
@@ -47,7 +47,7 @@ def facts(location: str | None, threads: int | None = 1) -> WorkerFacts:
 
 
 def facts_there(location: str | None, dask_worker: Any) -> tuple[str, WorkerFacts]:
-    """Return what error lines call this process's worker, which Dask adds, and its facts."""
+    """Return the name of this process's worker in error lines, and its facts; Dask passes the worker."""
     return worker_name(dask_worker.address), facts(location, dask_worker.state.nthreads)
 
 
@@ -55,10 +55,10 @@ def check_facts(worker: str, found: WorkerFacts, here: WorkerFacts, location: st
     """Check the facts of a worker.
 
     Args:
-        worker: What an error line calls it.
-        found: Its facts.
-        here: Those of the process that hands out the work.
-        location: The store's.
+        worker: The worker's name in error lines.
+        found: The worker's facts.
+        here: The facts of the process that hands out the work.
+        location: The store's location.
 
     """
     check_source(worker, found.source, here.source)
@@ -76,12 +76,12 @@ def check_facts(worker: str, found: WorkerFacts, here: WorkerFacts, location: st
 
 
 def check_source(name: str, there: str, here: str | None = None) -> None:
-    """Check what a process of a cluster runs.
+    """Check the source that a process of a cluster runs.
 
     Args:
-        name: What an error line calls it.
-        there: What it says of its ``source_sha256``.
-        here: That of the process that hands out the work; None for this one's.
+        name: The process's name in error lines.
+        there: The process's ``source_sha256``.
+        here: The ``source_sha256`` of the process that hands out the work; None for this process's.
 
     """
     if there != (here or source_sha256()):
@@ -91,15 +91,15 @@ def check_source(name: str, there: str, here: str | None = None) -> None:
 
 
 def lacking(name: str, error: Exception) -> InputError:
-    """Return the error of a process of a cluster that could not import what it was sent."""
+    """Return the error of a cluster's process that cannot import the code that was sent."""
     return InputError(f"{name}: lacks this kvdrift ({first_line(error)}); install there what is installed here")
 
 
 def other_versions(found: Mapping[str, Any]) -> str | None:
-    """Return a line about a process of a cluster whose Python or Dask is not this process's; None if there is none.
+    """Return a line about a process of a cluster with another Python or Dask than this process; None if there is none.
 
     Args:
-        found: What Dask's client says of versions.
+        found: The versions as Dask's client returns them.
 
     """
     here = found["client"]["packages"]
@@ -113,13 +113,13 @@ def other_versions(found: Mapping[str, Any]) -> str | None:
 
 
 def worker_name(address: str) -> str:
-    """What error lines call the worker of this process."""
+    """Return the name of this process's worker in error lines."""
     return f"worker {address} on {socket.gethostname()}"
 
 
 @functools.cache
 def source_sha256() -> str:
-    """SHA-256, in hexadecimal, of the source that workers run, read when a process first asks."""
+    """Return the SHA-256, in hexadecimal, of the source that workers run; it is read once in a process."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for package in _PACKAGES:
         for file in sorted((root / package).rglob("*.py")):

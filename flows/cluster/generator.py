@@ -1,7 +1,7 @@
 """Generation on a cluster: a document is a task, and the worker that takes it stores its units.
 
-Which worker takes what, how often it is tried and what becomes of a worker that is lost is Dask's. This process waits,
-counts, and at the end looks whether the store has what the workers say that they stored.
+Dask decides which worker takes a task, how often a task is tried, and how a lost worker is replaced. This process
+waits, counts, and at the end checks that the store has the units that workers reported.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from schema.study import FINITE_STATE, Study
 if TYPE_CHECKING:
     from distributed import Future
 
-_RETRIES = 1  # of a document with which Dask itself fails
+_RETRIES = 1  # tries of a document with which Dask itself fails
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A part of the work, and the addresses of the workers that failed with it."""
+    """A part of the work, and the addresses of the workers that failed at the part."""
 
     part: NamedPart
     failed: frozenset[str] = frozenset()
@@ -51,16 +51,16 @@ class ClusterGenerator:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._weights: dict[tuple[str, str | None], str | None] = {}  # of models that are not on this machine
+        self._weights: dict[tuple[str, str | None], str | None] = {}  # of models elsewhere
 
     def check(self, studies: Sequence[tuple[Study, GpuKinds]]) -> None:
-        """Check that the cluster is there, and that its workers can generate; needs no store.
+        """Check that the cluster answers, and that its workers can generate; no store is needed.
 
         Args:
-            studies: What is to be generated, each study with the kinds of GPU that its units were made on so far.
+            studies: The studies to generate, each with the kinds of GPU that made its units so far.
 
         Raises:
-            InputError: A worker cannot; the line says what it needs.
+            InputError: A worker cannot generate; the line says what the worker needs.
             OperationError: No scheduler answers.
 
         """
@@ -107,11 +107,11 @@ class ClusterGenerator:
         check_stored(store, study, work)
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return what makes the units of the study's actions: this machine's files, or a worker's if it has none.
+        """Return the identity of the study's actions, from this machine's files or, if these lack, from a worker's.
 
         Raises:
             InputError: A file cannot be read, or a worker cannot load the model.
-            OperationError: No scheduler answers, and what is not on this machine is ``required``.
+            OperationError: No scheduler answers, and an identity that is unknown on this machine is ``required``.
 
         """
         local = LocalGenerator()
@@ -123,7 +123,7 @@ class ClusterGenerator:
         return identities(study, files)
 
     def _gpus(self, study: Study, made_on: GpuKinds) -> GpuKinds:
-        """Return what a worker's GPU must be one of: what units were made on, or else what the first worker has."""
+        """Return the GPU models that workers must have: those of the present units, or else the first worker's."""
         if study.model.device == "cpu" and study.model.device_map is None:
             return made_on
         from flows.cluster.worker import gpu_there  # noqa: PLC0415 - it imports Dask
@@ -147,7 +147,7 @@ class ClusterGenerator:
     def _elsewhere(self, generate: Callable[..., Any], attempt: _Attempt) -> Future:
         """Give work to a worker that has not failed at it, or to any worker if all have failed at it.
 
-        Dask moves it to an idle worker while that one is busy, even to one that failed; such a worker declines it.
+        If that worker is busy, Dask may move the work to an idle worker that failed at it, which declines.
         """
         client = self._cluster.client
         others = [address for address in client.scheduler_info()["workers"] if address not in attempt.failed]
@@ -180,7 +180,7 @@ class ClusterGenerator:
 
 
 def check_stored(store: Store, study: Study, work: Work) -> None:
-    """Check that the store has what workers were to store."""
+    """Check that the store has the units that workers were to store."""
     names = ("doc", "action", "action_revision", "estimator", "first_replicate", "replicates")
     found = set()
     for one in studies_of(study, work):

@@ -1,6 +1,6 @@
-"""What the workers of ``local:N`` load first: they write where the command does, and the command says what there is.
+"""The preload of ``local:N`` workers: they share the command's output, and leave messages to the command.
 
-Ctrl-C, too, is for the command, which then ends them.
+Ctrl-C, too, is left to the command, which then ends the workers.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import signal
 
-logging.getLogger().addHandler(logging.NullHandler())  # Beam's import warns, and would set a handler up for it
+logging.getLogger().addHandler(logging.NullHandler())  # Beam's import warns, and would otherwise set up a handler
 logging.getLogger("distributed").setLevel(logging.CRITICAL)
 
 
 def dask_setup(_worker: object) -> None:
-    """Is called by Dask in the main thread of a worker."""
+    """Ignore SIGINT; Dask calls this in the main thread of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

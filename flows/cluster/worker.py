@@ -1,6 +1,6 @@
-"""What a worker of a cluster runs: it generates documents, and appends their units to the store itself.
+"""The tasks of a cluster's worker, which generates documents and appends their units to the store itself.
 
-What it has loaded serves the tasks after, and goes when another model's come or the worker ends.
+A loaded model stays for later tasks, until a task needs another model or the worker ends.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from log.store import Store
 from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.study import ModelSection, Study
 
-_DECLINED_SECONDS = 1.0  # which leaves the others time to come to the document
+_DECLINED_SECONDS = 1.0  # so that other workers have time to take the document
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the tasks of a stage have in common.
+    """The common input of a stage's tasks.
 
     Attributes:
-        token: Tells it from all others.
+        token: Distinguishes the assignment from all others.
         study: The study.
         location: The store's absolute path or URL.
-        facts: Those of the process that hands out the work.
-        gpus: What a worker's GPU must be one of, unless the study allows any.
-        known: What makes the units of each study, action and revision that is generated, as the store has it.
+        facts: The facts of the process that hands out the work.
+        gpus: The GPU models that a worker may have, unless the study allows any.
+        known: The stored identity of each study, action and revision that is generated.
 
     """
 
@@ -52,11 +52,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Failure:
-    """What came of work that failed.
+    """The failure of a task on a worker.
 
     Attributes:
         worker: The worker's address.
-        error: What is wrong.
+        error: The error that the task raised.
 
     """
 
@@ -66,10 +66,10 @@ class Failure:
 
 @dataclass
 class _Kept:
-    """What this process keeps between tasks."""
+    """The state that this process keeps between tasks."""
 
     local: LocalGenerator = field(default_factory=LocalGenerator)
-    token: str | None = None  # of the assignment that was accepted last
+    token: str | None = None  # the token of the last accepted assignment
     store: Store | None = None
 
 
@@ -81,17 +81,16 @@ def generate_document(
 ) -> int | InputError | Failure | None:
     """Generate the units of a document and store them; runs on a worker.
 
-    A worker whose GPU computes nothing more ends: Dask gives the document to another one, and starts a new one in its
-    place.
+    A worker whose GPU fails for good ends: Dask gives the document to another worker, and replaces the worker.
 
     Args:
         part: The document, and its units.
-        assignment: What the tasks of the stage have in common.
+        assignment: The common input of the stage's tasks.
         declined_by: Addresses of the workers that failed with the document, while there are others.
 
     Returns:
-        The number of new units. A mistake of the user's is returned and not raised, since Dask would try it again, and
-        so is a failure, since Dask would try it again here. A worker that declines the document waits, and returns
+        The number of new units. A mistake of the user's and a failure are returned and not raised, since Dask would try
+        a raised error again, a failure even on this worker. A worker that declines the document waits, and returns
         None.
 
     """
@@ -117,7 +116,7 @@ def generate_document(
 
 
 def model_weights(study: Study) -> str | KvdriftError | None:
-    """Return the fingerprint of the weights that this worker has of a study's model, which is loaded if need be."""
+    """Return the fingerprint of the weights that this worker has for a study's model; load the model if necessary."""
     try:
         identity = _KEPT.local.identify(study, required=True)
         return identity(build_actions(study)[-1]).weights_sha256
@@ -126,7 +125,7 @@ def model_weights(study: Study) -> str | KvdriftError | None:
 
 
 def gpu_there(model: ModelSection) -> tuple[str, str | None]:
-    """Return what error lines call this worker, and the GPU that a study's model computes on here."""
+    """Return this worker's name in error lines, and the GPU that a study's model computes on here."""
     return worker_name(get_worker().address), gpu_here(model)
 
 
@@ -138,7 +137,7 @@ def _end(reason: str) -> None:
 
 
 def _accepted(assignment: Assignment, name: str) -> Store:
-    """Make sure that this worker generates what is asked for, and return the store; looks once at each assignment."""
+    """Check, once for each assignment, that this worker can generate what is asked for; return the store."""
     if _KEPT.token == assignment.token and _KEPT.store is not None:
         return _KEPT.store
     check_facts(name, facts(assignment.location, get_worker().state.nthreads), assignment.facts, assignment.location)
@@ -155,7 +154,7 @@ def _accepted(assignment: Assignment, name: str) -> Store:
             )
     held = _KEPT.local.model(assignment.study)
     if any(changes(stored, held.identity(action)) for action, stored in asked):
-        _KEPT.local = LocalGenerator()  # the files have changed since it was loaded
+        _KEPT.local = LocalGenerator()  # files of the model have changed since the model was loaded
     _KEPT.store, _KEPT.token = Store.open(assignment.location), assignment.token
     return _KEPT.store
 

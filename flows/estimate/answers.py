@@ -1,4 +1,4 @@
-"""Moments of documents with answers: what the estimates of lost and gained answers are made from."""
+"""Moments of documents with answers, from which lost and gained answers are estimated."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _PLACE = ["doc", "action", "replicates"]
 
 
 def answers_are_current(store: Store, study: str, model: str, scoring: Scoring) -> bool:
-    """Whether the newest estimates have answers of every split that they are of and that has any to estimate.
+    """Tell whether the newest estimates include answers in each of their splits that has scored answers.
 
-    A split has none without scored pairs of an action that is no control, and before all its pairs are scored.
+    A split has scored answers if all its pairs are scored, and some pair is of an action other than the control.
 
     Args:
         store: the store.
         study: the study's name.
         model: the model's id.
-        scoring: what of them is scored.
+        scoring: which pairs are scored.
 
     """
     current = current_actions(store.read("actions"), study)
@@ -51,17 +51,17 @@ def answer_moments(
         study: the study's name.
         model: the model's id.
         split: the split.
-        windows: the study's.
-        answered: the documents that are scored once their pairs are there.
+        windows: the study's windows.
+        answered: the documents with known answers.
 
     Returns:
-        Moments without profiles; None if there is no such document, or pairs of one are still to be scored.
+        Moments without profiles; None if there is no such document, or if pairs of such a document are not scored yet.
 
     """
     table = measured(views.rows("document_answers", study=study, model=model, split=split))
     whole = measured(views.rows("moments", study=study, model=model, split=split))
     whole = whole.filter(pc.is_in(whole["doc"], value_set=pa.array(sorted(answered), pa.string())))
-    if not table.num_rows or not table.select(_PLACE).equals(whole.select(_PLACE)):  # both are sorted by them
+    if not table.num_rows or not table.select(_PLACE).equals(whole.select(_PLACE)):  # in equal order
         return None
     index = DocumentIndex(whole)
     scalars = index.spread(whole, SCALAR_MOMENTS) | index.spread(table, ANSWER_MOMENTS)

@@ -13,16 +13,16 @@ from stats.efficiency import MEASURED, BranchingMoments
 
 
 def branching_moments(views: Views, study: str, model: str, split: str) -> BranchingMoments | None:
-    """Read what the replicates of both estimators say of every document and action of a split, controls left out.
+    """Read the moments of both estimators for every document and action of a split, controls left out.
 
     Returns:
-        Moments of all measured documents, the same that other estimates resample; None if nothing was branched.
+        Moments of all measured documents, which other estimates resample too; None if nothing was branched.
 
     """
     own = f"study = {literal(study)} and model = {literal(model)}"
     if not views.table(
         f"from internal.branchings where {own} limit 1"
-    ).num_rows:  # the view would read all trajectories
+    ).num_rows:  # the view would otherwise read all trajectories
         return None
     table = measured(views.rows("swrb", study=study, model=model, split=split))
     if SWRB not in table["estimator"].to_pylist():

@@ -29,16 +29,16 @@ def calibrate_study(
 ) -> int:
     """Fit on development documents, judge on evaluation documents, and append the rows to ``calibration``.
 
-    Nothing is written unless the baseline and another action have moments in both splits. Rows of a contrast whose
-    inputs have not changed stand. A contrast is prespecified if the plan names both of its actions, or seen if the
-    outcomes of one were known before.
+    Nothing is written unless the baseline and another action have moments in both splits. Rows of a contrast with
+    unchanged inputs are kept. A contrast is prespecified if the plan names both of its actions, or seen if the outcomes
+    of either were known before the plan.
 
     Args:
         store: the study's store.
         views: its views.
         plan: the frozen plan, whose baseline, margin, level, draws, seed and method of intervals are used.
         events_version: the version of ``events`` that the views show.
-        moments: by split, if it has documents.
+        moments: moments by split, for splits that have documents.
         seen: planned actions whose outcomes were known before.
 
     Returns:
@@ -80,7 +80,7 @@ def calibrate_study(
 
 
 def _row(judged: Calibration, plan: FrozenPlan, seen: tuple[str, ...], action: str, baseline: str) -> dict[str, Any]:
-    # An undefined number is null in the store.
+    # an undefined number is null in the store
     values = {name: None if value != value else value for name, value in dataclasses.asdict(judged).items()}  # noqa: PLR0124
     planned = {action, baseline} <= set(plan.actions)
     return values | {

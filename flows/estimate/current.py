@@ -1,4 +1,4 @@
-"""Whether a study's estimates are those of the store's present events, of its plan and of its documents."""
+"""Whether a study's estimates are up to date with the store's events, the plan and the documents."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from stats.quantities import SIMULTANEOUS_GAP
 
 
 def estimates_are_current(store: Store, study: str, model: str) -> bool:
-    """Whether the study's results were estimated from present events and documents, under its newest plan."""
+    """Tell whether the study's results were estimated from the present events and documents, under the newest plan."""
     return estimated_version(store, study, model) == store.data_version("events")
 
 
 def pairs_are_current(store: Store, study: str, model: str) -> bool:
-    """Whether the newest estimates have intervals that hold for all pairs of actions, if they compare any."""
+    """Tell whether the newest estimates, if they compare actions, have intervals that hold for all pairs of actions."""
     quantities = set(newest_rows(store, study, model)["quantity"].unique().to_pylist())
     return "gap" not in quantities or SIMULTANEOUS_GAP in quantities
 
 
 def estimated_version(store: Store, study: str, model: str) -> int | None:
-    """Return the newest events version that results were estimated from, None without any.
+    """Return the newest events version behind any results; None without results.
 
     Only results under the newest plan and from the newest revision of the study's documents count.
     """
@@ -31,13 +31,13 @@ def estimated_version(store: Store, study: str, model: str) -> int | None:
 
 
 def newest_rows(store: Store, study: str, model: str) -> pa.Table:
-    """Return split and quantity of those results that ``estimated_version`` is of."""
+    """Return split and quantity of the results at ``estimated_version``."""
     rows = _present_rows(store, study, model)
     return rows.filter(pc.equal(rows["events_version"], pc.max(rows["events_version"])))
 
 
 def _present_rows(store: Store, study: str, model: str) -> pa.Table:
-    """Results under the newest plan, from the newest revision of the study's documents."""
+    """Return the results under the newest plan, from the newest revision of the study's documents."""
     plan = find_plan(store, study, model)
     columns = ["study", "model", "split", "events_version", "plan_sha256", "quantity", "documents_revision"]
     results = store.read("results", columns=columns)

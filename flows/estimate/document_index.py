@@ -1,4 +1,4 @@
-"""Rows of a view as arrays over documents and actions, in sorted order."""
+"""The arrangement of a view's rows as arrays over documents and actions, in sorted order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def measured(table: pa.Table) -> pa.Table:
 
 
 class DocumentIndex:
-    """Documents and actions of a view's rows, in sorted order, and where each row lies among them."""
+    """The documents and actions of a view's rows, in sorted order, and the index of each row's document and action."""
 
     def __init__(self, table: pa.Table) -> None:
         keys = {
@@ -42,13 +42,13 @@ class DocumentIndex:
         Args:
             table: rows of a view.
             names: the columns.
-            axis: a column along which there are several rows of a document and action.
+            axis: a column by which a document and action has several rows.
             length: how many values the axis has.
-            first: the least value of the axis.
+            first: the lowest value of the axis.
 
         Returns:
-            By column, float64 [documents, actions], or [documents, actions, length] with an axis; NaN where the view
-            has no row.
+            By column, float64 [documents, actions], or [documents, actions, length] with an axis; NaN if the view has
+            no row.
 
         """
         shape: tuple[int, ...] = (len(self.documents), len(self.actions))

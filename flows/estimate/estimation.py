@@ -1,8 +1,8 @@
 """Estimates with intervals: SQL moments in, ``results`` rows out.
 
-Only actions and contrasts whose inputs changed are estimated, and the rows are those of an analysis from nothing, bit
-for bit. What is to be estimated is cut into parts (``flows.estimate.parts``): their numbers do not depend on how they
-are run, one after the other here, as tasks in the flow.
+Only actions and contrasts with changed inputs are estimated; the rows equal those of a complete analysis bit for bit.
+The work is cut into parts (``flows.estimate.parts``), whose numbers do not depend on how they are run: in sequence
+here, as tasks in the flow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stats.reduction.control_variates import NO_COEFFICIENTS
 from stats.resampling.intervals import Estimates
 from stats.simultaneous import simultaneous_gaps, simultaneous_members
 
-_ORDER = ("quantity", "stratum", "action", "baseline", "x")  # of rows, which are one of each
+_ORDER = ("quantity", "stratum", "action", "baseline", "x")  # the key of a row
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class StudyEstimates:
 
     Attributes:
         rows: rows of ``results``, in the order of their keys.
-        new: how many of them were made now; the others stand.
+        new: how many rows were made now; the others were stored already.
         made: how many actions and contrasts were estimated now.
-        subjects: how many there are.
+        subjects: how many actions and contrasts there are.
 
     """
 
@@ -67,21 +67,21 @@ def estimate_study(
     *,
     wanted: Callable[[Subject], bool] = lambda _: True,
 ) -> StudyEstimates:
-    """Bootstrap the documents of an analysis, for the actions and contrasts whose estimates do not stand.
+    """Bootstrap the documents of an analysis, for the actions and contrasts that lack current estimates.
 
-    Where the store holds replicates of residual branching, their estimates are there too.
+    If the store holds replicates of residual branching, these are estimated too.
 
     Args:
         store: the study's store.
         views: its views.
-        analysis: what is estimated, and how.
+        analysis: the estimates to make, and how.
         events_version: the version of ``events`` that the views show.
-        moments: those of the documents of the analysis.
-        run: estimates the parts of an analysis.
-        coefficients: those of control variates by action, fitted on other documents; actions without have no reduced
-            estimates.
-        answers: moments of those with answers; None if nothing is estimated of answers.
-        wanted: whether estimates of a subject are wanted; those of others are there.
+        moments: the moments of the analysis's documents.
+        run: a function that estimates the parts of an analysis.
+        coefficients: coefficients of control variates by action, fitted on other documents; an action without
+            coefficients has no reduced estimates.
+        answers: moments of the documents with answers; None if no answers are estimated.
+        wanted: whether a subject's estimates are to be made or are kept already.
 
     """
     analysis.request.check(moments, list(itertools.permutations(moments.actions, 2)))
@@ -122,7 +122,7 @@ def analyzed_splits(views: Views, study: str, model: str) -> list[str]:
 
 
 def action_revisions(views: Views, study: str) -> Mapping[str | None, int]:
-    """Read which revision of each action the views show; 0 of one that the store does not list, and of none."""
+    """Read the revision of each action that the views show; 0 for actions that the store lacks, and for None."""
     listed = views.rows("actions", study=study)
     shown = zip(listed["action"].to_pylist(), listed["action_revision"].to_pylist(), strict=True)
     return defaultdict(int, shown)
@@ -153,8 +153,8 @@ def document_moments(
         study: the study's name.
         model: the model's id.
         split: the split.
-        windows: the study's, None to read them.
-        profiles: whether those over positions and lags are wanted too.
+        windows: the study's windows; None to read them.
+        profiles: whether moments over positions and lags are read too.
 
     """
     windows = windows or study_windows(views, study, model)

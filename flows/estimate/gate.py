@@ -1,6 +1,6 @@
-"""Whether an action of a stored study is at most a margin worse than another one (definitions, "Gate").
+"""The gate: whether an action of a stored study is at most a margin worse than another action (definitions, "Gate").
 
-Everything is computed from the store's moments at the level that is asked for; nothing is written.
+Everything is computed from the store's moments at the question's level; nothing is written.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from stats.resampling.bootstrap import estimate
 from stats.resampling.intervals import EXPLORATORY, SEEN, Request, planned_status
 from stats.simultaneous import simultaneous_gaps
 
-_DRAWS = 10_000  # definitions, "Bootstrap": of a study that has no plan
+_DRAWS = 10_000  # definitions, "Bootstrap": for a study without a plan
 
 
 def gate_stored(store: Store, question: GateQuestion) -> Verdict:
     """Answer a question from the evaluation documents that both actions have.
 
     Raises:
-        InputError: something that is named does not exist or cannot be decided on, or the study is not finished.
+        InputError: a name does not exist, the quantity cannot be decided on, or the study is not finished.
         ControlError: the study's full-retention control moved.
         DamagedStoreError: the store is damaged.
 
@@ -103,9 +103,9 @@ def _answers(store: Store, views: Views, study: str, model: str, windows: Window
 def _estimated(
     moments: DocumentMoments, contrast: Quantity, question: GateQuestion, plan: FrozenPlan | None
 ) -> dict[str, Any]:
-    """The row of the contrast, of the same draws as the study's stored estimates of primary quantities.
+    """Estimate the contrast, with the same draws as the study's stored estimates of primary quantities.
 
-    Documents that differ from each other by less than the margin are alike: they do not show those that fail.
+    Documents that differ by less than the margin count as alike: they tell nothing of documents that fail.
     """
     request = Request(
         question.interval_level, interval=STUDENTIZED if plan is None else plan.interval,
@@ -122,7 +122,7 @@ def _estimated(
 def _from_floor(
     moments: DocumentMoments, question: GateQuestion, plan: FrozenPlan | None
 ) -> tuple[float, float] | None:
-    """The interval of the difference in R from the floor, as the study's page has it."""
+    """Return the interval of the difference in R from the floor, as on the study's page."""
     draws, seed = (EXPLORATORY_DRAWS, 0) if plan is None else (plan.exploratory_draws, plan.seed)
     pairs = simultaneous_gaps(moments, draws=draws, seed=seed, level=EXPLORATORY_LEVEL)
     row = pairs.row(Endpoint(SIMULTANEOUS_GAP, question.action, question.baseline))
@@ -130,17 +130,17 @@ def _from_floor(
 
 
 def _more_documents(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, documents: int) -> int | None:
-    """How many more documents would settle a question that alike documents leave open."""
+    """Return how many more documents would settle a question that alike documents leave open."""
     alike, between = _alike(moments, contrast, question)
     factor = settling_factor(alike, question.interval_level, between, question.margin)
     return None if factor is None else math.ceil(documents * (factor - 1))
 
 
 def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, row: Mapping[str, Any]) -> int | None:
-    """How many documents in all would exclude failures that no document shows; None if these documents do.
+    """Return how many documents in all would exclude failures that no document shows; None if these documents do.
 
     If more than a few documents differ by more than the margin, the interval does not reckon with documents that are
-    farther off than all of these. They may be up to 1 - alpha^(1/n) of all, and lose all that can be lost.
+    farther off than all of these. Such documents may be a share of 1 - alpha^(1/n), and lose all that can be lost.
     """
     alike, between = _alike(moments, contrast, question)
     if alike.unlike[0] <= MOST_UNLIKE or not between.bounded:
@@ -156,7 +156,7 @@ def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion
 
 
 def _alike(moments: DocumentMoments, contrast: Quantity, question: GateQuestion) -> tuple[Alike, Between]:
-    """How alike the documents of a question are, and its range, turned so that more is worse."""
+    """Return how alike the question's documents are, and the contrast's range; both turned so that more is worse."""
     pair = (question.baseline, question.action)
     pooling = Pooling.of(moments.of_actions(pair).in_canonical_order(), [pair])
     row = pooling.rows.index(question.stratum)
@@ -168,7 +168,7 @@ def _alike(moments: DocumentMoments, contrast: Quantity, question: GateQuestion)
 
 
 def _status(store: Store, plan: FrozenPlan | None, contrast: Quantity, question: GateQuestion) -> str:
-    """What the contrast is to the plan, which may name a difference the other way round."""
+    """Return the status of the contrast, which the plan may also name as its mirror image."""
     named = () if plan is None else plan.family.endpoints
     own = Endpoint(contrast.name, question.action, question.baseline, question.stratum)
     mirrored = Endpoint(contrast.name, question.baseline, question.action, question.stratum)
@@ -194,7 +194,7 @@ def _check_numbers(question: GateQuestion, contrast: Quantity) -> None:
 
 
 def _check_tails(question: GateQuestion, draws: int) -> None:
-    """Refuse a level at which no draw lies beyond an end of the interval: nothing would say how far it reaches."""
+    """Refuse a level at which no draw lies beyond the interval's ends: such ends would be arbitrary."""
     if draws * (1 - question.level) < 1:
         raise InputError(
             f"--level {question.level:.12g}: the study's {draws:,} draws reach no further than {1 - 1 / draws:.6g}; "
@@ -203,7 +203,7 @@ def _check_tails(question: GateQuestion, draws: int) -> None:
 
 
 def _check_actions(store: Store, views: Views, question: GateQuestion, study: str) -> None:
-    """Check that there are two actions of these names; another generator's need no row in ``actions``."""
+    """Check that two actions have these names; actions of another generator need no row in ``actions``."""
     listed = {name for name, row in current_actions(store.read("actions"), study).items() if not row["control"]}
     known = listed | set(pc.unique(views.rows("moments", study=study)["action"]).to_pylist()) - {CONTROL_ACTION}
     for option, name in (("action", question.action), ("baseline", question.baseline)):
@@ -233,7 +233,7 @@ def _check_finished(
 ) -> None:
     """Check that both actions have all evaluation documents and replicates of the plan.
 
-    A study whose events another generator made has no plan, and is taken as finished.
+    A study of another generator has no plan, and is taken as finished.
     """
     if plan is None:
         if any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist()):

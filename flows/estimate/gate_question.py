@@ -1,4 +1,4 @@
-"""What a gate is asked, and what it answers."""
+"""The question and the answer of a gate."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from stats.registry import Quantity
 
 @dataclass(frozen=True)
 class GateQuestion:
-    """What is asked of a store.
+    """A question to a store.
 
     Attributes:
         quantity: a quantity of actions, or a contrast.
         action: the action b.
-        baseline: the action a that it is held against.
-        margin: how much worse is still no worse, in the quantity's own unit: fractions, or tokens.
+        baseline: the action a that b is compared with.
+        margin: how much worse b may be, in the quantity's own unit: fractions, or tokens.
         level: 1 - alpha of each answer.
         study: the study's name; None if the store has one.
         model: the model's id; None if the study has one.
@@ -43,25 +43,25 @@ class GateQuestion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer, and what it is made from.
+    """The answer, and the numbers behind it.
 
     Attributes:
         decision: the answer.
-        question: what was asked, with the study and the model.
-        contrast: the difference that the interval is of.
+        question: the question, completed with the study and the model.
+        contrast: the difference that was estimated.
         estimate: theta_b - theta_a; None if it is undefined.
-        low: the lower end of its two-sided interval at level 1 - 2 alpha; None if there is none.
+        low: the lower end of the two-sided interval at level 1 - 2 alpha; None without an interval.
         high: the upper end.
         interval: how the interval was made.
         draws: bootstrap draws.
         documents: evaluation documents that both actions have.
-        clusters: clusters of these.
+        clusters: clusters of these documents.
         status: whether a plan named the difference before its documents were seen.
         events_version: the version of ``events`` that was read.
-        plan_sha256: the plan's hash, None without one.
-        alike: whether the estimate is below the margin, and the interval is not because documents are all alike, or all
-            but a few, and may lack those that fail.
-        more: how many more documents would then settle it, if their share of unlike ones is the same; None if no
+        plan_sha256: the plan's hash; None without a plan.
+        alike: whether the estimate is below the margin, but the interval is not, because all or nearly all documents
+            are alike and failing documents may be missing.
+        more: how many more documents, with the same share of unlike ones, would then settle the question; None if no
             number would, or if the documents are not alike.
         unseen: how many documents in all would exclude failures that no document shows, if the answer is
             ``equivalent or better`` and does not reckon with such failures; None otherwise.
@@ -90,7 +90,7 @@ class Verdict:
 
     @property
     def told_from_floor(self) -> bool | None:
-        """Whether that interval excludes 0; None without one."""
+        """Whether the interval from the floor excludes 0; None without that interval."""
         return None if self.from_floor is None else self.from_floor[0] > 0 or self.from_floor[1] < 0
 
     @property

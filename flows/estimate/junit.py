@@ -1,4 +1,4 @@
-"""A gate's answer as a JUnit file, which continuous integration shows."""
+"""A gate's answer as a JUnit file, for continuous integration."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def write_junit(path: Path, name: str, line: str, outcome: str | None, propertie
     """Write a file with one test.
 
     Args:
-        path: The file, which is replaced if it is there.
-        name: What the test is called.
-        line: The answer, or what is wrong, in words.
+        path: The file; an existing file is replaced.
+        name: The name of the test.
+        line: The answer, or the error, in words.
         outcome: ``failure``, ``skipped`` or ``error``; None if the test passes.
-        properties: What is said of the test besides.
+        properties: Further properties of the test.
 
     """
     counts = {"failure": "failures", "skipped": "skipped", "error": "errors"}

@@ -1,7 +1,7 @@
-"""A study as it moves: what is generated and derived of what is planned, how quickly, and the divergence so far.
+"""Progress of a running study: units generated and derived of those planned, the rate, and the divergence so far.
 
-A look costs what came since the last one and what there is of documents and actions, not what the log holds: units and
-trajectories are counted once, as they come. It reads only, and holds nothing that a writer waits for.
+The cost of a look grows with the units since the last look and with documents and actions, not with the log: units and
+trajectories are counted once, as they come. A look only reads, and holds no lock that a writer waits for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from log.store import Store
 from log.units.revisions import current_actions, current_documents
 from stats.preliminary import preliminary_mean
 
-RATE_SECONDS = 120.0  # what the rate is of
+RATE_SECONDS = 120.0  # the window of the rate
 
 _GROUP = ("study", "model", "doc", "action", "action_revision")
 _UNIT = (*_GROUP, "estimator", "replicates")
@@ -34,7 +34,7 @@ Sums = tuple[int, ...]  # replicates, mismatches, positions, replicates that div
 
 @dataclass(frozen=True)
 class Divergence:
-    """What an action's trajectories say so far; ends of 95% intervals are None if they cannot be had yet."""
+    """The divergence of an action's trajectories so far; ends of 95% intervals are None if they are unknown yet."""
 
     action: str
     documents: int
@@ -51,15 +51,15 @@ class StudyLook:
     """One look at a study and model.
 
     Attributes:
-        work: By split and action.
+        work: Units done and wanted, by split and action.
         planned: Whether the evaluation is planned.
         stored: Units of any size that are committed.
         derived: Trajectories that are derived.
         rate: Units done per second lately; None before two looks.
-        split: The split that ``divergence`` is of; None if nothing is derived.
-        divergence: By action.
-        finished: Whether all is generated and estimated as planned.
-        taken: The looks that were taken of a sequential study; None of another one.
+        split: The split of ``divergence``; None if nothing is derived.
+        divergence: The divergence of each action.
+        finished: Whether everything is generated and estimated as planned.
+        taken: The looks that a sequential study has taken; None for other studies.
 
     """
 
@@ -82,17 +82,17 @@ class StudyLook:
 
     @property
     def wanted(self) -> int:
-        """Units wanted, as far as is known."""
+        """Units wanted, as far as known."""
         return sum(work.wanted for work in self.work)
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the rest takes at the rate; None if that is not known."""
+        """Seconds that the rest takes at the present rate; None if unknown."""
         return (self.wanted - self.done) / self.rate if self.rate else None
 
 
 class LiveStore:
-    """A store that is looked at again and again."""
+    """A store at which one looks repeatedly."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -134,7 +134,7 @@ class LiveStore:
         by_now = {} if plan is None else wanted_by_stratum(plan, taken)
         work = units_done(actions, places, covered, plan, by_now) if ours else []
         splits = {documents[doc]["split"] for doc, _ in groups}
-        split = max(splits, default=None)  # the evaluation, once it is there
+        split = max(splits, default=None)  # the evaluation, as soon as it has trajectories
         done = sum(one.done for one in work) if ours else self._units[study, model]
         left = sum(one.wanted for one in work) - done
         return StudyLook(
@@ -180,7 +180,7 @@ class LiveStore:
 def _present(
     counted: Mapping[tuple[Any, ...], T], current: Collection[tuple[str, str, str, int]], documents: Collection[str]
 ) -> Iterator[tuple[tuple[Any, ...], T]]:
-    """What is counted of documents and of current revisions of actions, by document, action and the rest of the key."""
+    """Yield the counts of known documents and current revisions, by document, action and the rest of the key."""
     for (study, model, doc, action, revision, *more), count in counted.items():
         if (study, model, action, revision) in current and doc in documents:
             yield (doc, action, *more), count

@@ -1,8 +1,8 @@
-"""The parts of an analysis: an action and a contrast of two are estimated apart from all others.
+"""The parts of an analysis: each action and each contrast is estimated independently of all others.
 
-The documents that are resampled are the same for all of them, and the bits of one do not depend on what else is
-estimated. So those whose inputs have not changed stand, and a few tasks estimate the rest. Quantities are grouped so
-that the draws of a task fit into memory together.
+All parts resample the same documents, and the bits of a part do not depend on other parts. So estimates with unchanged
+inputs are kept, and a few tasks make the rest. Quantities are grouped so that the draws of a task fit into memory
+together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXPLORATORY_LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Analysis:
-    """What is estimated of one study, model and split, and how.
+    """The estimates to make for one study, model and split, and how to make them.
 
     Attributes:
         study: the study's name.
@@ -40,8 +40,8 @@ class Analysis:
         seed: the seed of resampling.
         draws: pairs of quantities and bootstrap draws; every quantity once, the exploratory ones last.
         request: the levels and families of the intervals.
-        plan_sha256: the plan's hash, None if no plan was frozen.
-        answers_changed: whether answers of its documents are others than those that the plan froze.
+        plan_sha256: the plan's hash; None if no plan was frozen.
+        answers_changed: whether answers of its documents have changed since the plan froze them.
 
     """
 
@@ -56,22 +56,22 @@ class Analysis:
 
     @property
     def of_answers(self) -> Analysis:
-        """The analysis of answers: where these changed after the plan, their endpoints are seen of every action."""
+        """The analysis of answers; if answers changed after the plan, all its endpoints have the status ``seen``."""
         seen = tuple(self.request.prespecified or ()) if self.answers_changed else self.request.seen
         return replace(self, request=replace(self.request, seen=seen))
 
     @property
     def exploratory_draws(self) -> int:
-        """Draws of what no plan names."""
+        """Draws of the quantities that no plan names."""
         return self.draws[-1][1]
 
     @classmethod
     def planned(cls, plan: FrozenPlan, seen: tuple[str, ...] = (), *, answers_changed: bool = False) -> Self:
         """Return the analysis of the evaluation documents that the frozen plan asks for.
 
-        Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family the
-        level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap"). What was planned of the actions
-        ``seen`` has that status, as has what was planned of answers that changed since.
+        Primary quantities get the plan's draws, all others its exploratory draws; members of the primary family get the
+        level 1 - alpha/m, all other rows 95% pointwise (definitions, "Bootstrap"). Planned endpoints of actions in
+        ``seen``, and of answers that changed since, have the status ``seen``.
         """
         primary = tuple(plan.primary)
         others = tuple(name for name in PAIR_QUANTITIES if name not in primary)
@@ -81,9 +81,9 @@ class Analysis:
 
     @classmethod
     def exploratory(cls, views: Views, study: str, model: str, split: str) -> Self:
-        """Return the analysis of a split for which nothing was fixed beforehand.
+        """Return the analysis of a split without a plan.
 
-        The seed is the study's, 0 if the store has no row of the study.
+        The seed is the study's; 0 if the store has no row of the study.
         """
         stored = views.rows("studies", study=study, model=model).to_pylist()
         seed = int(stored[0]["seed"]) if stored else 0
@@ -92,10 +92,10 @@ class Analysis:
 
 
 class Subject(NamedTuple):
-    """What estimates are of: an action, its contrast with a baseline, or its residual branching.
+    """The subject of estimates: an action, its contrast with a baseline, or its residual branching.
 
-    ``answers`` are of an action or a contrast on the documents with answers, ``together`` of a contrast with an
-    interval that holds for all pairs of actions, or of a member of a sweep with one that holds for all members.
+    With ``answers`` the estimates are over the documents with answers. With ``together`` the interval holds for all
+    pairs of actions, or for all members of a sweep.
     """
 
     action: str
@@ -107,9 +107,9 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AnalysisPart:
-    """Some quantities of some actions, or of some contrasts (baseline, action): what one task estimates.
+    """The estimates of one task: some quantities of some actions, or of some contrasts (baseline, action).
 
-    ``reduced`` are the moments less control variates, of the actions that have coefficients of them.
+    ``reduced`` are the moments less control variates, for the actions that have coefficients.
     """
 
     moments: DocumentMoments
@@ -126,12 +126,12 @@ Runner = Callable[[Sequence[AnalysisPart]], Iterable[Estimates]]
 
 
 def one_by_one(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
-    """Estimate parts one after the other, in this thread, each when it is asked for."""
+    """Estimate parts in sequence in this thread, each when the iterator reaches it."""
     return map(estimate_part, parts)
 
 
 def with_progress(run: Runner, progress: Progress) -> Runner:
-    """Return what estimates parts as ``run`` does, and tells how far it is."""
+    """Return a function that estimates parts as ``run`` does, and reports its progress."""
 
     def run_and_count(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
         progress.begin("bootstrap", len(parts), "parts")
@@ -143,12 +143,12 @@ def with_progress(run: Runner, progress: Progress) -> Runner:
 
 
 def in_sequence(parts: Sequence[AnalysisPart]) -> list[Estimates]:
-    """Estimate parts one after the other, in this thread."""
+    """Estimate all parts in sequence in this thread."""
     return [*one_by_one(parts)]
 
 
 def estimate_part(part: AnalysisPart) -> Estimates:
-    """Estimate the quantities of one part, and from reduced moments those that are functions of these alone."""
+    """Estimate the quantities of one part, and reduced estimates of the quantities that reduced moments suffice for."""
     estimates = estimate(
         part.moments, draws=part.draws, seed=part.seed, request=part.request, quantities=part.quantities,
         pairs=part.contrasts,
@@ -165,7 +165,7 @@ def estimate_part(part: AnalysisPart) -> Estimates:
 
 
 def subjects_of(moments: DocumentMoments, *, answers: bool = False) -> list[Subject]:
-    """Return every action, and every contrast of two that have a document in common."""
+    """Return every action, and every contrast of two actions that share a document."""
     actions = moments.actions
     has = dict(zip(actions, moments.present.T, strict=True))
     pairs = [(a, b) for a in actions for b in actions if a != b and (has[a] & has[b]).any()]
@@ -183,14 +183,14 @@ def parts_of(
     *,
     answers: bool = False,
 ) -> list[AnalysisPart]:
-    """Cut the estimates of some subjects into parts; those of residual branching are none of them.
+    """Cut the estimates of some subjects into parts, residual branching excluded.
 
     Args:
-        analysis: what is estimated, and how.
-        moments: the moments of its documents, or of those with answers.
-        subjects: what estimates are wanted of.
-        coefficients: those of control variates, by action.
-        answers: whether the parts are those of answers, and not of events.
+        analysis: the estimates to make, and how.
+        moments: the moments of its documents, or of its documents with answers.
+        subjects: the subjects to estimate.
+        coefficients: coefficients of control variates, by action.
+        answers: whether answers are estimated, rather than events.
 
     """
     subjects = [
@@ -223,15 +223,15 @@ def inputs_of(
     coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
     answers: DocumentMoments | None = None,
 ) -> dict[Subject, str]:
-    """Return every subject of an analysis with the SHA-256 of all that decides its estimates.
+    """Return every subject of an analysis with the SHA-256 of all inputs of its estimates.
 
     Args:
-        analysis: what is estimated, and how.
+        analysis: the estimates to make, and how.
         moments: the moments of its documents.
-        branching: those of residual branching; None if nothing was branched.
+        branching: the moments of residual branching; None if nothing was branched.
         revisions: the revision of each action.
-        coefficients: those of control variates, by action.
-        answers: the moments of documents with answers; None if nothing is estimated of answers.
+        coefficients: coefficients of control variates, by action.
+        answers: the moments of documents with answers; None if no answers are estimated.
 
     """
     settings = replace(analysis, request=replace(analysis.request, seen=()), answers_changed=False)
@@ -248,11 +248,11 @@ def inputs_of(
             names = [name for name in (subject.baseline, subject.action) if name is not None]
             traits = [(own[name], revisions[name], name in seen, coefficients.get(name)) for name in names]
             found[subject] = inputs_sha256(subject.branched, subject.answers, traits)
-    # An interval that holds for all pairs is a function of all actions.
+    # An interval that holds for all pairs depends on all actions.
     whole = inputs_sha256("together", [found[one] for one in subjects_of(moments)])
     pairs = [one for one in subjects_of(moments) if one.baseline is not None]
     found |= {pair._replace(together=True): inputs_sha256(whole, *pair) for pair in pairs}
-    # And one that holds for all members of sweeps is a function of all these.
+    # An interval that holds for all members of sweeps depends on all members.
     swept = [Subject(action) for action in swept_actions(moments.actions)]
     swept += [] if answers is None else [Subject(action, answers=True) for action in swept_actions(answers.actions)]
     of_all = inputs_sha256("members", [found[one] for one in swept])

@@ -1,4 +1,4 @@
-"""Estimates of a study that is still moving: made for one look at it, and stored nowhere."""
+"""Estimates of a study that still runs: made for one look, and stored nowhere."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.resampling.bootstrap import estimate
 from stats.resampling.intervals import COLUMNS, Request
 
-_DRAWS = 400  # of them ten lie beyond each end at 95%; each look makes them anew
-_QUANTITIES = [name for name in PAIR_QUANTITIES if name not in ANSWER_QUANTITIES]  # answers are scored at the end
+_DRAWS = 400  # ten draws lie beyond each end at 95%; every look repeats them
+_QUANTITIES = [name for name in PAIR_QUANTITIES if name not in ANSWER_QUANTITIES]  # answers are scored only at the end
 
 
 @dataclass(frozen=True)
 class PreliminaryViews:
-    """The views of a store, with estimates of the pairs that it has now in place of the stored ones.
+    """The views of a store, with preliminary estimates from the present pairs in place of the stored estimates.
 
-    They are exploratory even if a plan names them: their documents are not yet the plan's, and repeated looks mislead
-    more often than their level says.
+    Preliminary estimates are exploratory even if a plan names them: their documents are not yet the plan's, and
+    repeated looks mislead more often than their level says.
     """
 
     views: Views
@@ -35,7 +35,7 @@ class PreliminaryViews:
     model: str
 
     def rows(self, view: str, columns: Sequence[str] = (), /, **equal: object) -> pa.Table:
-        """Rows of ``view`` whose columns equal the given values; of estimates always all columns."""
+        """Return rows of ``view`` whose columns equal the given values; for estimates always all columns."""
         if view != "estimates":
             return self.views.rows(view, columns, **equal)
         rows = self._estimates

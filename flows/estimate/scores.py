@@ -1,7 +1,7 @@
-"""Continuations scored against their documents' answers: rows of ``scores``, once for each coupled pair and answers.
+"""Scores of continuations against their documents' answers: a row of ``scores`` for each coupled pair and answers.
 
-The tokenizer is all that is needed of the model. What was scored already stays; the cost is that of what is new. Pairs
-of a document whose answers were corrected are scored again, and their earlier scores are superseded.
+Only the model's tokenizer is needed. Stored scores stay, so that only new pairs cost time. Pairs of a document with
+corrected answers are scored again, and their earlier scores are superseded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from log.units.revisions import current_scores
 from schema.progress import SILENT, Progress
 from schema.tables import PLAIN, SCORES
 
-_BATCH = 4096  # pairs to a commit, whole units: what a kill costs
+_BATCH = 4096  # pairs of a commit, in whole units; a kill loses at most these
 _UNIT = ["doc", "action", "action_revision", "first_replicate", "replicates", "horizon", "unit"]
 _NO_UNITS = pa.table({})
 _TOKENS = ("x_token", "y_token", "x_eos", "y_eos")
@@ -34,7 +34,7 @@ _TOKENS = ("x_token", "y_token", "x_eos", "y_eos")
 
 @dataclass(frozen=True)
 class KnownAnswers:
-    """What a right continuation of a document of a split states, and how it is scored."""
+    """The answers that a right continuation of a document states, and the rule that scores it."""
 
     answers: tuple[str, ...]
     scoring: str
@@ -45,7 +45,7 @@ class KnownAnswers:
 def known_answers(
     store: ReadableStore, study: str, model: str, docs: pa.Array | None = None
 ) -> dict[str, KnownAnswers]:
-    """Return answers of the documents of a study and model that are scored, by document; of ``docs`` alone if given."""
+    """Return the answers of a study's scored documents by document, or only of ``docs`` if given."""
     found = {}
     columns = ["doc", "split", "task", "source", "answers", "scoring", "document_revision"]
     documents = store.documents(study, model, columns)
@@ -61,24 +61,24 @@ def known_answers(
 
 
 def _scoring(answers: Answers) -> str | None:
-    """How answers are scored; None if they are not."""
+    """Return the rule by which answers are scored; None if they are not scored."""
     return answers.scoring or task_scoring(answers.source or "", answers.task or "")
 
 
 class Scoring:
-    """What of a study and model is scored, and what is still to be.
+    """The scored and unscored pairs of a study and model.
 
-    It is counted, whatever the number of units; rows are read if there is something to score.
+    Pairs are counted without reading rows; rows are read only if there is something to score.
 
     Attributes:
-        documents: how many documents are scored once their units are there.
+        documents: how many documents have answers to score.
 
     """
 
     def __init__(self, store: ReadableStore, study: str, model: str, counts: Counts, current: Holdings) -> None:
-        """Take the counts of a store, and those of its current units among them; no row is read."""
+        """Take the counts of a store, and those of its current units; no row is read."""
         self._store, self._study, self._model = store, study, model
-        self._pairs = Counter[Scored]()  # that can be scored
+        self._pairs = Counter[Scored]()  # pairs that can be scored
         self._scored = counts.scores
         self.documents = sum(count for place, count in counts.documents.items() if self._is_scorable(place))
         for (place, own), count in current.items():
@@ -89,8 +89,8 @@ class Scoring:
 
     @classmethod
     def stored(cls, store: ReadableStore, study: str, model: str) -> Self:
-        """Count it in a store."""
-        actions = store.read("actions")  # first: a revision is declared before its units are there
+        """Count the pairs in a store."""
+        actions = store.read("actions")  # read first, since a revision is declared before its units exist
         counts = store.counts()
         return cls(store, study, model, counts, counts.current_units(actions))
 
@@ -100,13 +100,13 @@ class Scoring:
 
     @functools.cached_property
     def unscored_pairs(self) -> Counter[str]:
-        """How many coupled pairs of each split can be scored and are not yet; no row is read where counts tell."""
+        """Count the unscored pairs of each split that can be scored; no row is read if counts suffice."""
         left = {of: count - self._scored[of] for of, count in self._pairs.items()}
         found = Counter[str]()
         if min(left.values(), default=0) >= 0:
             for of, count in left.items():
                 found[of.split or ""] += count
-        else:  # a pair that was scored twice may hide one that is not scored
+        else:  # a pair that was scored twice may hide an unscored pair
             units = self.unscored
             for doc, replicates in zip(units["doc"].to_pylist(), units["replicates"].to_pylist(), strict=True):
                 found[self.answered[doc].split] += replicates
@@ -114,13 +114,13 @@ class Scoring:
 
     @functools.cached_property
     def answered(self) -> Mapping[str, KnownAnswers]:
-        """The answers of the documents of ``unscored``, by document."""
+        """The answers of the documents in ``unscored``, by document."""
         units = self._lacking
         return known_answers(self._store, self._study, self._model, units["doc"].unique()) if units.num_rows else {}
 
     @functools.cached_property
     def unscored(self) -> pa.Table:
-        """The current units of coupled pairs that can be scored and are not yet, sorted by document."""
+        """The current units of coupled pairs that can be scored and are not scored yet, sorted by document."""
         units = self._lacking
         scored = pa.array([*self.answered], pa.string())
         return units.filter(pc.is_in(units["doc"], value_set=scored)) if units.num_rows else units
@@ -128,7 +128,7 @@ class Scoring:
     @functools.cached_property
     def _lacking(self) -> pa.Table:
         """The current units of coupled pairs that have no scores, sorted by document; none if all are scored."""
-        if all(self._scored[of] == count for of, count in self._pairs.items()):  # by present answers, once
+        if all(self._scored[of] == count for of, count in self._pairs.items()):  # all scored once
             return _NO_UNITS
         units = self._store.units(self._study, self._model, [*_UNIT, "estimator"])
         keys = ["doc", "action", "action_revision", "replicate"]
@@ -136,14 +136,14 @@ class Scoring:
         documents = self._store.read("documents", columns=["study", "model", "doc", "document_revision"])
         scores = current_scores(scores, documents)
         own = pc.and_(pc.equal(scores["study"], self._study), pc.equal(scores["model"], self._model))
-        # The pairs of a unit are scored by one commit: the first of them tells.
+        # One commit scores all pairs of a unit, so the first pair tells.
         lacking = units.filter(pc.equal(units["estimator"], PLAIN)).join(
             scores.filter(own).select(keys), [*keys[:3], "first_replicate"], keys, "left anti"
         )
         return lacking.sort_by([(name, "ascending") for name in (*keys[:3], "first_replicate")])
 
     def scored_splits(self, controls: Collection[str]) -> set[str]:
-        """Return the splits that have pairs of an action that is no control, and whose pairs are all scored."""
+        """Return the splits with pairs of an action other than the control, and without unscored pairs."""
         return {of.split or "" for of in self._pairs if of.action not in controls} - set(self.unscored_pairs)
 
 
@@ -165,8 +165,8 @@ def score_stored(
         study: the study's name.
         model: the model's id.
         revision: the model's revision as the study file gives it.
-        location: where the model's files are, of a study file's model; by default what its id names here.
-        progress: who is told how far the work is.
+        location: the model's files if a study file names them; by default the files that the model's id names here.
+        progress: listener of the work's progress.
 
     """
     scoring = Scoring.stored(store, study, model)
@@ -190,7 +190,7 @@ def score_stored(
 def _scored_documents(
     store: Store, units: pa.Table, answers: Mapping[str, KnownAnswers], decode: Decode, progress: Progress
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of one document after the other, without study and model."""
+    """Yield the rows of each document in turn, without study and model."""
     events = store.rows_of_units("events")
     rows = units.to_pylist()
     begin = 0

@@ -1,8 +1,8 @@
-"""Estimates that stand: those of an earlier events version that were made from the same moments in the same way.
+"""Estimates that stay valid: those of an earlier events version, made from the same moments in the same way.
 
-Events of another study, model, split or action change the version of the log, and not the moments of this one. Its
-estimates are then repeated for the new version, bit for bit, without a new bootstrap. So are those that corrected
-answers do not concern, for the new revision of the documents.
+Events of another study, model, split or action change the log's version, but not these moments. The estimates are then
+copied to the new version, bit for bit, without a new bootstrap. If answers are corrected, estimates that do not depend
+on answers are likewise copied to the new revision of the documents.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from log.store import Store
 
 
 def inputs_sha256(*inputs: Any) -> str:
-    """Compute the SHA-256 of what decides estimates: the inputs, the code of ``stats``, numpy's and scipy's versions.
+    """Compute the SHA-256 of all inputs of estimates: data, code of ``stats``, versions of numpy and scipy.
 
     Args:
         inputs: dataclasses, mappings, sequences, arrays and plain values; arrays count with every bit.
@@ -36,16 +36,16 @@ def inputs_sha256(*inputs: Any) -> str:
 
 
 def standing_rows(store: Store, table: str, wanted: Iterable[str], cited: Mapping[str, int]) -> pa.Table:
-    """Return the rows of ``results`` or ``calibration`` that were made from some inputs, at whatever versions.
+    """Return the rows of ``results`` or ``calibration`` that were made from some inputs, at any version.
 
     Args:
         store: the store.
-        table: which of the two.
-        wanted: the SHA-256 of each inputs.
+        table: the name of the table.
+        wanted: the SHA-256 of each set of inputs.
         cited: the events version and the documents' revision that the rows are to cite, by column.
 
     Returns:
-        The newest rows of each inputs, citing the present versions; none of inputs that have no rows.
+        The newest rows for each set of inputs, citing the present versions; none for inputs without rows.
 
     """
     stored = store.read(table)

@@ -1,4 +1,4 @@
-"""The estimates of a stored study: made where the store lacks them for its present events."""
+"""The estimates of a stored study, made if the store lacks estimates of its present events."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         store: the study's store.
         study: the study's name.
         model: the model's id.
-        run: estimates the parts of an analysis.
-        progress: who is told how far the work is.
+        run: a function that estimates the parts of an analysis.
+        progress: listener of the work's progress.
 
     Returns:
-        The number of new estimates; 0 if those of the present events are there.
+        The number of new estimates; 0 if the store has those of the present events.
 
     """
     current = estimates_are_current(store, study, model)
@@ -57,7 +57,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
 
     frozen = find_plan(store, study, model)
     with open_views(store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
-        # What is estimated is what these views show, whatever other writers commit meanwhile.
+        # Only what these views show is estimated, whatever other writers commit meanwhile.
         version = store.data_version("events", views.versions["events"])
         if pending := store.all_underived(views.versions).size:
             raise InputError(f"{pending} units are not derived: kvdrift derive {store.location}")
@@ -74,7 +74,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         windows = study_windows(views, study, model)
         coefficients = _coefficients(views, study, model) if "development" in splits else NO_COEFFICIENTS
         moments = {split: document_moments(views, study, model, split, windows) for split in splits}
-        # Before the estimates, which say that this version is done: a kill in between then leaves both to do.
+        # Written before the estimates, which mark this version as done: after a kill in between both are made again.
         count = 0
         if frozen is not None and not current:
             count = calibrate_study(store, views, frozen, version, moments, seen)
@@ -94,16 +94,16 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
                 progress.say(f"estimates of {what} are made on {analysis.split} documents; the others stand")
             count += estimates.new
             rows.append(estimates.rows if frozen is None else with_looks(estimates.rows, store, frozen))
-        # One commit for all of it: a row of this events version says that the analysis is done.
+        # A single commit, since any row of this events version says that the analysis is done.
         store.append_rows("results", pa.concat_tables(rows))
     return count
 
 
 def _coefficients(views: Views, study: str, model: str) -> Mapping[str, Float]:
-    """Fit the coefficients of control variates on the development documents, as they are now.
+    """Fit the coefficients of control variates on the present development documents.
 
-    No plan has them: they are a function of documents that no estimate of evaluation documents is made from, so that
-    these stay unbiased whichever the coefficients are. Plans that were frozen before there were any, and actions that
-    were added to a plan or redone, have them like all others.
+    Plans do not fix coefficients: these depend on development documents alone, so that estimates of evaluation
+    documents are unbiased for any coefficients. So plans frozen before coefficients existed, and actions that were
+    added or redone, have them too.
     """
     return fit_coefficients(replicate_moments(views, study, model, "development"))

@@ -50,7 +50,7 @@ def _is_due(store: Store, views: Views, plan: FrozenPlan) -> bool:
 
 
 def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
-    """Take the look whose documents are all there, and store it.
+    """Take the look whose documents are complete, and store it.
 
     Args:
         store: the study's store.
@@ -58,7 +58,7 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
         plan: the frozen plan, of a sequential study that has not stopped.
 
     Returns:
-        How far the study has come with that look.
+        The looks that the study has taken, with that look.
 
     """
     taken = _require(store, plan)
@@ -102,14 +102,14 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
         })  # fmt: skip
     try:
         store.append_rows("looks", pa.Table.from_pylist(rows, schema=LOOKS.schema))
-    except InputError:  # another run has taken it just now, unless something else is wrong with the rows
+    except InputError:  # another run has just taken this look, unless something else is wrong with the rows
         if _require(store, plan).wanted == look:
             raise
     return _require(store, plan)
 
 
 def _answers(store: Store, views: Views, plan: FrozenPlan, of_look: DocumentMoments) -> DocumentMoments:
-    """Read the moments of the documents of a look that have answers."""
+    """Read the moments of a look's documents that have answers."""
     known = known_answers(store, plan.study, plan.model)
     found = answer_moments(views, plan.study, plan.model, "evaluation", of_look.windows, known)
     if found is None:
@@ -118,10 +118,10 @@ def _answers(store: Store, views: Views, plan: FrozenPlan, of_look: DocumentMome
 
 
 def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
-    """Return rows of ``results``, where those of primary endpoints have the estimate and interval of the last look.
+    """Return rows of ``results``; rows of primary endpoints get the estimate and interval of the last look.
 
-    Before the first look they have no interval, and reduced estimates have none at all: those that there are do not
-    reckon with looks.
+    Before the first look primary endpoints have no interval. Reduced estimates never have an interval here, since
+    theirs ignore looks.
     """
     taken = LooksTaken.in_store(store, plan)
     if taken is None:
@@ -133,7 +133,7 @@ def with_looks(results: pa.Table, store: Store, plan: FrozenPlan) -> pa.Table:
 
 
 def _seen_at(row: Row, looks: Mapping[Endpoint, Row]) -> Row:
-    """One row of ``results`` as its look has it."""
+    """Return a row of ``results`` with the numbers of its look."""
     look = looks.get(_place(row))
     row = row | {"low": None, "high": None, "low_reduced": None, "high_reduced": None, "interval": REPEATED}
     if look is None:
@@ -154,5 +154,5 @@ def _require(store: Store, plan: FrozenPlan) -> LooksTaken:
 
 
 def _number(value: float) -> float | None:
-    """NaN as None: undefined is null in the store."""
+    """Replace NaN by None, since an undefined number is null in the store."""
     return None if math.isnan(value) else value

@@ -1,1 +1,1 @@
-"""What a study lacks of events, and who generates them: this process, or processes beside it."""
+"""The missing events of a study, and their generation in this process or in side processes."""

@@ -1,4 +1,4 @@
-"""Documents that fail, and the others of some work, which are generated all the same.
+"""Documents that fail, and the generation of the other documents all the same.
 
 Documents are generated side by side, so several fail at first. Then each is tried alone until the faulty document is
 found, and the rest are generated together again.
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from generator.generation import Work
 from schema.errors import InputError, KvdriftError, OperationError
 
-_IN_A_ROW = 3  # documents that fail
+_IN_A_ROW = 3  # failing documents
 
 
 class Trying:
-    """Splits work into the parts that are to be tried.
+    """The parts of some work that are still to be tried.
 
     If several documents fail in a row, the cause lies elsewhere, and no more documents are tried.
     """
@@ -30,7 +30,7 @@ class Trying:
         self._any = False
 
     def parts(self) -> Iterator[Work]:
-        """Yield what is to be tried next, as long as there is something."""
+        """Yield the parts to try, as long as there are any."""
         while self._parts:
             yield self._parts.popleft()
 
@@ -39,7 +39,7 @@ class Trying:
         self._in_a_row, self._any = 0, True
 
     def part_failed(self, left: Work, error: KvdriftError) -> None:
-        """Take note that a part failed; ``left`` is what of the part was not generated before."""
+        """Record that a part failed; ``left`` are its documents that were not generated."""
         if len(left) > 1:
             self._parts.extendleft([one] for one in reversed(left))
             return

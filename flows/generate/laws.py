@@ -1,4 +1,4 @@
-"""Work of several laws put together: all that the laws lack of a document is generated from one prefill."""
+"""The work of several laws merged: all units of a document that any law lacks are generated from one prefill."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from schema.study import Study
 
 
 def of_all_laws(lacking: Sequence[tuple[Study, Work]]) -> Work:
-    """Put together the work of studies of one file and model, which differ in their names and laws alone.
+    """Merge the work of studies of one file and model, which differ only in names and laws.
 
     Args:
         lacking: The studies, each with its work.
 
     Returns:
-        Each document once, with the units that any study lacks of it; each unit says whose it is.
+        Each document once, with all units that some study lacks; each unit names its study.
     """
     documents: dict[str, tuple[Document, list[PendingUnit]]] = {}
     for study, work in lacking:

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 class LocalGenerator:
-    """Generates in this process, with one model in memory at a time.
+    """Generation in this process, with one model in memory at a time.
 
     Args:
-        say: Is told in a line what generation does without.
+        say: Receives a line about anything that generation must do without.
 
     """
 
     def __init__(self, say: Callable[[str], None] = SILENT.say) -> None:
         self._say = say
-        self._study: Study | None = None  # whose model is held
+        self._study: Study | None = None  # the study whose model is loaded
         self._model: LoadedModel | ModelWithOthers | FiniteModel | EngineModel | None = None
 
     def __call__(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
@@ -48,7 +48,7 @@ class LocalGenerator:
         return generate_together(self.model(study), study.name, part, study.study.horizon, study.study.seed)
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return what makes the units of the study's actions; a model is loaded only if it is to be downloaded first.
+        """Return the identity of the study's actions; a model is loaded only if it must be downloaded first.
 
         Raises:
             InputError: a file cannot be read, or the model cannot be loaded.
@@ -63,14 +63,14 @@ class LocalGenerator:
         return self.model(study).identity if required and unknown else identity
 
     def model(self, study: Study) -> Model:
-        """Return the study's model with its law, loaded where another one is held or none; that one is released before.
+        """Return the study's model with its law; release another model that is loaded, and load this one.
 
         Raises:
             InputError: the model cannot be loaded.
 
         """
         held, whole = self._study, study.model.finite or study.model.engine is not None
-        # The documents of a study of systems are its systems, and the actions of one with an engine its sides.
+        # The documents of a study of systems are its systems; the actions of a study with an engine are its sides.
         other = held is None or held.model != study.model or held.own_weights != study.own_weights
         if self._model is None or other or (whole and held != study):
             self._model = None

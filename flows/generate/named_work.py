@@ -1,4 +1,4 @@
-"""Work as another process is given it: with actions by name, since a selector may come from a study's own module."""
+"""Work in the form for another process: with actions by name, since a selector may come from a study's own module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int, StudyLaw | 
 
 
 def named(part: Work) -> NamedPart:
-    """Name the actions of some work."""
+    """Replace the actions of some work by their names."""
     return [
         (
             document,
@@ -23,10 +23,10 @@ def named(part: Work) -> NamedPart:
 
 
 def with_actions(study: Study, part: NamedPart) -> Work:
-    """Make the actions that work names, from the study and what lies beside its file.
+    """Rebuild the actions that work names, from the study and the modules beside its file.
 
     Raises:
-        InputError: a selector is not there, or not as the study asks for it.
+        InputError: a selector is missing, or is not as the study asks for.
 
     """
     actions = {action.name: action for action in build_actions(study)}

@@ -1,4 +1,4 @@
-"""What a study still lacks of events."""
+"""The events that a study still lacks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stored_units(store: Store | None, material: Material) -> pa.Table:
 def pending_development(
     store: Store | None, material: Material, redone: Collection[str] = (), units: pa.Table | None = None
 ) -> Work:
-    """Return what the development documents still lack; arguments are those of ``pending_work``."""
+    """Return the units that development documents still lack; the arguments are those of ``pending_work``."""
     planned = material.study.plan
     branched = material.measured_actions if planned.estimator != PLAIN else ()
     documents = material.of_split("development")
@@ -35,7 +35,7 @@ def pending_development(
 
 
 def pending_evaluation(store: Store, material: Material) -> Work:
-    """Return what the frozen plan asks of evaluation documents and the store lacks, as ``pending_work`` finds it."""
+    """Return the units that the frozen plan asks for and the store lacks, as ``pending_work`` finds them."""
     return pending_of_plan(store, material, require_plan(store, material.study))
 
 
@@ -43,7 +43,7 @@ def pending_of_plan(
     store: Store, material: Material, plan: FrozenPlan, redone: Collection[str] = (), units: pa.Table | None = None,
     *, at_most: bool = False,
 ) -> Work:  # fmt: skip
-    """Return what a plan asks of the evaluation documents by now and the store lacks.
+    """Return the units of evaluation documents that a plan asks for by now and the store lacks.
 
     ``at_most`` takes a sequential study that has not stopped to its N.
     """
@@ -63,7 +63,7 @@ def wanted_documents(store: Store, material: Material, plan: FrozenPlan, *, at_m
 
 
 def lacking_actions(store: Store, material: Material, plan: FrozenPlan | None) -> set[str]:
-    """Return the names of actions that lack units by a plan; without one, all of them."""
+    """Return the names of actions that lack units of a plan; without a plan, of all actions."""
     if plan is None:
         return {action.name for action in material.actions}
     units = stored_units(store, material)
@@ -82,12 +82,12 @@ def pending_work(
         material: the study with its documents and actions.
         documents: the documents that are wanted.
         replicates: how many replicates of each document and action are wanted.
-        branched: names of actions that get as many replicates of residual branching too.
+        branched: names of actions that get equally many replicates of residual branching.
         redone: names of actions whose stored units are about to be superseded.
-        units: what ``stored_units`` has read; None to read it.
+        units: the result of ``stored_units``; None to read it.
 
     Returns:
-        Documents that lack units, each with those units; [] where everything is there.
+        Documents that lack units, each with those units; [] if nothing lacks.
 
     """
     revisions = {} if store is None else newest_revisions(store.read("actions"))

@@ -1,4 +1,4 @@
-"""The prompts of a study's documents as rows of its store, with the places where they state their answers."""
+"""The prompts of a study's documents as rows of its store, with the positions of their answers."""
 
 from __future__ import annotations
 

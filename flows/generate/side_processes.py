@@ -1,7 +1,7 @@
-"""Two processes beside this one, for much work of a small model and for figures.
+"""Two side processes, for large amounts of work of a small model and for figures.
 
 A position of a small model takes the interpreter about as long as the processor, and so does a figure: two threads of
-one process get little more done than one. What the processes do not finish, because they were killed, is done here.
+one process get little more done than one. If a side process is killed, this process does its work.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 _COUNT = 2
-_MUCH = 1 << 14  # pairs by positions: some 4 s of a small model, about what a process takes to start
-_SMALL = 100 << 20  # bytes of weights
+_MUCH = 1 << 14  # pairs times positions: some 4 s of a small model, about the time that a process takes to start
+_SMALL = 100 << 20  # bytes of a small model's weights
 
-_local: LocalGenerator | None = None  # of a side process
+_local: LocalGenerator | None = None  # set in a side process
 
 
 class SideBySideGenerator:
-    """Generates on this machine: much work of a small model in side processes, all other work in this process.
+    """Generation on this machine: large amounts of work of a small model in side processes, other work in this process.
 
     Args:
         local: Generates in this process.
@@ -68,20 +68,20 @@ class SideBySideGenerator:
                 self.close()
 
     def get_ready(self, study: Study, work: Work) -> None:
-        """Start the side processes, which load the model in some seconds, if there is much work of a small model."""
+        """Start the side processes, which take seconds to load the model, if there is much work of a small model."""
         if self.sides is None and len(os.sched_getaffinity(0)) > 1 and _is_much(work, study) and _is_small(study):
             self.sides = OwnProcesses(_COUNT, _load, study)
             for _ in range(_COUNT):
                 self.sides.submit(_pairs_at_once, study)
 
     def close(self) -> None:
-        """End the side processes, if there are some."""
+        """End the side processes, if there are any."""
         if self.sides is not None:
             self.sides.kill()
             self.sides = None
 
     def _pairs_at_once(self, study: Study) -> int:
-        """How many pairs a side process decodes at once; 0 if there is no side process, or none any more."""
+        """Return how many pairs a side process decodes at once; 0 without side processes."""
         if self.sides is None:
             return 0
         try:
@@ -98,17 +98,17 @@ def work_beside(
     here: Callable[[Given], Made],
     sent: Callable[[Given], object] = lambda part: part,
 ) -> Generator[Made, None, None]:
-    """Have parts of some work done in side processes, which are ended if the work ends early.
+    """Do parts of some work in side processes, which are ended if the work ends early.
 
     Args:
         sides: The processes.
         parts: The parts.
         there: Does a part, as it was sent, in a side process.
-        here: Does a part that no side process did: the process was killed, or cannot do what can be tried here.
+        here: Does a part in this process if no side process did: it was killed, or cannot do what this process can try.
         sent: Returns a part as a process gets it.
 
     Yields:
-        What became of each part, in any order.
+        The result of each part, in any order.
 
     Raises:
         KvdriftError: A process raised it.
@@ -138,7 +138,7 @@ def work_beside(
 
 
 def _load(study: Study) -> None:
-    """Load the study's model in a side process; what fails is said when the model is asked for."""
+    """Load the study's model in a side process; errors are raised later, when the model is used."""
     global _local  # noqa: PLW0603 - one to a process
     _local = LocalGenerator()
     torch_threads(1).__enter__()
@@ -151,7 +151,7 @@ def _pairs_at_once(study: Study) -> int:
 
 
 def _generate(study: Study, part: NamedPart) -> list[list[Unit]]:
-    """Generate a part in a side process; what fails there is told here as an error of ours."""
+    """Generate a part in a side process; any failure is raised as one of our errors."""
     try:
         return _in_this_process().generate_part(study, with_actions(study, part))
     except KvdriftError:
@@ -171,7 +171,7 @@ def _is_much(work: Work, study: Study) -> bool:
 
 
 def _is_small(study: Study) -> bool:
-    """Whether the model may be one of those that decode in one thread; it is not loaded for that."""
+    """Tell whether the model may be one that decodes in one thread, without loading the model."""
     model = study.model
     if model.kind == FINITE_STATE or model.engine is not None or model.device != "cpu":
         return False

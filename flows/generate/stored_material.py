@@ -1,4 +1,4 @@
-"""A study's parameters, documents, actions and identities as rows of its store, there before the first event."""
+"""A study's parameters, documents, actions and identities as rows of its store, written before the first event."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES,
 
 
 def record_material(store: Store, material: Material, planned_actions: list[str] | None) -> None:
-    """Write study parameters, documents and actions; rows already there stay.
+    """Write study parameters, documents and actions; existing rows stay.
 
-    A document whose answers, scoring or cluster are others now gets a further revision.
+    A document whose answers, scoring or cluster have changed gets a further revision.
 
     Args:
         store: the study's store.
         material: the study with its documents and actions.
-        planned_actions: the actions of the frozen plan, None if there is no plan yet; a new action that is not among
-            them was added after the plan.
+        planned_actions: the actions of the frozen plan; None if there is no plan yet. A new action outside the plan
+            counts as added after it.
 
     """
     study, model = material.study, material.model_id
@@ -51,7 +51,7 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
     actions = []
     for action in material.actions:
         prespecified = planned_actions is None or action.control or action.name in planned_actions
-        if action.name in there:  # of the plan that was the newest then
+        if action.name in there:  # of the newest plan at that time
             prespecified = there[action.name]["prespecified"]
         revision = revisions.get((study.name, action.name), -1) + (action.name not in there)
         actions.append(action.row(study.name, prespecified=prespecified, revision=revision))
@@ -64,14 +64,14 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
 
 
 def record_identities(store: Store, material: Material, identity: Callable[[Action], ActionIdentity]) -> None:
-    """Write what makes the units of each action's current revision, before the first of them is generated.
+    """Write the identity of each action's current revision, before its first unit is generated.
 
-    What made units that were stored before identities were recorded stays unknown.
+    The identity of units stored before identities were recorded stays unknown.
 
     Args:
         store: the study's store, with its actions.
         material: the study with its documents and actions.
-        identity: says what makes the units of an action.
+        identity: returns the identity of an action.
 
     """
     study, model = material.study.name, material.model_id
@@ -88,7 +88,7 @@ def record_identities(store: Store, material: Material, identity: Callable[[Acti
 
 
 def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, int], ActionIdentity]:
-    """Return what made the units of each action and revision of a study and model, if it was recorded."""
+    """Return the recorded identity of each action and revision of a study and model."""
     return {
         (row["action"], row["action_revision"]): ActionIdentity(**{name: row[name] for name in IDENTITY_COLUMNS})
         for row in store.read("identities").to_pylist()
@@ -99,8 +99,8 @@ def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, i
 def _recorded(store: Store, study: Study) -> dict[str, Any]:
     """Return the columns of the study's stored row that stay: those added since it was written, which are null in it.
 
-    The row's ``study_sha256`` covers what they say, so they cannot say something else. It stays too where the study
-    file names the same systems by another path.
+    The row's ``study_sha256`` covers the meaning of such columns, so they cannot contradict it. The hash stays, too, if
+    the study file names the same systems by another path.
     """
     later = TABLES["studies"].defaults
     for row in store.read("studies").to_pylist():
@@ -111,7 +111,7 @@ def _recorded(store: Store, study: Study) -> dict[str, Any]:
 
 
 def document_rows(store: Store, material: Material) -> list[dict[str, Any]]:
-    """Return the rows of a study's documents: the stored ones, new ones, and further revisions of those that changed.
+    """Return the rows of a study's documents: stored rows, new rows, and further revisions of changed documents.
 
     Args:
         store: the study's store.

@@ -1,4 +1,4 @@
-"""Generating what a study lacks, and storing it."""
+"""Generation of the units that a study lacks, and their storage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Units that were not made by the identities are refused.
 
 
 class _OtherIdentityError(OperationError):
-    """What makes units changed during the run."""
+    """The identity of units changed during the run."""
 
 
 _ENDING = (
@@ -51,27 +51,27 @@ _ENDING = (
     NobodyLeftError,
     UnlikeUnitsError,
     _OtherIdentityError,
-)  # no other document would fare better
+)  # every other document would fail too
 
 
 class Identify(Protocol):
-    """Says what makes the units of a study's actions, whoever generates them."""
+    """A function that returns the identity of the units of a study's actions, whoever generates them."""
 
     def __call__(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return the identity by action; unless ``required``, that of the weights is None if it is not known."""
+        """Return the identity by action; unless ``required``, unknown weights are None."""
 
 
 def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:
-    """Generate work and store it, one commit a document; returns the number of new units.
+    """Generate work and store it, with one commit for each document; return the number of new units.
 
-    A unit of another law says which study it belongs to.
+    A unit of another law names its study.
 
-    A document that fails does not keep the others from being generated. If several documents fail in a row, the cause
+    If a document fails, the others are still generated. If several documents fail in a row, the cause
     lies elsewhere, and no more documents are tried.
 
     Raises:
-        InputError: a model, an endpoint or the store refuses the work, or documents of it.
-        OperationError: the work or documents of it failed, or what came was not made as the store has it.
+        InputError: a model, an endpoint or the store refuses the work or some documents.
+        OperationError: the work or some documents failed, or units came with another identity than the store's.
 
     """
     if not work:
@@ -112,7 +112,7 @@ def studies_of(study: Study, work: Work) -> list[str]:
 
 
 def _not_stored(store: Store, study: Study, work: Work) -> Work:
-    """The documents of some work that the store does not have all units of."""
+    """Return the documents of some work for which the store lacks units."""
     names = ["doc", "action", "estimator", "first_replicate"]
     there = set()
     for one in studies_of(study, work):
@@ -136,7 +136,7 @@ def stored_gpus(store: Store, study: str, model: str, redone: Collection[str] = 
 
 
 def storing(made_by: Generate) -> GenerateInto:
-    """Have what generates units store them from this process."""
+    """Wrap a generator of units so that this process stores them."""
 
     def generate_into(store: Store, study: Study, work: Work, known: Identities) -> Generator[int, None, None]:
         with closing(made_by(study, work)) as made:
@@ -147,12 +147,12 @@ def storing(made_by: Generate) -> GenerateInto:
 
 
 def store_units(store: Store, units: Sequence[Unit], known: Identities, *, prompts: bool) -> int:
-    """Append units by one commit, with what they keep of the prompt if ``prompts``; returns the number of new ones.
+    """Append units by one commit, with their kept prompt entries if ``prompts``; return the number of new units.
 
     Raises:
-        InputError: the store refuses them.
-        UnlikeUnitsError: they keep or read other entries than the stored units of their document and action.
-        OperationError: they were not made as the store has it, or writing failed.
+        InputError: the store refuses the units.
+        UnlikeUnitsError: the units keep or read other entries than the stored units of the same document and action.
+        OperationError: the units have another identity than the store's, or writing failed.
 
     """
     for unit in units:
@@ -161,7 +161,7 @@ def store_units(store: Store, units: Sequence[Unit], known: Identities, *, promp
 
 
 def _check_identity(unit: Unit, known: Identities) -> None:
-    """Refuse a unit whose identity is not the one that the store has of its revision: it changed during the run."""
+    """Refuse a unit whose identity differs from the stored identity of its revision: it changed during the run."""
     record = unit.record
     for name, value in known[record["study"], record["action"], record["action_revision"]].columns.items():
         if record[name] != value:

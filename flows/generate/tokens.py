@@ -1,6 +1,6 @@
-"""The texts of a study's tokens: rows of ``tokens``, the whole vocabulary once, so that it has those of later units.
+"""The texts of a study's tokens: rows of ``tokens`` for the whole vocabulary, written once, for later units too.
 
-The tokenizer is all that is needed of the model.
+Only the model's tokenizer is needed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def record_tokens(
 ) -> int:
     """Record the text of each token of a study's model, unless the store has them; return how many are new.
 
-    If the model's tokenizer cannot be loaded, nothing is recorded, and one line says so. Finite-state systems have
-    none.
+    If the model's tokenizer cannot be loaded, nothing is recorded, and one line says so. Finite-state systems have no
+    token texts.
 
     Args:
         store: the study's store.
         study: the study's name.
         model: the model's id.
         revision: the model's revision as the study file gives it.
-        location: where the model's files are, of a study file's model; by default what its id names here.
-        progress: who is told that there are none.
+        location: the model's files if a study file names them; by default the files that the model's id names here.
+        progress: told if the tokenizer cannot be loaded.
 
     """
     known = store.read("tokens", columns=["study", "model"])

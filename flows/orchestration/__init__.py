@@ -1,1 +1,1 @@
-"""Prefect as a study uses it: whose server, and what a run shows there."""
+"""Prefect's part in a study: the server, and the page of a flow run."""

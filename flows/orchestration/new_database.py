@@ -1,8 +1,8 @@
-"""A new database of our own server, copied from one that Prefect made before.
+"""A new database for our own server, copied from a database that Prefect made before.
 
-Prefect makes a database by all the migrations that there ever were: seconds of the first run in every store. So the
-first one is kept, empty as it is, in the user's cache, and later ones are copies of it. Nothing depends on it: what
-cannot be kept or read is made by Prefect.
+Prefect makes a database by running all past migrations, which takes seconds in the first run of every store. So the
+first database is kept in the user's cache while it is empty, and later databases are copies. If the kept database
+cannot be written or read, Prefect makes a new one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DATABASE: Final = "prefect.db"
 
 
 def copy_kept(home: Path) -> bool:
-    """Put a copy of the kept database into a home that has none; return whether the home has a database now."""
+    """Copy the kept database into a home without one; return whether the home has a database now."""
     place = home / DATABASE
     if place.exists():
         return True
@@ -40,7 +40,7 @@ def copy_kept(home: Path) -> bool:
 
 
 def keep(home: Path) -> None:
-    """Keep the database that a server in this home has just made, and that has no runs yet."""
+    """Keep the database that a server in this home has just made, while it has no runs."""
     if not (home / DATABASE).is_file():
         return
     kept = _kept()
@@ -50,7 +50,7 @@ def keep(home: Path) -> None:
         with closing(sqlite3.connect(home / DATABASE)) as made, closing(sqlite3.connect(aside)) as copy:
             made.backup(copy)
         aside.replace(kept)
-    except (OSError, sqlite3.Error):  # a home that cannot be written to: each store has Prefect make its own
+    except (OSError, sqlite3.Error):  # the cache cannot be written: Prefect makes each store's database
         pass
     finally:
         with suppress(OSError):
@@ -58,14 +58,14 @@ def keep(home: Path) -> None:
 
 
 def _kept() -> Path:
-    """The file of this version of Prefect, whose database no other version's is."""
+    """Return the kept file for this version of Prefect, since other versions have other databases."""
     from prefect import __version__  # noqa: PLC0415 - imported where a study runs
 
     return cache_folder() / f"prefect-{__version__}.db"
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file is a sound database that migrations have made; a power cut may have left half of it."""
+    """Tell whether a file is a sound, migrated database; a power cut may have left half a file."""
     try:
         with closing(sqlite3.connect(path)) as connection:
             (revisions,) = connection.execute("select count(*) from alembic_version").fetchone()

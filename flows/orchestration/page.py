@@ -1,4 +1,4 @@
-"""What the Prefect page of a flow run shows of a study: its lines as logs, how far it is, and what came of it.
+"""The Prefect page of a study's flow run: lines as logs, the progress, and the results.
 
 Artifacts have keys that stay: a study's next run adds a version to each.
 """
@@ -18,7 +18,7 @@ from log.store import Store
 from schema.progress import SILENT, Progress
 from schema.study import POOLED
 
-_UPDATE_SECONDS = 2.0  # between two updates of the progress artifact
+_UPDATE_SECONDS = 2.0  # between two updates of the progress
 _COLUMNS = (
     "action", "documents", "trajectories", "mismatch", "occurrence", "exposure", "mismatch_rate",
     "divergence_probability", "mean_entry",
@@ -27,12 +27,12 @@ _DIGITS = 6
 
 
 class FlowRunPage:
-    """A listener for ``schema.progress`` that hands on what it is told and, once it is open, shows it in the flow run.
+    """A listener for ``schema.progress`` that forwards everything and, once open, shows everything in the flow run.
 
-    A server that does not take something costs no work: what it was is left out.
+    If the server refuses something, it is left out, and no work is lost.
 
     Args:
-        listener: who is told as well.
+        listener: the listener that everything is forwarded to.
 
     """
 
@@ -46,11 +46,11 @@ class FlowRunPage:
 
     @property
     def is_open(self) -> bool:
-        """Whether a flow run shows what is told."""
+        """Whether a flow run shows what this listener is told."""
         return self._key is not None
 
     def open(self, name: str) -> None:
-        """Show what is told from now on in the flow run that this is called in; artifacts are named after ``name``."""
+        """Show everything from now on in the current flow run; artifacts are named after ``name``."""
         self._key = artifact_key(name)
 
     def begin(self, stage: str, total: int, unit: str) -> None:
@@ -68,12 +68,12 @@ class FlowRunPage:
             self._show_progress()
 
     def say(self, line: str) -> None:
-        """Hand on a line, and log it."""
+        """Forward a line, and log it."""
         self._listener.say(line)
         self._log(line)
 
     def publish(self, store: Store, study: str, model: str, report: Path) -> None:
-        """Show what came of a study: the decomposition, the first sentences of its report, and a link to the report.
+        """Show the results of a study: the decomposition, the first sentences of its report, and a link to the report.
 
         Args:
             store: the study's store.
@@ -83,7 +83,7 @@ class FlowRunPage:
 
         """
         if self._key is not None:
-            own = artifact_key(study)  # of one of several laws, or of several studies in a store
+            own = artifact_key(study)  # if there are several laws, or several studies in a store
             key = "-".join([self._key, *([own] if own != self._key else []), artifact_key(model)])
             self._shown(lambda: _publish(key, store, study, model, report))
 
@@ -117,7 +117,7 @@ class FlowRunPage:
 
 
 def artifact_key(name: str) -> str:
-    """Return a name as Prefect allows it in an artifact's key: small letters, digits and dashes."""
+    """Convert a name to the form of an artifact's key in Prefect: small letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "study"
 
 

@@ -1,4 +1,4 @@
-"""Which stages of a scheduled run are tried again, and after how long."""
+"""The stages of a scheduled run that are tried again, and the delays between tries."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _FOR_GOOD = (InputError, ControlError, DamagedStoreError)
 
 
 def retried() -> dict[str, Any]:
-    """Return the options of a task that is tried again, unless trying again cannot help.
+    """Return the options of a task that is retried, unless a retry cannot help.
 
-    What a person has to mend fails at once: a mistake in the study file, a control that is not 0, a damaged store.
+    A fault that a person must mend fails at once: a mistake in the study file, a control that is not 0, a damaged
+    store.
     """
     return {"retries": len(DELAYS), "retry_delay_seconds": list(DELAYS), "retry_condition_fn": may_pass}
 
 
 def may_pass(_task: Any, _task_run: Any, state: Any) -> bool:
-    """Tell whether what a task failed with may be gone when it is tried again."""
+    """Tell whether the error of a task may be gone when the task is tried again."""
     return not isinstance(state.data, _FOR_GOOD)

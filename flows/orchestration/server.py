@@ -1,7 +1,7 @@
-"""How Prefect runs here: quiet, without telemetry, on the user's server if there is one, else on one of our own.
+"""The Prefect server of a run: quiet, without telemetry; the user's server if one is named, else our own.
 
-Our own server lives in a thread of this process. Prefect's temporary server is a process that outlives a killed
-parent; this one ends with the study, whatever ends it, and starts in a fraction of the time.
+Our own server lives in a thread of this process. Prefect's temporary server is a process that outlives a killed parent;
+our server ends with the study, however that ends, and starts in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _QUIET = {
 }
 _ON_OUR_SERVER = {
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
-    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",  # no flow here has any, and a new database takes seconds more
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",  # no flow here has any; they take seconds
 }
-_ON_THE_USERS_SERVER = {  # what a run says is for its page there, and still nothing of Prefect's for the terminal
+_ON_THE_USERS_SERVER = {  # lines of a run go to its page there; Prefect's own lines still stay off the terminal
     "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "INFO",
@@ -45,7 +45,7 @@ _ON_THE_USERS_SERVER = {  # what a run says is for its page there, and still not
 }
 _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
-_LEAST_DISK = 8 << 20  # bytes; its database takes about one when it is new
+_LEAST_DISK = 8 << 20  # bytes, about the size of a new database
 
 
 @contextmanager
@@ -57,11 +57,11 @@ def orchestration(home: Path) -> Iterator[bool]:
     block.
 
     Args:
-        home: where our own server keeps its database: one per store, so that studies running at once do not lock each
-            other out. A second run beside this store's first keeps one of its own, as long as it runs.
+        home: folder of our own server's database: one for each store, so that concurrent studies do not lock each other
+            out. A second run in the same store has a temporary database.
 
     Yields:
-        Whether the server is the user's.
+        Whether the server is the user's own.
 
     """
     with _logging(), _environment(_not_set(_QUIET)):
@@ -84,7 +84,7 @@ def orchestration(home: Path) -> Iterator[bool]:
 
 @contextmanager
 def answering(url: str) -> Iterator[None]:
-    """A block that needs the user's server: that it does not answer, or fails, is one line."""
+    """Turn failures of the user's server within the block, no answer included, into errors of one line."""
     import httpx  # noqa: PLC0415 - if there is a server
     from prefect.client.orchestration import get_client  # noqa: PLC0415
     from prefect.exceptions import PrefectException, PrefectHTTPStatusError  # noqa: PLC0415
@@ -113,7 +113,7 @@ def _not_set(wanted: Mapping[str, str]) -> dict[str, str]:
 
 
 def _set_up_logging() -> None:
-    """Have Prefect, which reads it when it is imported, read anew how loud its logs are."""
+    """Have Prefect set up its logging again, whose levels it reads only when it is imported."""
     from prefect.logging.configuration import setup_logging  # noqa: PLC0415
 
     setup_logging()
@@ -121,7 +121,7 @@ def _set_up_logging() -> None:
 
 @contextmanager
 def _failing_in_one_line() -> Iterator[None]:
-    """A block with our own server: when that fails, Prefect says how it was asked, and not why it failed."""
+    """Explain failures of our own server within the block, since Prefect's errors give only the request."""
     from prefect.exceptions import PrefectException, PrefectHTTPStatusError  # noqa: PLC0415 - where a study runs
 
     try:
@@ -133,15 +133,15 @@ def _failing_in_one_line() -> Iterator[None]:
 
 @contextmanager
 def _own_home(home: Path) -> Iterator[Path]:
-    """Give a folder for a server's database that no other server has: this one, or a temporary one.
+    """Give a folder for a server's database that no other server uses: ``home``, or a temporary folder.
 
-    Two servers that make their database in one folder at once break it; the lock ends with its process.
+    Two servers that make a database in one folder at once break it; the lock ends with its process.
     """
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another server has it, or the file system has no locks
+        except OSError:  # another server holds the lock, or the file system has no locks
             with tempfile.TemporaryDirectory(prefix="kvdrift-", ignore_cleanup_errors=True) as folder:
                 yield Path(folder)
         else:
@@ -150,7 +150,7 @@ def _own_home(home: Path) -> Iterator[Path]:
 
 @contextmanager
 def _environment(added: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables inside the block, and have Prefect read its settings anew before and after."""
+    """Set environment variables within the block; Prefect reads its settings again before and after."""
     from prefect.context import refresh_global_settings_context  # noqa: PLC0415 - imported where a study runs
 
     before = {name: os.environ.get(name) for name in added}
@@ -169,7 +169,7 @@ def _environment(added: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _logging() -> Iterator[None]:
-    """Give the root logger its level and handlers back after the block: Prefect sets them for its own logs."""
+    """Restore the root logger's level and handlers after the block, since Prefect changes them."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     try:
@@ -189,10 +189,10 @@ def api_url() -> str | None:
 
 @contextmanager
 def _own_server(home: Path | None) -> Iterator[str]:
-    """A server in a thread, for the block; yields its address.
+    """Run a server in a thread during the block; yield the server's address.
 
     Args:
-        home: where it has its database; None if the user has set that.
+        home: folder of the server's database; None if the user has set that.
 
     """
     import uvicorn  # noqa: PLC0415
@@ -211,14 +211,14 @@ def _own_server(home: Path | None) -> Iterator[str]:
                 keep(home)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         finally:
-            # Events that find no server any more would be tried again at the end of the process, for minutes.
+            # Events that no server takes would otherwise be retried for minutes when the process ends.
             EventsWorker.drain_all(timeout=_STOP_SECONDS, at_exit=False)
             server.should_exit = True
-            thread.join(timeout=_STOP_SECONDS if server.started else 0)  # who interrupts its start does not wait for it
+            thread.join(timeout=_STOP_SECONDS if server.started else 0)  # an interrupted start is not waited for
 
 
 def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
-    """Run the server in its thread; one that is left while it starts finds its socket closed, and says nothing."""
+    """Run the server in its thread; a server abandoned while it starts finds its socket closed, and says nothing."""
     try:
         server.run(sockets=[listener])
     except OSError:
@@ -237,7 +237,7 @@ def _wait_for(server: object, thread: threading.Thread) -> None:
 
 
 def _database_fault() -> str | None:
-    """Say why the disk does not take the database of our own server; None if it does."""
+    """Say why the disk refuses our own server's database; None if the disk takes it."""
     home = Path(os.environ.get("PREFECT_HOME", Path.home()))
     fault = "the disk is full"
     try:

@@ -1,1 +1,1 @@
-"""The pages of stored studies, and the page that has several of them side by side."""
+"""The pages of stored studies, and the page that compares several studies."""

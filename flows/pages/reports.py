@@ -1,4 +1,4 @@
-"""The pages of stored studies: where they go, whether they are current, and writing them."""
+"""The pages of stored studies: their folders, whether they are current, and their writing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from schema.own_process import OwnProcesses
 
 _INPUTS = "inputs.json"
-_REVISIONS = "action_revisions"  # its key in that file, beside the tables' names
+_REVISIONS = "action_revisions"  # the key of the revisions in that file, beside the tables' names
 _TABLES = (
     "events",
     "trajectories",
@@ -60,12 +60,12 @@ def write_report(
         store: the study's store.
         study: the study's name.
         model: the model's id.
-        folder: where the page, its figures and its tables go.
-        token_text: a token id as text; without it the examples show ids.
+        folder: folder of the page, its figures and its tables.
+        token_text: returns a token id as text; without it the examples show ids.
         latex: whether the tables are written as .tex files too.
-        progress: who is told how far the work is.
-        sides: the processes beside this one, which draw the figures.
-        beside: the page that has this study and those of other temperatures side by side, which may still be written.
+        progress: listener of the work's progress.
+        sides: the side processes, which draw the figures.
+        beside: the page that compares this study with those of other temperatures; it need not exist yet.
 
     Returns:
         The path of the page.
@@ -77,7 +77,7 @@ def write_report(
 
     progress.begin("report", 1, "pages")
     draw = None if sides is None else _draw_beside(sides)
-    kept = (*MOMENT_VIEWS, "depth_moments")  # which several views read
+    kept = (*MOMENT_VIEWS, "depth_moments")  # views that several other views read
     with writing(folder), open_views(store, kept=kept, checked_within=WEEK) as views:
         page = build_report(
             views, study, model, folder,
@@ -106,15 +106,15 @@ def write_preliminary(
     *,
     token_text: Callable[[int], str] | None = None,
 ) -> Path:
-    """Write the page of a study that still moves, with estimates of the pairs that are derived.
+    """Write the page of a study that still runs, with estimates of the pairs that are derived.
 
     Args:
         store: the study's store.
         study: the study's name.
         model: the model's id.
-        folder: where the page, its figures and its tables go.
-        said: how far the study is, as a sentence.
-        token_text: a token id as text; without it the examples show ids.
+        folder: folder of the page, its figures and its tables.
+        said: the study's progress, as a sentence.
+        token_text: returns a token id as text; without it the examples show ids.
 
     Returns:
         The path of the page.
@@ -135,13 +135,13 @@ def write_preliminary(
 
 
 def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
-    """Have the preliminary page of a study that is finished lead to its report; any other page stays as it is.
+    """Replace a finished study's preliminary page by a link to its report; any other page stays.
 
     Args:
-        folder: the preliminary page's.
+        folder: the folder of the preliminary page.
         study: the study's name.
-        report: the page of its report, which may still be written.
-        store: the store, as commands name it.
+        report: the page of the study's report, which need not exist yet.
+        store: the store's name as commands take it.
 
     """
     from report.page import RELOADING, write_ended  # noqa: PLC0415 - as below
@@ -153,7 +153,7 @@ def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
 
 
 def _draw_beside(sides: OwnProcesses) -> DrawFigures:
-    """Return a function that draws figures in the side processes, which get ready for it now."""
+    """Return a function that draws figures in the side processes, which begin to import matplotlib now."""
     from flows.generate.side_processes import work_beside  # noqa: PLC0415 - with what generates
     from report.page import draw_figures  # noqa: PLC0415 - as above
 
@@ -172,22 +172,22 @@ def _draw_beside(sides: OwnProcesses) -> DrawFigures:
 def _get_ready_to_draw() -> None:
     from report.printing.canvas import drawing  # noqa: PLC0415 - in the process that draws
 
-    with drawing():  # imports what draws
+    with drawing():  # imports the drawing library
         return
 
 
 def present_inputs(store: Store) -> dict[str, int | None]:
-    """Return which data of the tables that a page is made from a store has now."""
+    """Return the present data version of each table that a page is made from."""
     return {table: store.data_version(table) for table in _TABLES}
 
 
 def record_inputs(folder: Path, inputs: Mapping[str, int | None], revisions: Mapping[str, int]) -> None:
-    """Say that the folder's page is there: after all that it speaks of.
+    """Record that the folder's page is complete; this is written after everything that it refers to.
 
     Args:
-        folder: the page's.
-        inputs: which data of the tables the page was made from.
-        revisions: the newest revision of each action that the page has estimates of.
+        folder: the page's folder.
+        inputs: the data versions of the tables that the page was made from.
+        revisions: the newest revision of each action with estimates on the page.
 
     """
     with writing(folder):
@@ -196,16 +196,16 @@ def record_inputs(folder: Path, inputs: Mapping[str, int | None], revisions: Map
 
 
 def reported_revisions(folder: Path) -> dict[str, int]:
-    """Return the newest revision of each action that the folder's page has estimates of; {} without a page.
+    """Return the newest revision of each action with estimates on the folder's page; {} without a page.
 
-    Pages that were written by earlier versions of kvdrift do not say it.
+    Pages of earlier versions of kvdrift do not record revisions.
     """
     revisions: dict[str, int] = _recorded(folder).get(_REVISIONS, {})
     return revisions
 
 
 def _estimated_revisions(results: pa.Table, study: str, model: str) -> dict[str, int]:
-    """The newest revision of each action of a study and model in rows of ``results``."""
+    """Return the newest revision of each action of a study and model in rows of ``results``."""
     own = results.filter(pc.and_(pc.equal(results["study"], study), pc.equal(results["model"], model)))
     newest = own.group_by("action").aggregate([("action_revision", "max")])
     return dict(zip(newest["action"].to_pylist(), newest["action_revision_max"].to_pylist(), strict=True))
@@ -213,7 +213,7 @@ def _estimated_revisions(results: pa.Table, study: str, model: str) -> dict[str,
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """A block that writes to a folder: what the file system refuses is one line."""
+    """Write to a folder within the block; an error of the file system becomes an error of one line."""
     try:
         yield
     except OSError as error:
@@ -224,12 +224,12 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def report_folder(store: Store, study: str, model: str | None = None) -> Path:
-    """Return where a study's report goes unless asked otherwise: in the store if that is a folder, else ``reports``.
+    """Return the default folder of a study's report: in the store if that is a folder, else in ``reports``.
 
     Args:
         store: the study's store.
         study: the study's name.
-        model: whose report it is, for a study of several models.
+        model: the report's model, for a study of several models.
 
     """
     base = Path(store.location) / "report" if is_local(store.location) else Path("reports")
@@ -237,17 +237,17 @@ def report_folder(store: Store, study: str, model: str | None = None) -> Path:
 
 
 def laws_report_folder(store: Store, name: str, model: str | None = None) -> Path:
-    """Return where the page goes that has several temperatures of one model side by side; ``name`` is their file's."""
+    """Return the folder of the page that compares temperatures of one model; ``name`` is the study file's name."""
     return report_folder(store, f"{name}-laws", model)
 
 
 def page_beside(store: Store, study: str, model: str | None = None) -> Path | None:
-    """Return the page that has a study, by its name one of several temperatures, beside the others; None without one.
+    """Return the page that compares a study with the other temperatures of its file; None without such a page.
 
     Args:
         store: the study's store.
         study: the study's name.
-        model: whose pages they are, for a study of several models.
+        model: the pages' model, for a study of several models.
 
     """
     name = name_of_all(study)
@@ -256,14 +256,14 @@ def page_beside(store: Store, study: str, model: str | None = None) -> Path | No
 
 
 def report_is_current(store: Store, folder: Path) -> bool:
-    """Whether the folder's report was made from the store's present tables."""
+    """Tell whether the folder's report was made from the store's present tables."""
     recorded = _recorded(folder)
     made_from = {table: recorded.get(table, "unknown") for table in _TABLES}
     return (folder / "index.html").is_file() and made_from == present_inputs(store)
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
-    """What ``record_inputs`` recorded; {} if nothing was or if the file cannot be read."""
+    """Return what ``record_inputs`` recorded; {} if nothing was recorded or the file cannot be read."""
     try:
         recorded = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):

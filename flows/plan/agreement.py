@@ -1,4 +1,4 @@
-"""The frozen plan against the study file that it belongs to: what differs, and the plan that a larger K or N makes."""
+"""The comparison of a frozen plan with its study file, and the plan that a larger K or N makes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from log.store import Store
 from schema.errors import PlanError
 from schema.study import PlanSection, Study, values_of
 
-# Keys of [plan] that were added later: settings and hashes of plans have them only if they are not at their default.
+# Keys of [plan] that were added later: settings and hashes of plans include such keys only if not at their defaults.
 _LATER = ("stopping", "looks", "resolve", "margin", "variance")
 
-# Keys of [plan] that may grow, with the plan's key that has the chosen value.
+# Keys of [plan] that may grow, with the plan's key of the chosen value.
 _SIZES = {"plan.replicates": "replicates", "plan.documents": "documents_per_stratum"}
 
 
 def require_plan(store: Store, study: Study) -> FrozenPlan:
-    """Return the frozen plan of a study, which its file must still agree with."""
+    """Return the frozen plan of a study, after checking that the study file agrees with the plan."""
     plan = find_plan(store, study.name, study.model.id)
     if plan is None:
         raise PlanError(f"study '{study.name}' has no frozen plan: evaluation starts after the plan, not before")
@@ -29,7 +29,7 @@ def require_plan(store: Store, study: Study) -> FrozenPlan:
 
 
 def check_plan_agrees(plan: FrozenPlan, study: Study) -> None:
-    """Hold a study file against its frozen plan."""
+    """Compare a study file with its frozen plan, and refuse differences."""
     if differences := plan_differences(plan, study):
         frozen = f"the plan frozen on {plan.frozen_at:%Y-%m-%d %H:%M} UTC ({plan.sha256[:12]}…)"
         listed = "; ".join(map(str, differences))
@@ -52,7 +52,7 @@ class PlanDifference:
         what: The key, as in ``plan.alpha``.
         frozen: The frozen value, as JSON holds it.
         asked: The study file's value.
-        chosen: The plan's K or N, if the key is that of K or N.
+        chosen: The plan's K or N, if the key sets K or N.
 
     """
 
@@ -63,17 +63,17 @@ class PlanDifference:
 
     @property
     def grows(self) -> bool:
-        """Whether it is a larger K or N, which the next revision of the plan has."""
+        """Whether the difference is a larger K or N, which the next revision of the plan takes."""
         return self.chosen is not None and isinstance(self.asked, int) and self.asked > self.chosen
 
     @property
     def replanned(self) -> bool:
-        """Whether planning anew takes it; windows are the study's."""
+        """Whether planning anew takes the difference; windows are fixed with the study."""
         return not self.what.startswith("windows.")
 
     @property
     def before(self) -> str:
-        """The frozen value, with the chosen one in brackets if it differs."""
+        """The frozen value, with the chosen value in brackets if they differ."""
         chosen = "" if self.chosen is None or self.chosen == self.frozen else f" ({self.chosen})"
         return shown(self.frozen) + chosen
 
@@ -82,10 +82,10 @@ class PlanDifference:
 
 
 def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
-    """Compare ``[plan]`` and ``[windows]`` with the frozen ones, as a whole if a plan records their hash alone.
+    """Compare ``[plan]`` and ``[windows]`` with the frozen values, or their hashes if a plan records only a hash.
 
-    A key that the frozen plan does not know had its default. The method of intervals is compared with what the plan
-    has, if the study file names one. Under a greedy law the study file's number of replicates decides nothing.
+    A key that the frozen plan does not know had its default. The method of intervals is compared with the plan's, if
+    the study file names a method. Under a greedy law the study file's number of replicates decides nothing.
     """
     frozen, method = plan.content.get("settings", {}), study.plan.interval or plan.interval
     methods = [] if method == plan.interval else [PlanDifference("plan.interval", plan.interval, method)]
@@ -105,9 +105,9 @@ def plan_differences(plan: FrozenPlan, study: Study) -> list[PlanDifference]:
 
 
 def grown_plan(plan: FrozenPlan, study: Study) -> FrozenPlan:
-    """Return a plan as a study file has it: itself, or with the larger K and N that are asked for.
+    """Return a plan with the larger K and N of its study file, or the plan itself if nothing grows.
 
-    What has grown is not frozen yet; it stands for the next revision as far as K and N go.
+    The grown plan is not frozen yet; it stands for the next revision as far as K and N go.
 
     Raises:
         PlanError: the study file differs in something else, or a planned action is missing.
@@ -120,16 +120,16 @@ def grown_plan(plan: FrozenPlan, study: Study) -> FrozenPlan:
     settings = plan.content["settings"]
     asked = {one.what.removeprefix("plan."): one.asked for one in growing}
     content = plan.content | {_SIZES[one.what]: one.asked for one in growing}
-    content.pop("sequential", None)  # the looks are those of the frozen size
+    content.pop("sequential", None)  # these looks belong to the frozen size
     grown = replace(plan, content=content | {"settings": settings | {"plan": settings["plan"] | asked}})
     check_plan_agrees(grown, study)
     return grown
 
 
 def plan_settings(study: Study) -> dict[str, dict[str, Any]]:
-    """Return what in the study file decides the plan, as JSON holds it: ``[plan]``, and ``[windows]`` with defaults.
+    """Return the settings that decide the plan, as JSON holds them: ``[plan]``, and ``[windows]`` with defaults.
 
-    Without the method of intervals, which the plan has itself, and without later keys at their default.
+    The method of intervals, which the plan records itself, and later keys at their defaults are left out.
     """
     settings = _all_settings(study)
     left_out = set(_LATER) - values_of(study.plan, _LATER).keys()
@@ -144,12 +144,12 @@ def _all_settings(study: Study) -> dict[str, dict[str, Any]]:
 
 
 def plan_section_sha256(study: Study) -> str:
-    """SHA-256 of what in the study file decides the plan, as ``plan_settings`` has it, without later defaults."""
+    """Return the SHA-256 of the settings that decide the plan, as in ``plan_settings``, without later defaults."""
     plan = values_of(study.plan.model_copy(update={"interval": None}), ("estimator", "interval", *_LATER))
     deciding = {"plan": plan, "windows": study.window_values.without_horizon}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
 def shown(value: object) -> str:
-    """Return a setting's value as a line names it."""
+    """Write a setting's value for a line."""
     return "none" if value is None else str(value)

@@ -1,7 +1,7 @@
-"""From exploring to confirming: a study file of chosen actions on documents that no study in the store has evaluated.
+"""Confirmation of an exploration: a study file of chosen actions on documents that no study in the store has evaluated.
 
-Prompts that are drawn are others under another seed. Where prompts are read from files, the clusters that were seen are
-written to a file beside the study file, which leaves them out.
+Another seed draws other prompts. If prompts are read from files, the clusters that were seen are listed in a file
+beside the study file, which excludes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from schema.study.laws import of_each_law
 from schema.study.reading import read_content
 from stats.quantities import PAIR_QUANTITIES
 
-_SEEDS = 20  # that are tried
+_SEEDS = 20  # seeds that are tried
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Confirmation:
         study: The study's name.
         seed: Its seed.
         actions: Its actions, the baseline first.
-        documents: How many evaluation documents it has, which no study in the store has evaluated.
+        documents: How many evaluation documents it has; no study in the store has evaluated them.
 
     """
 
@@ -48,12 +48,12 @@ class Confirmation:
 
 
 def write_confirmation(study_file: Path, names: Sequence[str], store: Store, path: Path | None = None) -> Confirmation:
-    """Write a study file that confirms what was explored, never over an existing file.
+    """Write a study file that confirms explored actions; never overwrite a file.
 
     Args:
         study_file: The study file whose actions were explored.
-        names: The actions to confirm; the baseline is in the new file too.
-        store: The store whose evaluation documents were seen, where the new study is to be run.
+        names: The actions to confirm; the new file includes the baseline as well.
+        store: The store of the explored study, in which the new study is to be run.
         path: The file to write; its name is the study's. By default NAME-confirm.toml beside the study file.
 
     """
@@ -90,7 +90,7 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
 def _move_weights(content: dict[str, Any], before: Path, now: Path) -> None:
     """Rewrite relative paths of models, weights and tokenizers for a study file in another folder.
 
-    A name that is not a path, such as an id of Hugging Face, stays.
+    Names that are not paths, such as Hugging Face ids, stay.
     """
     if before == now:
         return
@@ -120,7 +120,7 @@ def _check_actions(studies: Sequence[Study], names: Sequence[str], study_file: P
 
 
 def _write_new(files: dict[Path, str]) -> None:
-    """Write files that are not there yet, the first one last: where it is, all are."""
+    """Write new files, the first file last: if that exists, all exist."""
     for file in files:
         if file.exists():
             raise InputError(f"{file}: is there already; remove it, or write to another file with -o")
@@ -133,7 +133,7 @@ def _write_new(files: dict[Path, str]) -> None:
 
 
 def _free_name(study: str, content: dict[str, Any], taken: Collection[str]) -> str:
-    """NAME-confirm, NAME-confirm-2, …: the first that the store does not have."""
+    """Return the first of NAME-confirm, NAME-confirm-2, … that the store does not have."""
     name, number = f"{study}-confirm", 1
     while any(own in taken for own in _names(name, content)):
         number += 1
@@ -142,7 +142,7 @@ def _free_name(study: str, content: dict[str, Any], taken: Collection[str]) -> s
 
 
 def _names(name: str, content: dict[str, Any]) -> list[str]:
-    """What the studies of a file of some content and this name are called: one of each temperature."""
+    """Return the names of the studies of a file with this name and content: one for each temperature."""
     return [own["study"]["name"] for own in of_each_law(content | {"study": content["study"] | {"name": name}})]
 
 
@@ -154,10 +154,10 @@ def _draw(
     Args:
         content: The study file's content.
         draft: The file to write it to.
-        excluded: The file to write the clusters to that are left out; the draft names it.
+        excluded: The file for the excluded clusters, which the draft names.
         path: Where the study file will be.
-        seen: What was seen.
-        clusters: The clusters to leave out from the beginning.
+        seen: The documents that were seen.
+        clusters: The clusters to exclude from the beginning.
 
     Returns:
         The number of evaluation documents, in all strata.
@@ -179,7 +179,7 @@ def _draw(
 
 
 def _met(draft: Path, path: Path, seen: SeenDocuments) -> tuple[int, bool, set[str]]:
-    """Make the draft's documents: how many there are, whether a drawn one was seen, and clusters of others seen."""
+    """Make the draft's documents; return how many, whether a drawn one was seen, and seen clusters of others."""
     count, drawn, read = 0, False, set[str]()
     for study in load_studies(draft, path.parent):
         evaluation = _evaluation(study)
@@ -225,7 +225,7 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as TOML writes it: JSON, whose texts, numbers, lists and truth values TOML has too; a table in a line."""
+    """Write a value as TOML: JSON's texts, numbers, lists and truth values; a table on one line."""
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_key(key)} = {_value(one)}' for key, one in value.items())} }}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

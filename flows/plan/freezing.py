@@ -1,4 +1,4 @@
-"""Freezing a plan before the first evaluation event, or a later revision of it beside another run's.
+"""The freezing of a plan before the first evaluation event, or of a later revision, also beside another run.
 
 A later revision says whether evaluation documents had been seen by then.
 """
@@ -24,9 +24,7 @@ from schema.tables import PLANS
 from stats.ends import PERCENTILE
 from stats.reduction.saving import PLAIN_VARIANCE
 
-# What says how a plan came about; two that differ in nothing else decide the same.
-# Looks follow from the settings and from what was evaluated before. The hash of the study file's settings tells orders
-# of its sections apart; other settings than the stored ones are refused.
+# Keys that record how a plan came about; two plans that differ only here decide the same.
 _CIRCUMSTANCES = (
     MEASURED, "seen", "revision", "evaluated_documents", "reachable", "reason", "cost_curve", "sequential", "reduction",
     "study_sha256",
@@ -34,9 +32,9 @@ _CIRCUMSTANCES = (
 
 
 def decides_the_same(content: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two plans have equal settings and lead to the same evaluation and estimates.
+    """Tell whether two plans have equal settings and lead to the same evaluation and estimates.
 
-    Of documents, those count that are evaluated or that the plan was made from; older plans do not name them.
+    Only evaluated documents and those behind the plan are compared; older plans do not name documents.
     """
     first, second = (
         {"interval": PERCENTILE, "variance": PLAIN_VARIANCE}
@@ -61,14 +59,14 @@ def freeze_plan(
     events_version: int,
     superseded: FrozenPlan | None = None,
 ) -> FrozenPlan:
-    """Write a plan to the store, or adopt the one that another run of the same study froze first.
+    """Write a plan to the store, or adopt the plan that another run of the same study froze first.
 
     Args:
         store: the study's store.
         material: the study with its documents and actions.
-        content: what ``make_plan`` returned; the plan says too whether its evaluation documents had been seen.
+        content: the result of ``make_plan``; whether evaluation documents had been seen is added.
         events_version: the version of ``events`` that the content was made from.
-        superseded: the plan that this is the next revision of; None for the study's first one.
+        superseded: the previous revision of the plan; None for the study's first plan.
 
     Returns:
         The study's one frozen plan.
@@ -80,7 +78,7 @@ def freeze_plan(
     evaluation = {document.doc for document in material.of_split("evaluation")}
     evaluated = evaluation & generated_documents(store, study.name, material.model_id)
     if evaluated and not revision:
-        if (frozen := _adopted(store, study, revision)) is not None:  # another run froze it just now, and went on
+        if (frozen := _adopted(store, study, revision)) is not None:  # another run has just frozen it
             return frozen
         raise PlanError(f"study '{study.name}' has evaluation events but no plan: no plan can be frozen now")
     documents = material.of_split("evaluation", content["documents_per_stratum"])
@@ -110,7 +108,7 @@ def freeze_plan(
 
 
 def _adopted(store: Store, study: Study, revision: int) -> FrozenPlan | None:
-    """The plan of this revision or a later one that is there already, if the study file agrees with it."""
+    """Return the stored plan of this revision or a later one, if the study file agrees with it."""
     plan = find_plan(store, study.name, study.model.id)
     if plan is None or plan.revision < revision:
         return None

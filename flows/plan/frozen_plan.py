@@ -1,7 +1,7 @@
 """The frozen plan, read from the store.
 
-A plan stays as it was frozen. Larger K and N, and with ``run --replan`` other changes of ``[plan]``, make a later
-revision of it; the newest one is the plan.
+A frozen plan never changes. Larger K and N, and with ``run --replan`` other changes of ``[plan]``, make a later
+revision; the newest revision is the plan.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PRIMARY_FAMILY = "primary"
 
 @dataclass(frozen=True)
 class FrozenPlan:
-    """A revision of a plan as it stands in the store; ``content`` is its JSON."""
+    """A revision of a plan in the store; ``content`` is its JSON."""
 
     study: str
     model: str
@@ -42,31 +42,31 @@ class FrozenPlan:
 
     @property
     def documents_per_stratum(self) -> int:
-        """N of the evaluation: how many documents of each stratum it takes, the first ones."""
+        """N of the evaluation: how many documents of each stratum it takes, in their order."""
         return int(self.content["documents_per_stratum"])
 
     @property
     def documents(self) -> dict[str, dict[str, list[dict[str, Any]]]] | None:
-        """The frozen documents by split and stratum, in their order; None of plans from before they had any."""
+        """The frozen documents by split and stratum, in order; None for plans that predate such lists."""
         return self.content.get("documents")
 
     @property
     def evaluated_documents(self) -> dict[str, dict[str, Any]]:
-        """Those of the frozen documents that the evaluation takes, by their ids."""
+        """The frozen documents that the evaluation takes, by their ids."""
         strata = (self.documents or {}).get("evaluation", {})
         return {row["doc"]: row for rows in strata.values() for row in rows[: self.documents_per_stratum]}
 
     @property
     def looks(self) -> Looks | None:
-        """The looks of a sequential study; None of one that goes to N."""
+        """The looks of a sequential study; None for a study that goes to N."""
         sequential = self.content.get("sequential")
         return None if sequential is None else Looks.of(sequential)
 
     @property
     def seen(self) -> bool:
-        """Whether evaluation documents had been seen when the plan was frozen: its own, or of an earlier revision.
+        """Whether evaluation documents of this or an earlier revision had been seen when the plan was frozen.
 
-        Older plans do not know.
+        Older plans do not record this.
         """
         return bool(self.content.get("seen", False))
 
@@ -77,22 +77,22 @@ class FrozenPlan:
 
     @property
     def interval(self) -> str:
-        """How intervals are made; older plans do not say, and have percentile ones."""
+        """The method of intervals; older plans record none, and have percentile intervals."""
         return str(self.content.get("interval", PERCENTILE))
 
     @property
     def seed(self) -> int:
-        """The study's seed, which is also that of resampling."""
+        """The study's seed, which is also the seed of resampling."""
         return int(self.content["seed"])
 
     @property
     def draws(self) -> int:
-        """Bootstrap draws for primary quantities."""
+        """Bootstrap draws of primary quantities."""
         return int(self.content["draws"])
 
     @property
     def exploratory_draws(self) -> int:
-        """Bootstrap draws for everything else."""
+        """Bootstrap draws of all other quantities."""
         return int(self.content["exploratory_draws"])
 
     @property
@@ -102,18 +102,18 @@ class FrozenPlan:
 
     @property
     def estimator(self) -> str:
-        """What the study file asks for of residual branching."""
+        """The estimator that the study file asks for: plain, SWRB or hybrid."""
         return str(self.content.get("residual_branching", {}).get("estimator", PLAIN))
 
     @property
     def branched_actions(self) -> list[str]:
-        """Actions that the plan gives replicates of residual branching too."""
+        """The actions that the plan also gives replicates of residual branching."""
         return list(self.content.get("residual_branching", {}).get("actions", []))
 
     def branched(self, measured: Sequence[str]) -> list[str]:
         """Return those of the study's measured actions that get replicates of residual branching in the evaluation.
 
-        Under the estimator "swrb" an action that was added after the plan is branched as the planned ones are.
+        Under the estimator "swrb" an action that was added after the plan is branched like the planned actions.
         """
         return list(measured) if self.estimator == SWRB else self.branched_actions
 
@@ -138,10 +138,10 @@ class Looks:
 
     Attributes:
         order: the evaluation documents of each stratum, in the order in which they are taken.
-        documents: how many of each stratum every look has, from the first one on.
-        shares: of the information, by look.
-        constants: critical constants in standard errors, by look.
-        resolution: what resolves an endpoint.
+        documents: for each look the number of documents of each stratum, counted from the first.
+        shares: share of the information at each look.
+        constants: critical constant of each look, in standard errors.
+        resolution: the rule that resolves an endpoint.
 
     """
 
@@ -153,7 +153,7 @@ class Looks:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Looks:
-        """Return the looks that a plan's ``sequential`` says."""
+        """Return the looks from a plan's ``sequential`` entry."""
         looks = content["looks"]
         documents, shares, constants = ([look[name] for look in looks] for name in ("documents", "share", "constant"))
         return cls(content["order"], documents, shares, constants, Resolution(content["resolve"], content["bound"]))
@@ -167,7 +167,7 @@ class Looks:
 
 
 def find_plan(store: Store, study: str, model: str) -> FrozenPlan | None:
-    """Return the newest revision of the frozen plan of a study and model, None before there is one."""
+    """Return the newest revision of the frozen plan of a study and model; None if there is none yet."""
     row = newest_plans(store.read("plans")).get((study, model))
     if row is None:
         return None

@@ -1,7 +1,7 @@
-"""What is left of a study: the units that a document is to have, and those of them that it lacks.
+"""The remaining work of a study: the units that a document is to have, and the units that it lacks.
 
-Whatever says what is left counts by ``lacking``: a run and its forecast for each document, ``kvdrift status`` for the
-documents that hold the same units.
+Every count of remaining work uses ``lacking``: a run and its forecast for each document, ``kvdrift status`` for groups
+of documents that hold the same units.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Wanted(NamedTuple):
 
 
 def wanted_units(controls: Mapping[str, bool], replicates: int, branched: Collection[str]) -> list[Wanted]:
-    """Return what each document of a split is to have.
+    """Return the units that each document of a split is to have.
 
     Args:
         controls: The study's actions, each with whether it is a control, which needs ``CONTROL_REPLICATES`` at most.
         replicates: K.
-        branched: Actions that get as many replicates of residual branching too.
+        branched: Actions that also get K replicates of residual branching.
 
     """
     least = min(replicates, CONTROL_REPLICATES)
@@ -46,7 +46,7 @@ def wanted_units(controls: Mapping[str, bool], replicates: int, branched: Collec
 
 
 def lacking(held: Held, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, int, int]]:
-    """Yield what a document lacks of what it is to have: the first replicate of each gap, and the gap's length."""
+    """Yield the gaps in a document's wanted replicates: the first replicate of each gap, and the gap's length."""
     for one in wanted:
         at = 0
         for first, after in [*sorted(held.get((one.action, one.estimator), ())), (one.replicates, one.replicates)]:
@@ -57,7 +57,7 @@ def lacking(held: Held, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, int,
 
 @dataclass(frozen=True)
 class UnitsDone:
-    """How many document-action units an action has in a split, and how many it is to have."""
+    """The number of document-action units that an action has in a split, and that it is to have."""
 
     split: str
     action: str
@@ -69,13 +69,13 @@ def units_done(
     actions: Mapping[str, Row], documents: Mapping[Place, int], covered: Mapping[Cell, int], plan: FrozenPlan | None,
     wanted_documents: Mapping[str, int],
 ) -> list[UnitsDone]:  # fmt: skip
-    """Count what the present actions have of what documents, actions and plan ask for, by split and action.
+    """Count the units that the present actions have and are to have, by split and action.
 
-    How many replicates development documents are to have is in the study file alone: as many as the most have.
+    Only the study file knows how many replicates development documents are to have; here it is the most that any has.
 
     Args:
         actions: Current rows of ``actions`` by name.
-        documents: How many there are of each split and stratum.
+        documents: How many documents there are of each split and stratum.
         covered: How many documents of each split and stratum have so many replicates of an action.
         plan: The frozen plan, if there is one.
         wanted_documents: How many evaluation documents of each stratum the plan asks for by now.

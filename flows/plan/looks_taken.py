@@ -1,6 +1,6 @@
-"""How far a sequential study has come: the looks that its store has, and the documents that are wanted next.
+"""The progress of a sequential study: the looks in its store, and the documents that are wanted next.
 
-A look is taken when all of its documents are generated and derived: its rows in the table ``looks`` say so. Everything
+A look is taken when all of its documents are generated and derived; its rows in table ``looks`` record it. Everything
 else follows from these rows, so that a run that was killed anywhere goes on, and stops at the same look.
 """
 
@@ -20,14 +20,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class LooksTaken:
-    """The looks that were taken of a sequential study and model, under its newest plan.
+    """The looks that a sequential study and model has taken, under its newest plan.
 
     Attributes:
         plan: the plan.
-        looks: those that it has.
-        reached: the last one that was taken, 0 before the first. What it says of actions that were redone since, or
-            of documents that were revised, does not count, and is to be said again.
-        rows: what ``reached`` says, of current revisions of actions and documents.
+        looks: the plan's looks.
+        reached: the last look that was taken, 0 before the first. Its results for actions that were redone since, or
+            for revised documents, do not count and must be computed again.
+        rows: results of look ``reached``, for current revisions of actions and documents.
 
     """
 
@@ -38,7 +38,7 @@ class LooksTaken:
 
     @classmethod
     def in_store(cls, store: Store, plan: FrozenPlan) -> LooksTaken | None:
-        """Read it from a store; None of a study that is not sequential."""
+        """Read the looks from a store; None if the study is not sequential."""
         looks = plan.looks
         if looks is None:
             return None
@@ -57,28 +57,28 @@ class LooksTaken:
 
     @cached_property
     def lacking(self) -> bool:
-        """Whether the look that was taken last is to be taken again, of actions or documents that were revised."""
+        """Whether the last look must be taken again, because actions were redone or documents revised."""
         return bool(self.reached) and len(self.rows) < len(self.plan.family.endpoints)
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing more is wanted: every primary endpoint is resolved, or the last look was taken."""
+        """Whether the study is complete: every primary endpoint is resolved, or the last look was taken."""
         whole = bool(self.reached) and not self.lacking
         return whole and (self.reached == len(self.looks) or all(row["resolved"] for row in self.rows))
 
     @property
     def wanted(self) -> int:
-        """The look whose documents are wanted; the last one that was taken where the study has stopped."""
+        """The look whose documents are wanted; if the study has stopped, the last look that was taken."""
         return self.reached + (not self.stopped and not self.lacking)
 
     @property
     def documents(self) -> Mapping[str, int]:
-        """How many documents of each stratum are wanted by now, the first ones of the plan's order."""
+        """The number of documents of each stratum wanted by now, in the plan's order."""
         return self.looks.documents[self.wanted - 1]
 
 
 def wanted_by_stratum(plan: FrozenPlan, taken: LooksTaken | None, *, at_most: bool = False) -> Mapping[str, int]:
-    """Return how many documents of each stratum a plan asks for by now: all of N, unless it is sequential.
+    """Return how many documents of each stratum a plan asks for by now: N, unless the plan is sequential.
 
     ``at_most`` takes a sequential study that has not stopped to its N.
     """
@@ -88,7 +88,7 @@ def wanted_by_stratum(plan: FrozenPlan, taken: LooksTaken | None, *, at_most: bo
 
 
 def look_line(taken: LooksTaken) -> str:
-    """Say in a line how far a study has come, and what is resolved."""
+    """Return a line on how far a study has come, and which endpoints are resolved."""
     count = sum(taken.looks.documents[taken.reached - 1].values()) if taken.reached else 0
     total = sum(taken.looks.documents[-1].values())
     line = f"look {taken.reached} of {len(taken.looks)}, {count} of {total} documents"

@@ -1,4 +1,4 @@
-"""Making a plan from development documents: sizes, endpoints, levels. Later revisions are made from the same ones."""
+"""The making of a plan from development documents: sizes, endpoints, levels. Later revisions use the same documents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_plan(
     evaluated: EvaluatedSize = NOTHING,
     interval: str = STUDENTIZED,
 ) -> dict[str, Any]:
-    """Make the plan's content: K and N from development variance and measured seconds, endpoints, levels.
+    """Make the content of a plan: K and N from development variance and measured seconds, endpoints, levels.
 
     Args:
         material: the study with its documents and actions.
@@ -47,15 +47,14 @@ def make_plan(
         efficiency: by action, the efficiency in seconds of residual branching on the development documents; None
             if it is undefined.
         answers: moments of every scored replicate of the development documents; None without any.
-        grown: what ``grown_plan`` made of the plan that is there, whose actions and endpoints are kept; None to choose
+        grown: the result of ``grown_plan`` for the present plan, whose actions and endpoints are kept; None to choose
             anew.
-        evaluated: what evaluation documents have already, if the plan is chosen anew.
-        interval: how intervals are made if the study file does not say.
+        evaluated: the evaluation's present size, if the plan is chosen anew.
+        interval: the method of intervals if the study file names none.
 
     Returns:
         The content as JSON holds it, with everything that was measured in seconds under ``measured``. Equal arguments
-        give an equal plan, and arguments that differ in seconds alone one of the same hash if they lead to the same
-        K and N.
+        give an equal plan. Arguments that differ only in seconds give a plan of the same hash if K and N are the same.
 
     """
     study = material.study
@@ -155,9 +154,10 @@ def make_plan(
 
 
 def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> list[Endpoint]:
-    """One endpoint per primary quantity and action, by default all of the study's, contrasts against the baseline.
+    """Return an endpoint for each primary quantity and action (default: all), contrasts against the baseline.
 
-    The floor of an engine has none: nearly all of its documents are alike, and no number of them settles it.
+    The floor of an engine has no endpoint: nearly all of its documents are alike, and no number of them would settle
+    it.
     """
     baseline = study.plan.baseline
     names = study.estimated if actions is None else [name for name in actions if name in study.estimated]
@@ -171,14 +171,14 @@ def primary_endpoints(study: Study, actions: Sequence[str] | None = None) -> lis
 
 
 def _raised(study: Study, evaluated: EvaluatedSize) -> str:
-    """What is added to the reason of a plan that may not choose less than what evaluation documents have."""
+    """Return an addition to the plan's reason if the evaluation's present size bounds the choice."""
     if size_bounds(study, evaluated) == size_bounds(study, NOTHING):
         return ""
     return f"; evaluation documents have up to K = {evaluated.replicates} and N = {evaluated.documents} already"
 
 
 def _branched_actions(material: Material, efficiency: Mapping[str, float | None]) -> list[str]:
-    """Under "swrb" all measured actions, under "hybrid" those where development found an efficiency above 1."""
+    """Return all measured actions under "swrb"; under "hybrid" those with efficiency above 1 in development."""
     chosen = {
         PLAIN: [],
         SWRB: material.measured_actions,
@@ -204,7 +204,7 @@ def _endpoint_rows(allocation: Allocation) -> list[dict[str, Any]]:
 
 
 def _variance_ratios(plain: Allocation, reduced: Allocation) -> list[dict[str, Any]]:
-    """By endpoint, the variance between replicates of the reduced estimate as a share of the estimate's."""
+    """Return, by endpoint, the reduced estimate's variance between replicates as a share of the plain estimate's."""
     rows: list[dict[str, Any]] = []
     for own, other in zip(plain.endpoints, reduced.endpoints, strict=True):
         endpoint, (_, variance), (_, less) = own.endpoint, own.components, other.components
@@ -227,14 +227,14 @@ def _size(allocation: Allocation) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN: undefined is null."""
+    """Replace NaN by None, since JSON has no NaN."""
     return None if value != value else float(value)  # noqa: PLR0124 - NaN is what differs from itself
 
 
 def _costs(units: pa.Table, *, equal: bool) -> tuple[float, float]:
-    """Measured seconds per document (prefill and eviction, all actions) and per replicate (decoding, all actions).
+    """Return measured seconds per document (prefill, eviction) and per replicate (decoding), over all actions.
 
-    Equal replicates are decoded once for all: they cost what the document does.
+    Equal replicates are decoded once, so their decoding counts as a cost of the document.
     """
     documents = len(set(units["doc"].to_pylist()))
     prefill = sum(units["prefill_seconds"].to_pylist())

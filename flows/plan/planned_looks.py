@@ -1,4 +1,4 @@
-"""The looks of a sequential plan: which documents each of them has, and its critical constant."""
+"""The looks of a sequential plan: the documents of each look, and its critical constant."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from schema.study import FIXED, PlanSection
 from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH
 from stats.sequential.spending import critical_constants
 
-_FEWEST = 2  # clusters of a stratum, for a variance
+_FEWEST = 2  # clusters of a stratum that a variance needs
 
 
 def plan_looks(
     material: Material, per_stratum: int, level: float, evaluated: Collection[str] = ()
 ) -> dict[str, Any] | None:
-    """Fix the looks of a study at its evaluation documents; None of a study that is not sequential.
+    """Fix the looks of a study at its evaluation documents; None if the study is not sequential.
 
-    A look at a share of N takes that share of each stratum's documents, rounded up, and all others of their clusters.
-    One that adds nothing is left out, as is one without two clusters in each stratum: it has no interval.
+    A look at a share of N takes that share of each stratum's documents, rounded up, and all other documents of their
+    clusters. A look that adds nothing is left out, and so is a look without two clusters in each stratum, which would
+    have no interval.
 
     Args:
         material: the study with its documents and actions.
         per_stratum: N.
-        level: of each primary endpoint, for all looks together.
-        evaluated: documents that were evaluated before the plan; looks without one of them are left out.
+        level: the level of each primary endpoint, for all looks together.
+        evaluated: documents that were evaluated before the plan; a look that lacks any of these is left out.
 
     Returns:
-        The plan's ``sequential``, as JSON holds it.
+        The plan's entry ``sequential``, as JSON holds it.
 
     """
     planned = material.study.plan
@@ -75,7 +76,7 @@ def plan_looks(
 
 
 def last_constant(planned: PlanSection, level: float) -> float | None:
-    """Return the critical constant of the last look, by the shares as they are asked for; None without looks."""
+    """Return the critical constant of the last look, by the requested shares; None without looks."""
     if planned.stopping == FIXED:
         return None
     return critical_constants([float(share) for share in planned.shares], 1 - level)[-1]

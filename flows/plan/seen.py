@@ -1,6 +1,6 @@
-"""What was seen before a plan: its evaluation documents, here or in other studies, and units that were redone.
+"""Outcomes seen before a plan: of its evaluation documents, here or in other studies, and of redone units.
 
-An outcome that someone could have looked at before it was planned is no confirmation of what was planned from it.
+An outcome that someone could have seen before planning cannot confirm a plan that may rest on it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SeenDocuments:
 
     @classmethod
     def in_store(cls, store: Store, without: str | None = None) -> SeenDocuments:
-        """Read them from a store.
+        """Read the seen documents from a store.
 
         Args:
             store: The store.
@@ -50,23 +50,23 @@ class SeenDocuments:
 
     @property
     def clusters(self) -> set[str]:
-        """The clusters of those that are read from files or that another generator made."""
+        """Return the clusters of documents that are read from files or that another generator made."""
         return {str(trait[1]) for trait in self.traits if trait[0] == "cluster"}
 
     def among(self, documents: Iterable[Document], seed: int) -> list[Document]:
-        """Return those of a study's documents that were seen; ``seed`` is the study's."""
+        """Return the documents among a study's that were seen; ``seed`` is the study's."""
         return [one for one in documents if not self.traits.isdisjoint(_traits(_row(one), seed))]
 
 
 def generated_documents(store: Store, study: str, model: str) -> set[str]:
-    """Return the documents of a study and model that have units, superseded ones too."""
+    """Return the documents of a study and model that have units, superseded units included."""
     units = store.read("units", columns=["study", "model", "doc"]).to_pylist()
-    units += store.units(study, model).select(["study", "model", "doc"]).to_pylist()  # rows still to be written too
+    units += store.units(study, model).select(["study", "model", "doc"]).to_pylist()  # rows not written yet included
     return {row["doc"] for row in units if (row["study"], row["model"]) == (study, model)}
 
 
 def seen_actions(store: Store, plan: FrozenPlan) -> tuple[str, ...]:
-    """Return the actions of a plan whose outcomes were known before: all of a plan that is ``seen``, and redone ones.
+    """Return a plan's actions whose outcomes were known before: all actions of a ``seen`` plan, and redone actions.
 
     An action counts as redone if units of evaluation documents were superseded.
     """
@@ -94,9 +94,9 @@ def _row(document: Document) -> dict[str, Any]:
 
 
 def _traits(row: dict[str, Any], seed: int | None) -> set[Trait]:
-    """The traits of a document by which another one is the same.
+    """Return the traits of a document; documents that share a trait are the same.
 
-    A drawn document's cluster is a number in its task, which is another document under another seed.
+    A drawn document's cluster is a number in its task, so another seed makes it another document.
     """
     found: set[Trait] = {("prompt", row["prompt_sha256"])} if row["prompt_sha256"] and row["prompt_tokens"] else set()
     drawn = row["source"] == FINITE_STATE or (

@@ -1,4 +1,4 @@
-"""How large an evaluation may be planned: the bounds of a study file, and what evaluation documents have already."""
+"""The allowed size of an evaluation: the bounds of a study file, and the size that is evaluated already."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Bounds = tuple[int, int]
 
 @dataclass(frozen=True)
 class EvaluatedSize:
-    """What the evaluation documents of a study and model have of current units, at most.
+    """The size of a study's present evaluation, by current units.
 
     Attributes:
-        replicates: of one document and measured action.
-        documents: of one stratum, up to the last one that has units.
+        replicates: the most replicates of one document and measured action.
+        documents: the most documents of one stratum, up to the last that has units.
 
     """
 
@@ -29,7 +29,7 @@ NOTHING = EvaluatedSize()
 
 
 def evaluated_size(store: Store, material: Material) -> EvaluatedSize:
-    """Read from a store how far the evaluation of a study has come."""
+    """Read the present size of a study's evaluation from a store."""
     units = store.units(material.study.name, material.model_id)
     strata = material.documents["evaluation"].values()
     places = {document.doc: place for stratum in strata for place, document in enumerate(stratum, 1)}
@@ -46,9 +46,9 @@ def evaluated_size(store: Store, material: Material) -> EvaluatedSize:
 def size_bounds(study: Study, evaluated: EvaluatedSize) -> tuple[Bounds, Bounds]:
     """Return the least and the largest K, and the least and the largest N, that a plan may choose.
 
-    All replicates of a greedy law are the same, so that one is enough, whatever the study file asks for.
-    A plan covers everything that was evaluated, since the estimates do: if a study file asks for less, the evaluated
-    size is the bound.
+    All replicates of a greedy law are equal, so K is 1 whatever the study file asks for.
+    A plan covers everything that was evaluated, as the estimates do: if a study file asks for less, the evaluated size
+    is the bound.
     """
     planned, available = study.plan, min(section.evaluation for section in study.documents)
     low, high = planned.replicates_between if planned.replicates == "auto" else (planned.replicates,) * 2

@@ -1,7 +1,7 @@
-"""The documents that a study has in its store, which it takes before others, and whose answers changed since.
+"""A study's stored documents, which a run takes before others, and changes of their answers.
 
 A plan freezes documents with their prompts' hashes, clusters and answers, in their order. A later run takes these
-first, whatever order the source has.
+documents first, whatever the source's order.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CHANGEABLE = ("answers", "scoring", "cluster")
 
 
 def held_documents(store: Store, study: Study) -> HeldDocuments:
-    """Return the documents that a study holds: those of its plan in the plan's order, then others that are stored.
+    """Return a study's stored documents: those of its plan in the plan's order, then all others.
 
-    A study whose settings are not the stored ones holds none: its documents are others.
+    If the study's settings differ from the stored settings, there are none, since its documents differ.
     """
     model = study.model.id
     rows = [row for row in store.read("studies").to_pylist() if (row["study"], row["model"]) == (study.name, model)]
@@ -41,9 +41,9 @@ def held_documents(store: Store, study: Study) -> HeldDocuments:
 
 
 def _places(store: Store, plan: FrozenPlan) -> dict[str, int]:
-    """The place of each document of a plan in its split and stratum.
+    """Return the index of each document of a plan in its split and stratum.
 
-    Of a plan that was frozen before plans had documents, those that were evaluated come first.
+    If a plan is from before plans listed documents, the evaluated documents come first.
     """
     if plan.documents is not None:
         return {row["doc"]: at for strata in plan.documents.values() for rows in strata.values()
@@ -54,7 +54,7 @@ def _places(store: Store, plan: FrozenPlan) -> dict[str, int]:
 
 
 def frozen_documents(material: Material) -> dict[str, dict[str, list[Row]]]:
-    """Return the documents of a study by split and stratum, in their order, as a plan freezes them in JSON."""
+    """Return the documents of a study by split and stratum, in order, in the form that a plan freezes as JSON."""
     return {
         split: {stratum: [_frozen(one) for one in own] for stratum, own in material.documents[split].items()}
         for split in SPLITS
@@ -72,23 +72,23 @@ def _frozen(document: Document) -> Row:
 
 
 def changed(document: Document, stored: Row) -> dict[str, tuple[Any, Any]]:
-    """Return the stored and the present value of each property in ``CHANGEABLE`` that a source's document has changed.
+    """Return the stored and the present value of each property in ``CHANGEABLE`` that changed in the source.
 
-    Rows that were stored before there was a scoring have that of their task.
+    Rows from before scorings were stored have the scoring of their task.
     """
     present = {"answers": list(document.answers), "scoring": document.scoring or None, "cluster": document.cluster}
     before = {name: stored[name] for name in CHANGEABLE} | {"answers": stored["answers"] or []}
     if before["scoring"] is None and before["answers"]:
         before["scoring"] = task_scoring(stored["source"] or "", stored["task"] or "")
-    if not present["answers"] or not before["answers"]:  # nothing is scored on one side
+    if not present["answers"] or not before["answers"]:  # one side has no answers, so no score changes
         before["scoring"] = present["scoring"]
     return {name: (before[name], present[name]) for name in CHANGEABLE if before[name] != present[name]}
 
 
 def changed_answers(store: Store, plan: FrozenPlan) -> bool:
-    """Return whether a document that a plan evaluates has answers or a scoring other than the plan froze.
+    """Tell whether answers or scoring of an evaluated document differ from those that the plan froze.
 
-    Of a plan that was frozen before plans had documents, the first revision of the documents counts as frozen.
+    If a plan is from before plans listed documents, the first revision of the documents counts as frozen.
     """
     present = {row["doc"]: row for row in store.documents(plan.study, plan.model).to_pylist()}
     frozen = plan.evaluated_documents or {
@@ -105,6 +105,6 @@ def _origin(row: Row) -> Row:
 
 
 def _scored_by(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
-    """Answers and how they are scored."""
+    """Return a document's answers and the rule that scores them."""
     answers = tuple(row["answers"] or ())
     return answers, (row["scoring"] or task_scoring(row["source"] or "", row["task"] or "")) if answers else None

@@ -1,1 +1,1 @@
-"""A study file run as a whole: what is left of its studies, who generates for them, and their stages in order."""
+"""The run of a study file: the remaining work, the generators, and the stages in order."""

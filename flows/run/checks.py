@@ -1,4 +1,4 @@
-"""What must hold of a study before anything is written, and of its log before anything is concluded from it."""
+"""Checks of a study before anything is written, and of its log before anything is concluded."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
 
     Args:
         run: the study's run.
-        served: whether another process generates; then it does not matter which devices are here.
+        served: whether another process generates; then this machine's devices do not matter.
 
     Returns:
-        What could not be checked, and why.
+        Lines on checks that could not be made, and why.
 
     """
     model, unchecked = run.study.model, []
     if model.kind == FINITE_STATE:
         for system in finite_model(run.study).systems.values():
-            exact_value_rows(run.study.name, model.id, system)  # refuses what is too large to enumerate
+            exact_value_rows(run.study.name, model.id, system)  # refuses systems too large to enumerate
     elif model.engine is not None:
-        engine_model(run.study)  # refuses settings and weights that cannot be used
+        engine_model(run.study)  # refuses unusable settings and weights
     else:
         device, device_map = ("cpu", None) if served else (model.device, model.device_map)
         check_placement(model.dtype, device, device_map)
@@ -74,13 +74,13 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
         own = {action.name for action in with_own_weights(run.study)}
         _check_selectors(run.material, traits, [one for one in run.material.actions if one.name not in own])
     _check_plannable(run.material)
-    if run.material.nominal:  # the material refuses the rest
+    if run.material.nominal:  # making the material refuses everything else
         unchecked.append(f"prompts, which need the model's tokenizer{_ABSENT}")
     return unchecked
 
 
 def _check_other_weights(run: StudyRun, device: str, device_map: str | None) -> Iterator[str]:
-    """Check the weights that actions have of their own, and yield what of them could not be checked."""
+    """Check the weights of actions with their own weights; yield a line on each check that could not be made."""
     study, dtype = run.study, run.study.model.dtype
     for action in with_own_weights(study):
         location, named = weights_location(study, action), f"weights of action '{action.name}'"
@@ -97,7 +97,7 @@ def _check_other_weights(run: StudyRun, device: str, device_map: str | None) -> 
 
 
 def _check_selectors(material: Material, traits: LayerTraits, actions: Sequence[Action]) -> None:
-    """Refuse actions whose selectors need of their model's layers what these are known not to have."""
+    """Refuse actions whose selectors need something of the model's layers that these are known to lack."""
     longest = max(one.prompt_tokens for split in SPLITS for one in material.of_split(split))
     for action in actions:
         if action.removes(longest, material.study.study.horizon):
@@ -105,7 +105,7 @@ def _check_selectors(material: Material, traits: LayerTraits, actions: Sequence[
 
 
 def _check_plannable(material: Material) -> None:
-    """Refuse development documents that no plan can be made of."""
+    """Refuse development documents from which no plan can be made."""
     for stratum, documents in material.documents["development"].items():
         if len({document.cluster for document in documents}) == 1:
             raise InputError(
@@ -120,9 +120,9 @@ def _check_plannable(material: Material) -> None:
 
 
 def _has_made_units(run: StudyRun) -> bool:
-    """Whether units of the store were made from the very files that the model has, by the installed libraries.
+    """Tell whether stored units were made from the model's present files, by the installed libraries.
 
-    Then nothing of the model can be refused. A model that is not in a folder may be another one where it comes from.
+    If so, the model needs no further check. A model outside a folder may have changed at its source.
     """
     model, found = run.study.model, run.stored
     location = model_location(model)
@@ -133,15 +133,15 @@ def _has_made_units(run: StudyRun) -> bool:
         return False
     units = found.units(run.study.name, model.id)
     made = units.filter(pc.equal(units["weights_sha256"], weights))["versions"].drop_null().unique().to_pylist()
-    installed = library_versions().items()  # whatever GPU they were made on
+    installed = library_versions().items()  # on any GPU
     return any(installed <= json.loads(versions).items() for versions in made)
 
 
 def check_controls(store: Store, material: Material) -> int:
-    """Check that every full-retention control has delta = f = 0 exactly, by what is derived from its events.
+    """Check that every full-retention control has delta = f = 0 exactly, in its derived rows.
 
     Returns:
-        The number of controls, pairs of continuations.
+        The number of controls, counted in pairs of continuations.
 
     """
     own = {"study": material.study.name, "model": material.model_id, "action": CONTROL_ACTION}
@@ -162,7 +162,7 @@ def check_controls(store: Store, material: Material) -> int:
 
 
 def _moved_line(pair: dict[str, Any], steps: list[dict[str, Any]]) -> str:
-    """The error line of a control that moved, with what it did first."""
+    """Return the error line of a control that moved, with its first deviation."""
     first = next(step for step in steps if step["delta"] or step["f"] or step["mismatch"])
     return (
         f"study '{pair['study']}': the full-retention control moved in document '{pair['doc']}', replicate "
@@ -175,9 +175,9 @@ def check_equal_bytes(store: Store, material: Material) -> int:
     """Check that actions which keep equally many entries of a document hold equal bytes (definitions, "Equal bytes").
 
     Payload, scales, index, metadata and resident bytes are compared, as measured on the tensors. Actions that hold
-    entries in another way, such as another dtype or codec, are compared among themselves; with a codec, whose bytes
-    depend on how many entries each layer keeps, those with the same budgets. A policy whose steps may read more
-    entries than the prompt has is compared with none.
+    entries in another way, such as another dtype or codec, are compared among themselves. A codec's bytes depend on how
+    many entries each layer keeps, so its actions are compared only at the same budgets. A policy whose steps may read
+    more entries than the prompt has is not compared.
 
     Returns:
         The number of pairs of actions that were compared.
@@ -198,12 +198,12 @@ def check_equal_bytes(store: Store, material: Material) -> int:
     actions = {action.name: action for action in material.actions}
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for unit in units.select(columns).to_pylist():
-        unit["scale_bytes"] = unit["scale_bytes"] or 0  # null in units of older versions, which had no scales
+        unit["scale_bytes"] = unit["scale_bytes"] or 0  # null in units from before scales were stored
         action, layers = actions.get(unit["action"]), len(unit["kept_sha256"] or ())
         if unit["kept_entries"] == unit["prompt_entries"]:
             if action is not None and action.policy is not None:
                 continue
-            if unit["index_bytes"]:  # units of earlier versions, which were charged one though nothing was removed
+            if unit["index_bytes"]:  # earlier versions charged an index though nothing was removed
                 unit["resident_bytes"] -= unit["index_bytes"]
                 unit["index_bytes"] = 0
         held = action and action.decides_bytes(unit["kept_entries"], unit["prompt_entries"], layers)
@@ -222,7 +222,7 @@ def check_equal_bytes(store: Store, material: Material) -> int:
 
 
 def floor_line(store: Store, study: Study) -> str:
-    """Return what is said of the floor; empty without an engine."""
+    """Return a line about the floor; empty without an engine."""
     if not study.model.has_floor:
         return ""
     with open_views(store) as views:

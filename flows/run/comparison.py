@@ -1,8 +1,8 @@
-"""The study file against the store: what differs, one line each, and what to do about it.
+"""The comparison of a study file with its store: a line for each difference, and what to do about it.
 
-A study grows: more actions, documents and replicates are generated beside what is there. Everything else that decides
-events is fixed with the first of them. A changed action is refused until ``run --redo`` supersedes its units, a changed
-plan until ``run --replan`` makes a later revision of it.
+A study may grow: more actions, documents and replicates are generated beside the stored ones. Everything else that
+decides events is fixed with the first event. A changed action is refused until ``run --redo`` supersedes its units, a
+changed plan until ``run --replan`` makes a later revision of it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from schema.errors import PlanError
 
 
 def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
-    """Refuse a run whose study file asks for something else than the store holds, growth apart.
+    """Refuse a run if its study file contradicts the stored study; additions are allowed.
 
     Args:
         run: The study's run.
-        redo: Names of actions that are about to be redone, which may have changed.
+        redo: Names of actions to be redone, which may have changed.
 
     Returns:
-        What the run is to add to the store.
+        The differences that the run is to add to the store.
 
     """
     if (store := run.stored) is not None:

@@ -1,4 +1,4 @@
-"""What differs between a study file and its store, a line each, and what becomes of it."""
+"""The differences between a study file and its store, a line each, and how a run treats each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from schema.sampling import SamplingLaw
 from schema.study import FINITE_STATE, HTTP, Study
 from schema.tables import ACTIONS
 
-# Columns of an action that decide its units; the other columns say where the action comes from.
+# Columns of an action that decide its units; the other columns name the action's source.
 _ACTION_COLUMNS = tuple(
     name for name in ACTIONS.columns
     if name not in {"study", "action", "position_mode", "control", "prespecified", "action_revision", "dropped"}
@@ -33,12 +33,12 @@ _ACTION_COLUMNS = tuple(
 
 
 class Kind(StrEnum):
-    """What becomes of a difference."""
+    """How a run treats a difference."""
 
-    GROWTH = "growth"  # the run makes it
-    ACTION = "action"  # the run refuses it; --redo makes it
-    PLAN = "plan"  # the run refuses it; --replan makes it
-    SETTING = "setting"  # the run refuses it
+    GROWTH = "growth"  # the run adds it
+    ACTION = "action"  # the run refuses it, unless --redo is given
+    PLAN = "plan"  # the run refuses it, unless --replan is given
+    SETTING = "setting"  # the run always refuses it
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Difference:
     """One difference between a study file and its store.
 
     Attributes:
-        kind: What becomes of it.
-        what: What differs, as the study file names it.
+        kind: How a run treats the difference.
+        what: The key or thing that differs, as the study file names it.
         stored: The stored value, as text.
         asked: The study file's value, as text.
-        action: The action that it concerns; None if it concerns the study.
-        units: How many stored units it concerns.
-        planned: Whether it is one to the frozen plan.
-        note: What more is to be said.
+        action: The action concerned; None if the study is.
+        units: How many stored units are concerned.
+        planned: Whether it is a difference from the frozen plan.
+        note: A further remark.
 
     """
 
@@ -73,7 +73,7 @@ class Difference:
 
 
 def differences(run: StudyRun) -> list[Difference]:
-    """Compare a study file with what the store holds of the study and model.
+    """Compare a study file with the stored study and model.
 
     Returns:
         The differences in the order of the file; none if the store does not know the study yet.
@@ -86,18 +86,18 @@ def differences(run: StudyRun) -> list[Difference]:
     if not rows:
         return []
     settings = list(_settings(run.study, rows))
-    if settings:  # the documents are others too
+    if settings:  # then the documents differ as well
         return settings
     if all(row["model"] != run.study.model.id for row in rows):
-        return []  # a model that the file has got since
+        return []  # a model added to the file
     return [*_documents(run), *_actions(run), *_plan(run)]
 
 
 def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
-    """Differences in what ``study_sha256`` is the hash of."""
+    """Yield differences in the settings that ``study_sha256`` covers."""
     own = [row for row in rows if row["model"] == study.model.id]
     if not own and study.several_models:
-        own = rows  # another model of the same file differs in its model alone
+        own = rows  # another model of the same file differs only in its model
     row = (own or rows)[0]
     if row["study_sha256"] == study.sha256 or study.agrees_with(row["settings"]):
         return
@@ -109,7 +109,7 @@ def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
         present["documents"] = _in_order_of(before["documents"], present["documents"])
         asked, stored = _leaves(present), _leaves(before)
     law = _leaves({"study": asdict(study.law)}), _leaves({"study": asdict(SamplingLaw.of(row))})
-    asked, stored = asked | law[0], stored | law[1]  # settings have what is not the default
+    asked, stored = asked | law[0], stored | law[1]  # settings contain only values other than the defaults
     names = [name for name in dict.fromkeys([*stored, *asked]) if stored.get(name) != asked.get(name)]
     if study.several_models and not any(row["model"] == study.model.id for row in rows):
         names = [name for name in names if not name.startswith("model.")]
@@ -123,14 +123,14 @@ def _settings(study: Study, rows: list[dict[str, Any]]) -> Iterator[Difference]:
 
 
 def _in_order_of(stored: list[Any], asked: list[Any]) -> list[Any]:
-    """Document sections that are asked for, equal ones in the places that they have among the stored ones."""
+    """Order the requested document sections so that sections equal to stored ones keep their places."""
     others = [section for section in asked if section not in stored]
     placed = [section if section in asked else others.pop(0) for section in stored if section in asked or others]
     return placed + others
 
 
 def _leaves(value: Any, name: str = "") -> dict[str, Any]:
-    """The values of nested JSON by their places in a study file, such as ``documents[0].source``."""
+    """Return the values of nested JSON by their places in a study file, such as ``documents[0].source``."""
     if isinstance(value, dict):
         items = [(f"{name}.{key}" if name else key, inner) for key, inner in value.items()]
     elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
@@ -141,7 +141,7 @@ def _leaves(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def _documents(run: StudyRun) -> Iterator[Difference]:
-    """More or fewer documents in a stratum; prompts, answers and clusters that changed."""
+    """Yield differences in documents: more or fewer in a stratum; changed prompts, answers and clusters."""
     study, store = run.study, run.store
     rows = store.documents(study.name, study.model.id).to_pylist()
     prompts = {row["doc"]: row["prompt_sha256"] for row in rows}
@@ -166,11 +166,11 @@ def _documents(run: StudyRun) -> Iterator[Difference]:
 
 
 def _corrections(run: StudyRun, rows: Mapping[str, dict[str, Any]]) -> Iterator[Difference]:
-    """Answers, scoring and clusters of stored documents that are others in their source now."""
+    """Yield answers, scorings and clusters of stored documents that changed in their source."""
     found = defaultdict[str, list[tuple[str, Any, Any]]](list)
     for document in (one for split in SPLITS for one in run.material.of_split(split) if one.doc in rows):
         for name, (before, now) in changed(document, rows[document.doc]).items():
-            if name == "cluster" or document.stratum not in run.material.nominal:  # nominal ones have no answers
+            if name == "cluster" or document.stratum not in run.material.nominal:  # these have no answers
                 found[name].append((document.doc, before, now))
     for name, ((doc, before, now), *others) in found.items():
         more = f" and {len(others)} more" if others else ""
@@ -179,12 +179,12 @@ def _corrections(run: StudyRun, rows: Mapping[str, dict[str, Any]]) -> Iterator[
 
 
 def _value(value: Any) -> str:
-    """A document's answers, scoring or cluster, as a line names it."""
+    """Write a document's answers, scoring or cluster for a line."""
     return " | ".join(value) or "none" if isinstance(value, list) else shown(value)
 
 
 def _kept_documents(plan: FrozenPlan, run: StudyRun) -> str:
-    """The note about more evaluation documents, if the plan does not take them."""
+    """Return the note that the plan does not take more evaluation documents; empty if it does."""
     asked = run.study.plan.documents
     if run.replan or (asked != "auto" and asked > plan.documents_per_stratum):
         return ""
@@ -193,14 +193,14 @@ def _kept_documents(plan: FrozenPlan, run: StudyRun) -> str:
 
 
 def _actions(run: StudyRun) -> Iterator[Difference]:
-    """Actions that are new, changed, or no longer in the file."""
+    """Yield actions that are new, changed, or no longer in the file."""
     study, store = run.study, run.store
     stored = current_actions(store.read("actions"), study.name)
     units = Counter(store.units(study.name, study.model.id)["action"].to_pylist())
     known = stored_identities(store, study.name, study.model.id)
     lacking = cache(
         lambda: lacking_actions(store, run.material, _asked_plan(run))
-    )  # needed for units of older stores alone
+    )  # needed only for units of older stores
     for action in run.material.actions:
         row, asked = stored.pop(action.name, None), action.row(study.name, prespecified=True)
         if row is None:
@@ -222,7 +222,7 @@ def _actions(run: StudyRun) -> Iterator[Difference]:
 
 
 def _plan(run: StudyRun) -> Iterator[Difference]:
-    """Values of ``[plan]`` and ``[windows]`` that are not the frozen ones."""
+    """Yield values of ``[plan]`` and ``[windows]`` that differ from the frozen plan."""
     plan = find_plan(run.store, run.study.name, run.study.model.id)
     for one in [] if plan is None else plan_differences(plan, run.study):
         kind = Kind.GROWTH if one.grows else Kind.PLAN if one.replanned else Kind.SETTING
@@ -230,7 +230,7 @@ def _plan(run: StudyRun) -> Iterator[Difference]:
 
 
 def _asked_plan(run: StudyRun) -> FrozenPlan | None:
-    """The plan with the study file's K and N; the frozen plan if other keys changed too, which are told separately."""
+    """Return the plan with the study file's K and N; the frozen plan if other keys changed, told separately."""
     plan = find_plan(run.store, run.study.name, run.study.model.id)
     try:
         return plan and grown_plan(plan, run.study)
@@ -241,7 +241,7 @@ def _asked_plan(run: StudyRun) -> FrozenPlan | None:
 def _identity(
     run: StudyRun, action: Action, stored: ActionIdentity, units: int, *, parameters_changed: bool
 ) -> Iterator[Difference]:
-    """Differences in what makes an action's units; changed parameters, which are told, change the selector's hash."""
+    """Yield differences in an action's identity; changed parameters, told elsewhere, change the selector's hash."""
     finite = run.study.model.kind == FINITE_STATE
     named = {
         "weights_sha256": "reference laws"

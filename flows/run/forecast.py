@@ -1,4 +1,4 @@
-"""What a run of a study would do: the units that it would generate, by split, and whether anything else is left."""
+"""The forecast of a run: the units that it would generate, by split, and whether anything else is left."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from schema.tables import PLAIN
 
 @dataclass(frozen=True)
 class SplitForecast:
-    """What a split has and lacks.
+    """The stored and the missing units of a split.
 
     Attributes:
         documents: how many documents of each stratum there will be, from the fewest to the most.
-        replicates: of each document, from the fewest to the most.
-        stored: how many units of these documents are there.
-        work: what is to be generated, at most.
+        replicates: replicates of each document, from the fewest to the most.
+        stored: how many units of these documents are stored.
+        work: the most that is to be generated.
 
     """
 
@@ -55,28 +55,29 @@ class SplitForecast:
 
     @property
     def bounded(self) -> bool:
-        """Whether less may be asked for: the plan is still to be made, or a sequential study may stop."""
+        """Whether the work may turn out smaller: the plan is still to be made, or a sequential study may stop."""
         return self.replicates[0] < self.replicates[1] or any(few < most for few, most in self.documents.values())
 
     @property
     def pending(self) -> Counter[str]:
-        """How many units of each action are to be generated."""
+        """Return how many units of each action are to be generated."""
         return Counter(unit.action.name for _, units in self.work for unit in units)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a study has and lacks.
+    """The stored and the missing parts of a study.
 
     Attributes:
         plan: the frozen plan, None before there is one.
-        asked: the plan with the study file's K and N, which is ``plan`` unless it grows; None if a plan is to be made.
+        asked: the plan with the study file's K and N, equal to ``plan`` unless these grow; None if a plan is to be
+            made.
         splits: development and evaluation.
         underived: how many stored units are still to be derived.
         unscored: how many stored pairs are still to be scored, if the model's tokenizer is here.
-        estimated: whether the estimates are those of the present events and scores.
-        reported: whether the page is that of the present tables.
-        looked: whether a sequential study has stopped, or the study is none.
+        estimated: whether the estimates are current with events and scores.
+        reported: whether the page is current with the tables.
+        looked: whether a sequential study has stopped; true for other studies.
 
     """
 
@@ -105,7 +106,7 @@ class Forecast:
 
 
 def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
-    """Compare a study with its store, which there may not be yet.
+    """Compare a study with its store, which need not exist yet.
 
     Args:
         run: the study's run, whose study file agrees with the store.
@@ -136,7 +137,7 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
 
 
 def _unscored(scoring: Scoring, run: StudyRun) -> int:
-    """How many stored pairs can be scored and are not."""
+    """Count the stored pairs that can be scored and are not scored yet."""
     model = run.study.model
     pairs = scoring.unscored_pairs.total()
     return pairs if pairs and text_decoder(tokenizer_location(model), revision=model.revision) is not None else 0
@@ -149,7 +150,7 @@ def gpus_of_units(run: StudyRun, redone: Collection[str] = ()) -> GpuKinds:
 
 
 def check_gpu_here(run: StudyRun, redone: Collection[str] = ()) -> None:
-    """Check, if units are to be generated, that this machine's GPU is of the model that made the stored units."""
+    """Check that this machine's GPU is of the model that made the stored units, if units are to be generated."""
     made_on, gpu = gpus_of_units(run, redone), gpu_here(run.study.model)
     if made_on.difference("", gpu) is not None and any(split.work for split in forecast(run, redone).splits):
         made_on.check("this machine", gpu, run.study.model)
@@ -167,7 +168,7 @@ def _development(store: Store | None, material: Material, redone: Collection[str
 def _evaluation(
     store: Store | None, material: Material, plan: FrozenPlan | None, redone: Collection[str], units: pa.Table
 ) -> SplitForecast:
-    """What the evaluation has and lacks: as the plan says, or at the most that a plan still to be made may choose."""
+    """Return the evaluation's stored and missing units, by the plan, or at the most that a future plan may choose."""
     planned, strata = material.study.plan, material.documents["evaluation"]
     available = {stratum: len(documents) for stratum, documents in strata.items()}
     if plan is not None:
@@ -193,7 +194,7 @@ def _evaluation(
 
 
 def _count(units: pa.Table, material: Material, names: Collection[str], redone: Collection[str]) -> int:
-    """How many of the stored units are of these documents and of actions that stay as they are."""
+    """Count the stored units of these documents and of actions that are not redone."""
     actions = {action.name for action in material.actions} - set(redone)
     pairs = zip(units["doc"].to_pylist(), units["action"].to_pylist(), strict=True)
     return sum(doc in names and action in actions for doc, action in pairs)

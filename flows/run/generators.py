@@ -1,4 +1,4 @@
-"""Who generates and derives for a run: this process, a service, or the workers of a cluster."""
+"""The generator and the derivation of a run: this process, a service, or the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generators:
-    """Who does the work of a run.
+    """The functions and processes that do the work of a run.
 
     Attributes:
         made_by: Generates events and stores them.
-        identify: Says what makes the units.
-        get_ready: Is called with all runs and the names of actions that are redone before anything is written, where
-            something is to do.
-        derived_by: Derives what a store at a location lacks.
-        sides: Returns the processes that work beside this one, if there are some.
-        served: Whether another machine may generate, so that the devices here do not matter.
+        identify: Returns the identity of units.
+        get_ready: Called with all runs and the names of redone actions before anything is written, if there is work.
+        derived_by: Derives the underived units of the store at a location.
+        sides: Returns the side processes, if there are any.
+        served: Whether another machine may generate, so that this machine's devices do not matter.
     """
 
     made_by: GenerateInto
@@ -55,7 +54,7 @@ def generators(
     cluster: ClusterAddress | None,
     progress: Progress,
 ) -> Iterator[Generators]:
-    """Give who does the work of the studies of one file: a service, a cluster, or without both this process."""
+    """Give the generators of a file's studies: a service, a cluster, or by default this process."""
     engine = next((study.model.engine for study in studies if study.model.engine is not None), None)
     if engine is not None and (address or cluster) is not None:
         raise InputError(

@@ -1,4 +1,4 @@
-"""What options and parameters say of a run: where its store is, and who generates for it."""
+"""The meaning of a run's options and parameters: the store's location, and the generator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named_workers(
     """Return the cluster that ``--cluster`` or ``--gpus`` names; None if neither does.
 
     Raises:
-        InputError: what is given cannot be read, or says twice who generates.
+        InputError: an option cannot be read, or two options name a generator.
 
     """
     who = {"--gpus": gpus is not None, "--cluster": cluster is not None, "--endpoint": served}
@@ -40,10 +40,11 @@ def named_workers(
 def named_service(
     locations: Sequence[str], token_file: Path | None, root_certificates: Path | None, timeout: float
 ) -> ServiceAddress | None:
-    """Return the service that ``--endpoint`` names; None if none is named.
+    """Return the service that ``--endpoint`` names; None without ``--endpoint``.
 
     Raises:
-        InputError: several are named, one cannot be read, or an option says how to reach a service that is not named.
+        InputError: several services are named, an option cannot be read, or an option belongs to a service that is not
+            named.
 
     """
     given = {"--token-file": token_file, "--tls-root-certs": root_certificates}

@@ -1,4 +1,4 @@
-"""What a run says of its study file at once: what it leaves out, and what it asks for to no purpose."""
+"""Remarks on a study file at the start of a run: on parts that it leaves out, and on settings without effect."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _DRAWS_BEYOND = 50
 
 
 def remarks(runs: Sequence[StudyRun]) -> list[str]:
-    """Return a line on each thing that the studies of one file do otherwise than one may have meant.
+    """Return a line on each setting of a file's studies that may have another effect than meant.
 
     Args:
-        runs: A run of each study, one to a model and law, which can be done.
+        runs: A run of each study, one for each model and law, after its checks.
     """
     lines = left_out(runs[0].study.documents)
     for run in runs:
@@ -49,7 +49,7 @@ def _absent_eos_tokens(study: Study) -> Iterator[str]:
 
 
 def _whole_caches(material: Material) -> Iterator[str]:
-    """Name actions whose number of entries is that of the whole cache, so that they do nothing to some prompts."""
+    """Name actions that keep the whole cache of some prompts, so that they do nothing there."""
     documents = _documents(material)
     for action in material.actions:
         if action.retention.rule is not None and action.codec is None:
@@ -69,7 +69,7 @@ def _is_whole(action: Action, entries: int, horizon: int) -> bool:
 
 
 def _equal_replicates(study: Study) -> Iterator[str]:
-    """Say that replicates are equal, or nearly always are, if the study file asks for several."""
+    """Say that replicates are equal, or nearly always equal, if the study file asks for several."""
     asked, law = study.plan.replicates, study.law
     if law.greedy and asked != "auto" and asked > 1:
         yield (
@@ -84,7 +84,7 @@ def _equal_replicates(study: Study) -> Iterator[str]:
 
 
 def _unreached_bounds(study: Study) -> Iterator[str]:
-    """Name bounds of the plan that nothing reaches."""
+    """Name bounds of the plan that cannot be reached."""
     planned, available = study.plan, min(section.evaluation for section in study.documents)
     if planned.documents == "auto" and planned.documents_at_least > available:
         yield (
@@ -100,7 +100,7 @@ def _unreached_bounds(study: Study) -> Iterator[str]:
 
 
 def _equal_prompts(material: Material) -> Iterator[str]:
-    """Name documents of equal prompts, which intervals take for independent."""
+    """Name documents of equal prompts, which intervals take as independent."""
     same = defaultdict[tuple[int, ...], list[Document]](list)
     for document in _documents(material):
         if document.tokens and document.stratum not in material.nominal:
@@ -116,7 +116,7 @@ def _equal_prompts(material: Material) -> Iterator[str]:
 
 
 def _single_clusters(material: Material) -> Iterator[str]:
-    """Name strata whose evaluation documents depend on each other, or are one."""
+    """Name strata whose evaluation documents form a single cluster."""
     planned = material.study.plan.documents
     for stratum, documents in material.documents["evaluation"].items():
         taken = documents if planned == "auto" else documents[:planned]

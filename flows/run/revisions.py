@@ -1,4 +1,4 @@
-"""Superseding an action's units: by new ones of the same study, or by none.
+"""The superseding of an action's units: by new units of the same study, or by none.
 
 Nothing is deleted. A new row of ``actions`` makes the units of earlier revisions superseded at once, in all views.
 """
@@ -26,10 +26,10 @@ from schema.tables import ACTIONS
 
 
 def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
-    """Begin a new revision of actions, unless the present one was begun with the same identity and not reported yet.
+    """Begin a new revision of actions, unless the present revision has the same identity and was not reported yet.
 
-    So the same call after a kill goes on with the revision that it began, which is said. An action that the store does
-    not have is left to the run.
+    So the same call after a kill goes on with the revision that it began, and a line says so. An action that the store
+    lacks is left to the run.
 
     Args:
         runs: The runs of one study file.
@@ -59,7 +59,7 @@ def begun_revisions(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict
 
 
 def _begun(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of one study, whose runs are one to a model."""
+    """Return the rows of one study, whose runs are one for each model."""
     study, actions = runs[0].study.name, {action.name: action for action in runs[0].material.actions}
     store = runs[0].store
     stored = store.read("actions")
@@ -76,7 +76,7 @@ def _begun(runs: Sequence[StudyRun], names: Sequence[str]) -> list[dict[str, Any
 
 
 def _can_go_on(runs: Sequence[StudyRun], action: Action, revision: int) -> bool:
-    """Whether a revision was begun with the present identity, and its result was not reported yet.
+    """Tell whether a revision was begun with the present identity and its result was not reported yet.
 
     A revision whose units keep unlike entries cannot go on.
     """
@@ -91,17 +91,17 @@ def _can_go_on(runs: Sequence[StudyRun], action: Action, revision: int) -> bool:
 
 
 def _is_reported(run: StudyRun, action: Action, revision: int) -> bool:
-    """Whether a page was written with estimates of a revision; of a control, which has none, if all is reported."""
+    """Tell whether a page with a revision's estimates was written; for a control, whether all is finished."""
     return reported_revisions(run.page.parent).get(action.name, -1) >= revision or forecast(run).finished
 
 
 def drop_action(store: Store, name: str, study: str | None = None) -> int:
-    """Drop an action: its units stay in the log and no view shows them.
+    """Drop an action: its units stay in the log, and no view shows them.
 
     Args:
         store: The store.
         name: The action.
-        study: The study whose action it is; needed where several studies have one of this name.
+        study: The action's study; needed if several studies have an action of this name.
 
     Returns:
         The number of units that are superseded.

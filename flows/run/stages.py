@@ -1,4 +1,4 @@
-"""The stages of a study, in their order, as plain functions of its run: each does what is left of it, once."""
+"""The stages of a study, in their order, as plain functions of its run; each stage does only its remaining work."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def prepare(run: StudyRun, *, compared: bool = False) -> None:
 
     Args:
         run: the study's run.
-        compared: whether the study file was held against the store just now.
+        compared: whether the study file has just been compared with the store.
 
     """
     store = Store.create(run.location)
@@ -64,17 +64,17 @@ def prepare(run: StudyRun, *, compared: bool = False) -> None:
 
 
 def develop(*runs: StudyRun) -> int:
-    """Generate what the development documents lack, as far as the runs' limit allows; return the number of new units.
+    """Generate the missing units of development documents, within the runs' limit; return the number of new units.
 
     Args:
-        runs: the run of a study, or those of several laws of one model.
+        runs: the run of a study, or the runs of several laws of one model.
 
     """
     return _generate(runs, [pending_development(run.store, run.material) for run in runs], "development documents")
 
 
 def derive(run: StudyRun) -> int:
-    """Derive what is not derived yet; return the number of new units."""
+    """Derive the underived units; return their number."""
     done = run.derived_by(run.location).units
     if done:
         run.progress.say(f"derived {done} new units")
@@ -83,9 +83,10 @@ def derive(run: StudyRun) -> int:
 
 
 def score(run: StudyRun) -> int:
-    """Score the pairs of documents with answers that are not scored yet; return how many.
+    """Score the unscored pairs of documents with answers; return their number.
 
-    The texts of the model's tokens are recorded too. Where its tokenizer cannot be loaded, one line says so of each.
+    The texts of the model's tokens are recorded too. If the tokenizer cannot be loaded, a line says so for each of the
+    two.
     """
     model = run.study.model
     if model.kind == FINITE_STATE:
@@ -99,15 +100,15 @@ def score(run: StudyRun) -> int:
 
 
 def plan(run: StudyRun) -> str:
-    """Freeze the plan, made from the development documents, unless it is frozen as the study file has it.
+    """Freeze the plan, made from the development documents, unless a frozen plan agrees with the study file.
 
-    Where the study file asks for a larger K or N, or the run plans anew, a later revision is frozen.
+    If the study file asks for a larger K or N, or the run plans anew, a later revision is frozen.
 
     Returns:
         The hash of the plan.
 
     Raises:
-        PlanError: evaluation events exist though no plan does, or the plan that is there disagrees with the study file.
+        PlanError: evaluation events exist without a plan, or the frozen plan disagrees with the study file.
 
     """
     study, model = run.study.name, run.study.model.id
@@ -137,17 +138,17 @@ def plan(run: StudyRun) -> str:
 
 
 def evaluate(*runs: StudyRun) -> int:
-    """Generate what the plan asks of the evaluation documents, as far as the limit allows; return the number of units.
+    """Generate the planned units of evaluation documents, within the limit; return the number of new units.
 
     Args:
-        runs: the run of a study, or those of several laws of one model, each with its plan.
+        runs: the run of a study, or the runs of several laws of one model, each with its plan.
 
     """
     return _generate(runs, [pending_evaluation(run.store, run.material) for run in runs], "evaluation documents")
 
 
 def check(run: StudyRun) -> None:
-    """Check what must hold before anything is concluded: controls exactly 0, equal bytes at equal retention.
+    """Check the conditions of any conclusion: controls exactly 0, equal bytes at equal retention.
 
     Raises:
         ControlError: a full-retention control has delta or f other than 0.
@@ -161,7 +162,7 @@ def check(run: StudyRun) -> None:
 
 
 def look(run: StudyRun) -> bool:
-    """Take the look of a sequential study whose documents are all there; whether another one is to follow."""
+    """Take the sequential study's look whose documents are complete; return whether another look is to follow."""
     plan = require_plan(run.store, run.study)
     taken = LooksTaken.in_store(run.store, plan)
     if taken is None or taken.stopped:
@@ -173,22 +174,22 @@ def look(run: StudyRun) -> bool:
 
 
 def analyze(run: StudyRun, estimate: Runner = one_by_one) -> int:
-    """Estimate the evaluation documents unless that is done for the present events; return the number of estimates.
+    """Estimate the evaluation documents unless the estimates are current; return the number of new estimates.
 
     Args:
         run: the study's run.
-        estimate: estimates the parts of an analysis.
+        estimate: a function that estimates the parts of an analysis.
 
     """
     return analyze_stored(run.store, run.study.name, run.study.model.id, estimate, run.own_progress)
 
 
 def report(run: StudyRun, beside: Path | None = None) -> Path:
-    """Write the report unless it is there for the present tables; return the path of its page.
+    """Write the report unless it is current with the tables; return the path of its page.
 
     Args:
         run: the study's run.
-        beside: the page that will have this study and those of other temperatures side by side.
+        beside: the page that will compare this study with those of other temperatures.
 
     """
     page = run.page
@@ -203,7 +204,7 @@ def report(run: StudyRun, beside: Path | None = None) -> Path:
 
 
 def keep_up(run: StudyRun) -> None:
-    """Put many small files together, and write the catalogue; it is done once, at the end of a run.
+    """Merge small files and write the catalogue, once, at the end of a run.
 
     Raises:
         InputError: the store cannot be written.
@@ -215,14 +216,14 @@ def keep_up(run: StudyRun) -> None:
 
 
 def is_planned(run: StudyRun) -> bool:
-    """Whether the study's plan is frozen, as the study file has it, and is not to be made anew."""
+    """Tell whether a frozen plan agrees with the study file and is not to be made anew."""
     store = run.stored
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)
     return plan is not None and not run.replan and grown_plan(plan, run.study) is plan
 
 
 def is_finished(run: StudyRun) -> bool:
-    """Whether nothing of the study is left to do: units, derivation, estimates and report are all there."""
+    """Tell whether nothing of the study is left to do: units, derivation, estimates and report are complete."""
     return forecast(run).finished
 
 
@@ -233,7 +234,7 @@ def branching_efficiency(views: Views, study: str, model: str, split: str) -> di
 
 
 def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> str:
-    """What is said of a plan that was frozen, and of the one that it is a later revision of."""
+    """Return a line on a plan that was frozen, and on the revision before."""
     frozen, reason = f"plan {plan.sha256[:12]} frozen", plan.content["reason"]
     k, n = f"K = {plan.replicates} replicates", f"N = {plan.documents_per_stratum} documents per stratum"
     saved = saving(with_measured(plan.content))
@@ -247,7 +248,7 @@ def _frozen_line(plan: FrozenPlan, before: FrozenPlan | None, study: Study) -> s
 
 
 def _generate(runs: Sequence[StudyRun], lacking: Sequence[Work], stage: str) -> int:
-    """Generate what several laws of a model lack: of a document from one prefill, but systems have none."""
+    """Generate the units that several laws of a model lack, all units of a document from one prefill."""
     having = [(run, work) for run, work in zip(runs, lacking, strict=True) if work]
     if len(having) > 1 and not runs[0].study.model.finite:
         (first, _), *others = having

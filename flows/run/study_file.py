@@ -1,4 +1,4 @@
-"""The run of a study file: its studies, one to a model and law, from their documents to their reports."""
+"""The run of a study file: its studies, one for each model and law, from their documents to their reports."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def run_file(
     cluster: ClusterAddress | None = None,
     compacts: bool = True,
 ) -> Outcome:
-    """Run the studies of one file, one to a model and law.
+    """Run the studies of one file, one for each model and law.
 
-    Without the ``address`` of a service or a ``cluster`` this process generates. The run stops where it has generated
-    ``limit`` documents, and with ``plan_only`` where the plans are frozen. The units of the actions ``redo`` are
-    superseded first, and with ``replan`` the plans are made anew. At its end the run puts small files together, unless
-    ``compacts`` is False. If ``progress`` is the open page of a flow run, the stages are tasks of that run.
+    Without the ``address`` of a service or a ``cluster`` this process generates. The run stops after ``limit``
+    documents, and with ``plan_only`` after freezing the plans. The units of the actions ``redo`` are superseded first,
+    and with ``replan`` the plans are made anew. At its end the run puts small files together, unless ``compacts`` is
+    False. If ``progress`` is the open page of a flow run, the stages are tasks of that run.
 
     Raises:
         InputError: the study file, the store, a service or a worker is not as it must be.

@@ -1,8 +1,8 @@
-"""Running the studies of a file: the Prefect flow development -> plan -> evaluation -> estimates -> report.
+"""The Prefect flow of a file's studies: development -> plan -> evaluation -> estimates -> report.
 
-Tasks are coarse and wrap plain functions; each asks the store what is left to do, so a flow that was killed anywhere
-goes on where it stopped. The parts of an analysis are tasks of their own, ``ABREAST`` at once and in threads: numpy
-releases the interpreter's lock where it multiplies and sorts, and processes would each need the moments again.
+Tasks are coarse and wrap plain functions; each task asks the store for its remaining work, so a flow that was killed
+anywhere goes on. Each part of an analysis is a task; ``ABREAST`` parts run at once, in threads: numpy releases the
+interpreter's lock while it multiplies and sorts, and each process would need its own moments.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from schema.locking import run_alone
 from schema.study import FIXED, Study
 
 FLOW = "kvdrift study"
-ABREAST = max(2, min(os.cpu_count() or 2, 4))  # not more, for memory: a part's draws take up to 400 MB
+ABREAST = max(2, min(os.cpu_count() or 2, 4))  # at most 4, since a part's draws take up to 400 MB
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
         location: the store.
-        pages: the report of each model; none if the limit stopped the run before.
+        pages: the report of each model; none if the limit stopped the run before its reports.
         documents_left: how many documents the limit leaves to generate.
-        did_something: False if everything was there.
+        did_something: False if nothing was left to do.
 
     """
 
@@ -57,15 +57,15 @@ def run_studies(
     plan_only: bool = False,
     page: FlowRunPage | None = None,
 ) -> Outcome:
-    """Run the studies of one file, one to a model and law, to their reports, or find them finished.
+    """Run the studies of one file, one for each model and law, to their reports, or find them finished.
 
     Args:
         runs: a run of each study, all of one store.
-        before: is called before anything is written, unless nothing is left to do.
+        before: called before anything is written, unless nothing is left to do.
         redo: names of actions whose units are superseded and generated anew.
         plan_only: stop when the plans are frozen; the outcome has no pages then.
-        page: shows the run on a Prefect server of the user's. If the page is open already, this is called in its flow
-            run: the stages are tasks of that flow run, and a stage is tried again if that may help.
+        page: shows the run on the user's Prefect server. If the page is open, the caller is in its flow run: the stages
+            are tasks of that flow run, and a stage is retried if a retry may help.
 
     """
     location = runs[0].location
@@ -76,7 +76,7 @@ def run_studies(
     if not (growth or redo) and _is_finished(runs):
         return Outcome(location, _pages(runs), 0, did_something=False)
     if redo:
-        begun_revisions(runs, redo)  # refuses what cannot be redone
+        begun_revisions(runs, redo)  # refuses actions that cannot be redone
     if before is not None:
         before()
     if redo:
@@ -84,7 +84,7 @@ def run_studies(
     if planned:
         return Outcome(location, [], 0, did_something=False)
     for run in runs:
-        stages.prepare(run, compared=True)  # before the orchestration starts: what cannot be done is said at once
+        stages.prepare(run, compared=True)  # before the orchestration starts, so that refusals come at once
     page = page or FlowRunPage()
     with run_alone(location, runs[0].progress.say):
         if page.is_open:
@@ -94,23 +94,23 @@ def run_studies(
 
 
 def _is_finished(runs: Sequence[StudyRun]) -> bool:
-    """Whether nothing of the studies of a file is left to do."""
+    """Tell whether nothing of a file's studies is left to do."""
     return all(map(stages.is_finished, runs)) and all(map(laws_are_compared, _several_laws(runs)))
 
 
 def _growth(runs: Sequence[StudyRun], redo: Sequence[str]) -> bool:
-    """Say what the study files ask for beyond what the store has; return whether they ask for anything more."""
+    """Print what the study files ask for beyond the store's content; return whether they ask for anything."""
     growth = False
     for run in runs:
         for difference in check_agrees(run, redo):
             growth = True
-            if not difference.planned:  # what grows in the plan is said when it is frozen
+            if not difference.planned:  # growth of the plan is told when the plan is frozen
                 run.say(str(difference))
     return growth
 
 
 def _plan(run: StudyRun) -> bool:
-    """Freeze the plan; return whether it was still to be frozen."""
+    """Freeze the plan; return whether that was still to be done."""
     frozen = stages.is_planned(run)
     stages.plan(run)
     return not frozen
@@ -121,21 +121,21 @@ def _analyze(run: StudyRun) -> int:
 
 
 def _report(run: StudyRun, beside: Path | None) -> bool:
-    """Write the report; return whether it was still to be written."""
+    """Write the report; return whether that was still to be done."""
     current = report_is_current(run.store, run.page.parent)
     stages.report(run, beside)
     return not current
 
 
 def _compare(*runs: StudyRun) -> bool:
-    """Write the page that has several laws side by side; return whether it was still to be written."""
+    """Write the page that compares several laws; return whether that was still to be done."""
     return compare_laws(runs)
 
 
 def _take_looks(
     laws: Sequence[StudyRun], evaluate: Any, derive: Any, after: Sequence[Callable[[StudyRun], object]], look: Any
 ) -> None:
-    """Evaluate until sequential studies stop; other studies evaluate all documents in one go."""
+    """Evaluate until all sequential studies stop; other studies evaluate all documents at once."""
     while True:
         evaluate(*laws)
         derive(laws[0])
@@ -150,14 +150,14 @@ def _take_looks(
 
 
 def _run_flow(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool) -> Outcome:
-    """Run the stages in a flow of their own; ``page`` shows it on the user's server."""
+    """Run the stages in a new flow; ``page`` shows the flow on the user's server."""
     from prefect import flow, tags  # noqa: PLC0415
     from prefect.task_runners import ThreadPoolTaskRunner  # noqa: PLC0415
 
     name, models = runs[0].study.name_in_file, list(dict.fromkeys(run.study.model.id for run in runs))
-    threads: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # its type is not the one that flows declare
+    threads: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # Prefect's flows declare another type
 
-    def flow_run_name() -> str:  # a text would be a template, and names may have braces
+    def flow_run_name() -> str:  # Prefect would read a text as a template, and names may contain braces
         return run_name([run.study for run in runs])
 
     @flow(name=FLOW, flow_run_name=flow_run_name, task_runner=threads, persist_result=False)
@@ -172,12 +172,12 @@ def _run_flow(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: 
 
 
 def run_name(studies: Sequence[Study]) -> str:
-    """Return what a flow run of the studies of one file is called."""
+    """Return the name of a flow run of a file's studies."""
     return f"{studies[0].name_in_file}, {', '.join(dict.fromkeys(study.model.id for study in studies))}"
 
 
 def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool, scheduled: bool) -> Outcome:
-    """Take the studies through their stages, as tasks of the running flow."""
+    """Take the studies through their stages, as tasks of the current flow."""
     again = retried() if scheduled else {}
     develop = as_stage(stages.develop, "the development documents have all of their units", **again)
     derive = as_stage(stages.derive, "all units are derived", **again)
@@ -193,13 +193,13 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
     for laws in _by_model(runs):
         _develop(laws, develop, derive, score, plan_only=plan_only)
         if not laws[0].limit.left_over:
-            for run in laws:  # before the evaluation of any, which the plans of the others would have seen
+            for run in laws:  # freeze all plans before any evaluation, whose outcomes later plans would have seen
                 plan(run)
         if not (laws[0].limit.left_over or plan_only):
             _take_looks(laws, evaluate, derive, (score, check), look)
     store, left = runs[0].location, runs[0].limit.left_over
     if not (left or plan_only):
-        # Estimates and reports record the version of all events: every model's events come first.
+        # Estimates and reports record the version of all events, so every model's events come first.
         for run in runs:
             analyze(run)
     keep_up(runs[0])
@@ -213,7 +213,7 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
 
 
 def _develop(laws: Sequence[StudyRun], develop: Any, derive: Any, score: Any, *, plan_only: bool) -> None:
-    """Generate development documents, and derive them now unless one derivation covers the evaluation documents too."""
+    """Generate development documents; derive them now unless one derivation will cover the evaluation documents too."""
     develop(*laws)
     if laws[0].limit.left_over or plan_only or not all(map(stages.is_planned, laws)):
         derive(laws[0])
@@ -222,24 +222,24 @@ def _develop(laws: Sequence[StudyRun], develop: Any, derive: Any, score: Any, *,
 
 
 def _by_model(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
-    """The runs of each model, which has one for each law that its tokens are drawn by."""
+    """Group the runs by model; a model has a run for each law."""
     models = dict.fromkeys(run.study.model.id for run in runs)
     return [[run for run in runs if run.study.model.id == model] for model in models]
 
 
 def _several_laws(runs: Sequence[StudyRun]) -> list[list[StudyRun]]:
-    """The runs of each model that has several laws."""
+    """Return the groups of runs of each model that has several laws."""
     return [laws for laws in _by_model(runs) if len(laws) > 1]
 
 
 def _page_beside(run: StudyRun, runs: Sequence[StudyRun]) -> Path | None:
-    """The page that will have a run's law beside the others of its model; None if it is the only one."""
+    """Return the page that will compare a run's law with the model's other laws; None if there is only one law."""
     laws = [other for other in runs if other.study.model.id == run.study.model.id]
     return laws_folder(laws) / "index.html" if len(laws) > 1 else None
 
 
 def _shown_pages(runs: Sequence[StudyRun], page: FlowRunPage | None) -> list[Path]:
-    """The report of each study, after the flow run's page shows what they found."""
+    """Return the reports of the studies, after showing their results on the flow run's page."""
     if page is not None:
         for run in runs:
             page.publish(run.store, run.study.name, run.study.model.id, run.page)
@@ -247,5 +247,5 @@ def _shown_pages(runs: Sequence[StudyRun], page: FlowRunPage | None) -> list[Pat
 
 
 def _pages(runs: Sequence[StudyRun]) -> list[Path]:
-    """The report of each study, and of the laws of each model side by side if there are several."""
+    """Return the report of each study, and for each model with several laws the page that compares them."""
     return [*(run.page for run in runs), *(laws_folder(laws) / "index.html" for laws in _several_laws(runs))]

@@ -1,4 +1,4 @@
-"""A run of one study: what all of its stages share, made once and handed down."""
+"""The run of one study: the objects that all stages share, made once and handed down."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from transforms.segments import DerivationReport
 
 
 class DocumentLimit:
-    """How many documents may still be generated, shared by the studies of a file; None is no limit.
+    """The number of documents that may still be generated, shared by the studies of a file; None is no limit.
 
-    A document that was granted is granted again: a stage that failed and is tried again counts none twice.
+    A granted document stays granted, so that a retried stage counts none twice.
     """
 
     def __init__(self, documents: int | None = None) -> None:
@@ -38,11 +38,11 @@ class DocumentLimit:
 
     @property
     def left_over(self) -> int:
-        """How many documents the limit has kept from being generated."""
+        """Return how many documents the limit has excluded so far."""
         return len(self._kept_back)
 
     def take(self, model: str, work: Work) -> Work:
-        """Return as much of a model's work as the limit allows, and count the documents."""
+        """Take as much of a model's work as the limit allows, and count its documents."""
         taken = []
         for document, pending in work:
             key = (model, document.doc)
@@ -61,17 +61,17 @@ class StudyRun:
 
     Attributes:
         study: the study file, for one model.
-        location: where the store is or will be: an absolute path or a URL.
-        made_by: what generates the events and stores them.
-        progress: who is told how far the work on the whole study file is.
+        location: the store's present or future location: an absolute path or a URL.
+        made_by: generates the events and stores them.
+        progress: listener of the progress on the whole study file.
         limit: how many documents may be generated before the run stops.
-        identify: says what makes the units; by default, of units that this process generates.
-        derived_by: derives what the store at a location lacks; by default, this process.
-        sides: returns the processes that work beside this one, if there are some.
+        identify: returns the identity of units; by default, of units that this process generates.
+        derived_by: derives the underived units of the store at a location; by default in this process.
+        sides: returns the side processes, if there are any.
         offline: whether to do without files of the model that are not on this machine; nothing can be generated then.
-        replan: whether the plan is made anew, as a later revision of the one that is there.
+        replan: whether the plan is made anew, as a later revision of the present plan.
         gathered: makes the study's documents and actions.
-        compacts: whether many small files are put together at the end.
+        compacts: whether small files are merged at the end.
 
     """
 
@@ -89,17 +89,17 @@ class StudyRun:
     compacts: bool = True
 
     def say(self, line: str) -> None:
-        """Say a line about this study, with its name if its file has several temperatures or models."""
+        """Print a line about this study, with the study's name if its file has several temperatures or models."""
         self.own_progress.say(line)
 
     @property
     def own_progress(self) -> Progress:
-        """Who is told how far this study is, with its name if its file has several temperatures or models."""
+        """The listener of this study's progress, with its name if its file has several temperatures or models."""
         several = self.study.name != self.study.name_in_file
         return self._named(self.study.name if several else "")
 
     def progress_with(self, others: Sequence[StudyRun], *, all_laws: bool) -> Progress:
-        """Return who is told how far this study and others of its model and file are, which are made together."""
+        """Return the listener of the common progress of this study and others of its model and file."""
         names = [self.study.name, *(other.study.name for other in others)]
         return self._named("all temperatures" if all_laws else ", ".join(names))
 
@@ -109,18 +109,18 @@ class StudyRun:
         return NamedProgress(self.progress, told) if told else self.progress
 
     def identity(self, action: Action) -> ActionIdentity:
-        """Return what makes the units of an action; its weights are None if they are not known yet.
+        """Return the identity of an action; weights that are not known yet are None.
 
-        No model is loaded for it.
+        No model is loaded.
 
         Raises:
-            InputError: a file cannot be read, or an endpoint serves what the study does not ask for.
+            InputError: a file cannot be read, or an endpoint serves another model than the study's.
 
         """
         return self._identity(action)
 
     def whole_identity(self, action: Action) -> ActionIdentity:
-        """Return what makes the units of an action, after a model that is not here yet was downloaded and loaded."""
+        """Return the identity of an action; if its model is missing here, download and load the model first."""
         known = self.identity(action)
         unknown = known.weights_sha256 is None or known.selector_sha256 is None
         return self._whole_identity(action) if unknown else known
@@ -135,7 +135,7 @@ class StudyRun:
 
     @cached_property
     def material(self) -> Material:
-        """The study's documents, those that its store has first, and its actions.
+        """The study's documents, stored documents first, and its actions.
 
         Raises:
             InputError: something in the study file cannot be done, or the store is damaged.
@@ -149,7 +149,7 @@ class StudyRun:
 
     @cached_property
     def store(self) -> Store:
-        """The study's store.
+        """The study's store, opened.
 
         Raises:
             InputError: there is no store yet.
@@ -172,7 +172,7 @@ class StudyRun:
 
     @property
     def page(self) -> Path:
-        """The path of the study's page, which may not be there yet.
+        """The path of the study's page, which need not exist yet.
 
         Raises:
             InputError: there is no store yet.

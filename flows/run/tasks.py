@@ -11,7 +11,7 @@ from stats.resampling.intervals import Estimates
 
 
 def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
-    """Estimate the parts of an analysis as tasks of the running flow, which all begin; yield them in their order."""
+    """Estimate the parts of an analysis as tasks of the running flow, all begun at once; yield them in order."""
     futures = as_task(estimate_part).map(parts)
     return (future.result() for future in futures)
 
@@ -19,7 +19,7 @@ def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:
 def as_task(function: Callable[..., Any], **options: Any) -> Any:
     """Return a function as a task of the running flow.
 
-    What it did is in the store: Prefect's cache would skip the second derivation of a flow.
+    Prefect's cache is off, since it would skip the second derivation of a flow; the store knows what is done.
     """
     from prefect import task  # noqa: PLC0415 - once the orchestration has set Prefect's environment
     from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
@@ -31,7 +31,7 @@ def as_task(function: Callable[..., Any], **options: Any) -> Any:
 def as_stage(function: Callable[..., object], idle: str, **options: Any) -> Any:
     """Return a stage as a task, which ends in a state "Skipped" with the reason ``idle`` if the stage did nothing.
 
-    The state is Prefect's own Completed under another name: to whatever waits for the task, it has succeeded.
+    The state is Prefect's Completed under another name: for everything that waits, the task has succeeded.
     """
     from prefect.states import Completed  # noqa: PLC0415
 

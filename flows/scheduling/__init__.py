@@ -1,1 +1,1 @@
-"""Studies that a Prefect server starts: the flows of deployments, and making deployments."""
+"""Studies that a Prefect server starts: the flows of deployments, and the deployments."""

@@ -1,4 +1,4 @@
-"""Deployments of studies on the user's Prefect server: who runs them, how many at once, and what ends silent runs."""
+"""Deployments of studies on the user's Prefect server: the workers, the concurrency, and the end of silent runs."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from schema.study import Study
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
 
-HEARTBEAT_SECONDS = 30  # the least that Prefect allows
+HEARTBEAT_SECONDS = 30  # Prefect's minimum
 _HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
-_SILENT_SECONDS = 120.0  # without a heartbeat: then the process is gone
+_SILENT_SECONDS = 120.0  # without a heartbeat, after which the process counts as gone
 _AUTOMATION = "kvdrift: runs without a heartbeat have crashed"
 _TAG = "kvdrift"
 
 
 @dataclass(frozen=True)
 class StudySchedule:
-    """What is deployed.
+    """The study of a deployment, and how it is run.
 
     Attributes:
         study_file: the study file, an absolute path.
-        studies: its studies, one to a model.
+        studies: the file's studies, one for each model.
         store: the store, an absolute path or a URL.
-        cron: when it runs; None for runs that are started by hand.
-        timezone: of the times in ``cron``, such as Europe/Berlin.
-        limit: how many documents a run generates at most.
+        cron: when runs start; None for runs that are started by hand.
+        timezone: the time zone of ``cron``, such as Europe/Berlin.
+        limit: the most documents that a run generates.
         endpoint: the service that generates.
         token_file: the file with the service's token.
-        tls_root_certs: the file of the authorities that the service is trusted by.
+        tls_root_certs: the file of the authorities that vouch for the service.
         cluster: the Dask scheduler whose workers generate.
         gpus: how many GPUs of the worker's machine generate.
         notify: the notification block that is told how runs end, as TYPE/NAME.
@@ -60,12 +60,12 @@ class StudySchedule:
 
     @property
     def tag(self) -> str:
-        """The tag of the deployment's runs alone, which have it if somebody is told how they end."""
+        """The tag of this deployment's runs, which they have if somebody is told how they end."""
         return f"{_TAG}:{self.name}"
 
     @property
     def name(self) -> str:
-        """The deployment's name: the study's, with the store's if that is another one."""
+        """The deployment's name: the study's, with the store's name if that differs."""
         study, folder = self.studies[0].name_in_file, self.store.rstrip("/").rpartition("/")[2]
         return study if folder == study else f"{study}, {folder}"
 
@@ -85,7 +85,7 @@ class StudySchedule:
 
     @property
     def description(self) -> str:
-        """What the deployment's page says."""
+        """The text of the deployment's page."""
         models = ", ".join(dict.fromkeys(study.model.id for study in self.studies))
         return (
             f"Study '{self.studies[0].name_in_file}' on {models}, from {self.study_file} into {self.store}. "
@@ -98,8 +98,8 @@ class Deployed:
     """A deployment on the server.
 
     Attributes:
-        name: FLOW/NAME, as Prefect's commands take it.
-        page: the address of its page; None if the server has none.
+        name: FLOW/NAME, the form that Prefect's commands take.
+        page: the address of the deployment's page; None if the server has no pages.
 
     """
 
@@ -108,7 +108,7 @@ class Deployed:
 
 
 def check_cron(cron: str, timezone: str) -> None:
-    """Check a schedule."""
+    """Check a schedule's cron text and time zone."""
     from prefect.client.schemas.schedules import CronSchedule  # noqa: PLC0415 - Prefect takes seconds
     from pydantic import ValidationError  # noqa: PLC0415
 
@@ -123,7 +123,7 @@ def check_cron(cron: str, timezone: str) -> None:
 
 @contextmanager
 def users_server() -> Iterator[str]:
-    """Give the address of the user's Prefect server, which answers; what it then fails with is one line."""
+    """Give the address of the user's Prefect server, which answers; later failures become errors of one line."""
     url = api_url()
     if url is None:
         raise InputError(
@@ -135,9 +135,9 @@ def users_server() -> Iterator[str]:
 
 
 def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
-    """Make the deployment, or change the one of its name, for the workers of a pool, which is made if it is not there.
+    """Make the deployment, or change the deployment of its name, for the workers of a pool; make a missing pool.
 
-    Runs have the present working folder.
+    Runs start in the present working folder.
 
     Args:
         schedule: what is deployed.
@@ -151,7 +151,7 @@ def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
     if schedule.notify is not None:
         check_block(schedule.notify)
     _make_pool(work_pool)
-    deployment.storage = LocalStorage(str(Path.cwd()))  # workers start runs there, and copy nothing
+    deployment.storage = LocalStorage(str(Path.cwd()))  # workers start runs in that folder, and copy nothing
     identifier: Any = deployment.apply()
     _end_silent_runs()
     if schedule.notify is not None:
@@ -160,7 +160,7 @@ def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
 
 
 def serve(schedule: StudySchedule) -> None:
-    """Make the deployment, and run it from this process until that is interrupted; its schedule then pauses.
+    """Make the deployment, and run it from this process until an interrupt, which pauses its schedule.
 
     Raises:
         InputError: as ``deploy``.
@@ -183,10 +183,11 @@ def serve(schedule: StudySchedule) -> None:
 
 
 def _deployment(schedule: StudySchedule, work_pool: str | None) -> RunnerDeployment:
-    """The deployment, as it is not yet on the server.
+    """Return the deployment, not yet on the server.
 
-    A second run of a store waits for the first one: it finds done what that did, and what was changed meanwhile is not
-    lost. With Prefect's other strategy a killed run, whose slot stays taken for minutes, would cancel the next one.
+    A second run of a store waits for the first, and then does the remaining work, including work that was added
+    meanwhile. Prefect's other strategy would cancel the next run after a kill, since the killed run's slot stays taken
+    for minutes.
     """
     from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy  # noqa: PLC0415
     from prefect.deployments.runner import RunnerDeployment  # noqa: PLC0415
@@ -214,7 +215,7 @@ def _deployment(schedule: StudySchedule, work_pool: str | None) -> RunnerDeploym
 
 
 def _check_store(deployment: RunnerDeployment, schedule: StudySchedule) -> None:
-    """Refuse a name that a deployment of another store has."""
+    """Refuse a name that a deployment for another store has."""
     from prefect.client.orchestration import get_client  # noqa: PLC0415
     from prefect.exceptions import ObjectNotFound  # noqa: PLC0415
 
@@ -231,7 +232,7 @@ def _check_store(deployment: RunnerDeployment, schedule: StudySchedule) -> None:
 
 
 def _make_pool(name: str) -> None:
-    """Make a work pool of processes, unless it is there."""
+    """Make a work pool of processes, unless it exists."""
     from prefect.client.orchestration import get_client  # noqa: PLC0415
     from prefect.client.schemas.actions import WorkPoolCreate  # noqa: PLC0415
     from prefect.exceptions import ObjectNotFound  # noqa: PLC0415
@@ -249,9 +250,9 @@ def _make_pool(name: str) -> None:
 
 
 def _end_silent_runs() -> None:
-    """Have the server end runs of ours that give no heartbeat any more, unless it does so already.
+    """Have the server end our runs that no longer give a heartbeat, unless it does so already.
 
-    A run whose process and worker are gone, as after a power cut, would stay "Running".
+    Otherwise a run whose process and worker are gone, as after a power cut, would stay "Running".
     """
     from prefect.client.orchestration import get_client  # noqa: PLC0415
     from prefect.client.schemas.objects import StateType  # noqa: PLC0415

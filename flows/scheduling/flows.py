@@ -1,7 +1,7 @@
-"""The flows that deployments run: a study, and what is computed of a store's events again.
+"""The flows that deployments run: a study, and a recomputation from a store's events.
 
-Their parameters are of plain types, so that Prefect's page can show and edit them. A mistake of the user's is the state
-of the run in one line.
+The flows' parameters are of plain types, so that Prefect's page can show and edit them. A user's mistake becomes the
+run's state, in one line.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from schema.location import absolute
 from schema.study import load_studies
 
 RECOMPUTE = "kvdrift recompute"
-_THREADS: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # its type is not the one that flows declare
-_TIMEOUT = 60.0  # seconds of silence after which an endpoint is given up
+_THREADS: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # Prefect's flows declare another type
+_TIMEOUT = 60.0  # seconds of silence after which an endpoint counts as lost
 
 Name = Annotated[str, Field(min_length=1)]
 
 
 def _in_one_line(body: Callable[..., str]) -> Callable[..., Any]:
-    """Have a flow end with a line: what came of it, or what was wrong."""
+    """Have a flow end with a line on its result or its error."""
 
     @wraps(body)
     def ending(*given: Any, **named: Any) -> Any:
@@ -51,7 +51,7 @@ def _study_run_name() -> str:
     given = flow_run.parameters
     try:
         studies = load_studies(Path(given["study_file"]))
-    except KvdriftError:  # the run itself says so
+    except KvdriftError:  # the run has said so itself
         return str(Path(given["study_file"]).stem)
     return run_name(studies)
 

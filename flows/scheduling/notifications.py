@@ -1,4 +1,4 @@
-"""Who is told how the runs of a deployment end: an automation of the server on the deployment's tag."""
+"""Notifications on the end of a deployment's runs: an automation of the server on the deployment's tag."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_block(block: str) -> UUID:
 
 
 def notify(deployment: str, tag: str, block: str) -> None:
-    """Have a block told when a run of a deployment completes, fails or crashes; another block before is told no more.
+    """Notify a block when a run of a deployment completes, fails or crashes, in place of any earlier block.
 
     Args:
         deployment: The deployment's name.

@@ -1,4 +1,4 @@
-"""What follows from a store's events, computed if it is not up to date: derivation, estimates and reports."""
+"""Everything that follows from a store's events, computed unless current: derivation, estimates and reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stored_studies(location: str) -> list[tuple[str, str]]:
 
 
 def derive_store(location: str, page: FlowRunPage) -> int:
-    """Derive what is not derived yet, gather small files and refresh the catalogue; return the number of new units."""
+    """Derive underived units, gather small files and refresh the catalogue; return the number of new units."""
     done, store = run_derivation(location).units, Store.open(location)
     page.say(f"derived {done} new units" if done else "all events are derived")
     if materialize_moments(store) or done:
@@ -45,9 +45,9 @@ def estimate_study(location: str, study: str, model: str, page: FlowRunPage) -> 
 
 
 def study_page(location: str, study: str, model: str, page: FlowRunPage) -> Path:
-    """Write a study's report, unless it is there; return the path of its page."""
+    """Write a study's report, unless it is current; return the path of its page."""
     store = Store.open(location)
-    several = sum(name == study for name, _ in stored_studies(location)) > 1  # then each model has a page of its own
+    several = sum(name == study for name, _ in stored_studies(location)) > 1  # then each model has its own page
     own = model if several else None
     folder = report_folder(store, study, own)
     report = folder / "index.html"

@@ -91,7 +91,7 @@ def section(content: PageContent) -> Section | None:
 
 
 def _other(content: PageContent) -> str:
-    """Name the side of the lower text in a word."""
+    """Return the word for the side whose text stands below."""
     return "compressed" if content.facts.other == "the compressed model" else "action"
 
 

@@ -141,7 +141,7 @@ class Facts:
 
     @property
     def added(self) -> list[str]:
-        """The actions that were added after the plan, which does not name them; none without a plan."""
+        """The actions that were added after the plan was frozen; none if the study has no plan."""
         planned = self.plan.content.get("actions", self.compared) if self.plan else self.compared
         return [action for action in self.compared if action not in planned]
 

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from fixtures.heard import Heard
 from fixtures.refusals import refused
-from fixtures.small_study import finish, run_of
-from fixtures.study_files import load_study
+from fixtures.small_study import changed_run, finish
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 
 from flows.estimate.current import estimates_are_current
@@ -77,13 +76,7 @@ def laws(finished_laws: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def study_run(folder: Path, store: str, *changes: tuple[str, str], replan: bool = False) -> StudyRun:
-    text = STUDY
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new, 1)
-    (folder / "study.toml").write_text(text)
-    run = run_of(load_study(folder / "study.toml"), folder / store)
-    return replace(run, replan=replan, progress=Heard())
+    return replace(changed_run(folder, store, STUDY, *changes), replan=replan)
 
 
 def said(run: StudyRun) -> list[str]:

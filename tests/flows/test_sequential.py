@@ -181,7 +181,6 @@ def test_planning_anew_leaves_out_looks_at_what_was_evaluated(laws: Path) -> Non
 
 @pytest.mark.slow
 def test_documents_that_are_added_after_a_stop_are_a_plan_of_their_own_that_has_seen_them(laws: Path) -> None:
-    """Of 4,000 simulated studies without an effect, 5.2% exclude it at a look, and 8.2% if all are extended."""
     run = study_run(laws, "other", ("documents = 16", "documents = 8"))
     begin(run)
     go_on(run)

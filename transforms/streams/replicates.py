@@ -32,6 +32,7 @@ from transforms.streams.packed import (
     Batch,
     Horizons,
     Piece,
+    Rows,
     batch_of,
     cut,
     events_of,
@@ -239,7 +240,7 @@ class _Assemble(beam.DoFn):
         """Let go of a replicate: of one that is whole silently, of another one as a dead letter."""
         state = seen.read()
         if state is not None and not assembly.is_whole(state):
-            yield never_whole(key, list(rows.read()), self._horizons)
+            yield never_whole(key, assembly.put_together(list(rows.read())), self._horizons)
         rows.clear()
         seen.clear()
 
@@ -286,9 +287,9 @@ def cut_all(elements: Sequence[Any], horizons: Horizons) -> Iterator[Piece]:
             yield from cut_all([single], horizons)
 
 
-def never_whole(key: str, pieces: Sequence[bytes], horizons: Horizons) -> Piece:
-    """Return the dead letter of a replicate that lacks positions."""
-    rows, contradictory = assembly.put_together(pieces)
+def never_whole(key: str, together: tuple[Rows, bool], horizons: Horizons) -> Piece:
+    """Return the dead letter of a replicate that lacks positions, from what ``put_together`` returned."""
+    rows, contradictory = together
     there = f"{len(np.unique(rows['t']))} of {horizon_of(key, horizons)} positions came"
     return Piece(key, rows.tobytes(), f"{there}, and {assembly.CONTRADICTION}" if contradictory else there)
 
@@ -317,7 +318,7 @@ def _assembled(shard: tuple[int, Iterable[Piece]], horizons: Horizons) -> WholeR
     for key, pieces in by_key.items():
         rows, contradictory = assembly.put_together(pieces)
         if len(np.unique(rows["t"])) < horizon_of(key, horizons):
-            done.append(never_whole(key, pieces, horizons))
+            done.append(never_whole(key, (rows, contradictory), horizons))
         else:
             done.append(Piece(key, rows.tobytes(), assembly.CONTRADICTION if contradictory else ""))
     return gathered(done)

@@ -1,1 +1,1 @@
-"""Several stores side by side: which documents they share, and differences over these."""
+"""The comparison of several stores: the documents that they share, and differences over these documents."""

@@ -1,4 +1,4 @@
-"""The studies of several stores, as a comparison reads them."""
+"""The studies of several stores, as entries of a comparison."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_entries(
     *,
     model: str | None = None,
 ) -> list[tuple[Entry, DocumentMoments]]:
-    """Read every study and model of some stores, or those of some names, with their document moments."""
+    """Read all studies and models of some stores, or the named ones, with their document moments."""
     stores = [Store.open(location) for location in locations]
     twice = [name for name, times in Counter(store.location for store in stores).items() if times > 1]
     if twice:
@@ -58,14 +58,14 @@ def _studies(store: Store, studies: Collection[str] | None) -> list[tuple[str, s
 
 
 def _own_page(store: Store, study: str, model: str) -> Path | None:
-    """The page of a study and model, where it goes unless asked otherwise; None if it is not there."""
-    several = sum(name == study for name, _ in _studies(store, None)) > 1  # then each model has a page of its own
+    """Return the page of a study and model at its default place; None if there is no page."""
+    several = sum(name == study for name, _ in _studies(store, None)) > 1  # then each model has its own page
     page = report_folder(store, study, model if several else None) / "index.html"
     return page if page.is_file() else None
 
 
 def _names(found: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Call each study of (location, study, model) by the least that tells it from the others."""
+    """Name each of (location, study, model) by as few parts as distinguish it from the others."""
 
     def candidates() -> Iterator[list[str]]:
         folders = [PurePath(location).name for location, _, _ in found]

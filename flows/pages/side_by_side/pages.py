@@ -27,9 +27,9 @@ def write_comparison(
 
     Args:
         locations: folders or URLs of stores.
-        folder: where the page, its figures and its tables go.
+        folder: folder of the page, its figures and its tables.
         studies: the studies that are compared; None for all of each store.
-        progress: who is told how far the work is.
+        progress: listener of the work's progress.
         model: the model whose studies are compared; None for all.
 
     Returns:
@@ -47,6 +47,6 @@ def write_comparison(
 
 
 def comparison_folder(locations: Sequence[str]) -> Path:
-    """Return where a comparison goes unless asked otherwise: a folder of the stores' names in ``reports``."""
+    """Return the default folder of a comparison: a folder of the stores' names in ``reports``."""
     names = [PurePath(absolute(location)).name for location in locations]
     return Path("reports") / folder_name("-and-".join(names))

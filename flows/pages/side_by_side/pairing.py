@@ -1,7 +1,7 @@
 """Differences between two studies of a comparison, over the documents that both have.
 
-They are estimated as contrasts within a study are: documents are resampled, the same ones on both sides. Nothing of it
-was planned, so that all of it is exploratory.
+Differences are estimated like contrasts within a study: the same documents are resampled on both sides. No plan names
+them, so all are exploratory.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _Measured = tuple[Entry, DocumentMoments]
 
 
 def pairings(measured: Sequence[_Measured]) -> list[Pairing]:
-    """Subtract each study from every later one, over the documents that are the same in both.
+    """Subtract each study from every later study, over the documents that both have.
 
-    Documents of one model are the same if name, stratum, cluster and the hash of the prompt's tokens are; a document
-    whose hash is unknown is the same as no other. Documents of unlike models are matched without the prompt, and
+    Documents of one model are the same if their names, strata, clusters and hashes of the prompts' tokens are equal; a
+    document with an unknown hash equals no other. Documents of unlike models are matched without the prompt, and
     ``Pairing.by_name`` says so.
     """
     return [_pairing(first, other) for first, other in combinations(measured, 2)]
@@ -100,7 +100,7 @@ def _differences(measured: _Measured, other_measured: _Measured, shared: Sequenc
 
 
 def _action_pairs(first: Entry, other: Entry) -> Iterator[tuple[str, str]]:
-    """Two actions of one name; for those that only one of the studies has, two that keep as much in as many bits."""
+    """Yield two actions of one name; an action without a namesake is paired with actions of the same budget."""
     own, others = first.content.actions, other.content.actions
     for one in own:
         if one in others:
@@ -110,7 +110,7 @@ def _action_pairs(first: Entry, other: Entry) -> Iterator[tuple[str, str]]:
 
 
 def _side_by_side(first: DocumentMoments, other: DocumentMoments, shared: Sequence[str]) -> DocumentMoments:
-    """The moments of the shared documents, with the actions of both."""
+    """Return the moments of the shared documents, with the actions of both entries."""
     parts = {
         side: moments.of_documents(shared).in_canonical_order()
         for side, moments in (("first", first), ("other", other))
