@@ -16,14 +16,15 @@ import pyarrow.compute as pc
 from log.delta.folder import DeltaFolder
 from log.delta.snapshot import Snapshot
 from log.units.revisions import are_revised, current_documents, current_revision, current_scores
-from schema.rows import Wide, combined_codes, run_begins
+from schema.rows import Wide, combined_codes
 
 _ANSWERS = ("source", "task", "scoring")
 _OF_PLACES = ("study", "model", "split", "stratum", *_ANSWERS, "answers")
 _DOCUMENT = ("study", "model", "doc")
+_ACTION = ("action", "action_revision", "estimator")
 _OF_DOCUMENTS = (*_DOCUMENT, *_OF_PLACES[2:], "document_revision")
 _OF_SCORES = (*_DOCUMENT, "action", "action_revision")
-_OF_UNITS = (*_DOCUMENT, "action", "action_revision", "estimator", "replicates", "weights_sha256")
+_OF_UNITS = (*_DOCUMENT, *_ACTION, "replicates", "weights_sha256")
 
 
 class Answers(NamedTuple):
@@ -133,7 +134,7 @@ def count_scores(scores: pa.Table, documents: pa.Table) -> Counter[Scored]:
     """
     splits = documents["split"].combine_chunks().dictionary_encode()
     scored = scores.append_column("split", splits.take(_documents_of(scores, documents)))
-    counted = scored.group_by([*Scored._fields]).aggregate([([], "count_all")])
+    counted = scored.group_by([*Scored._fields], use_threads=False).aggregate([([], "count_all")])
     return Counter({Scored(*row): count for *row, count in _rows(counted, (*Scored._fields, "count_all"))})
 
 
@@ -149,25 +150,20 @@ def count_units(units: pa.Table, documents: pa.Table) -> Holdings:
         return Holdings()
     held = (
         units.append_column("unknown", pc.is_null(units["weights_sha256"]).cast(pa.int64()))
-        .group_by([*_DOCUMENT, *Held._fields[:3]])
+        .group_by([*_DOCUMENT, *_ACTION], use_threads=False)
         .aggregate([("replicates", "sum"), ([], "count_all"), ("unknown", "sum")])
     )
     kinds, kind = _numbered(held.drop_columns(_DOCUMENT).rename_columns(Held._fields), Held)
-    owner = _codes(held, _DOCUMENT)
-    order = np.argsort(combined_codes([(owner, int(owner.max()) + 1), (kind, len(kinds))], len(kind)))
-    begins, kind = np.flatnonzero(run_begins(owner[order])), kind[order]
-    lengths = np.diff(begins, append=len(kind))
-    places, place = _places_of(held.take(pa.array(order[begins])), documents)
-    # A column for each document: its kinds, and one past the last kind where it has no more.
-    own = np.full((lengths.max(), len(begins)), len(kinds))
-    column = np.repeat(np.arange(len(begins)), lengths)
-    own[np.arange(len(kind)) - begins[column], column] = kind
-    codes = combined_codes([(place, len(places)), *((row, len(kinds) + 1) for row in own)], len(begins))
-    _, examples, counts = np.unique(codes, return_index=True, return_counts=True)
+    actions, action = _firsts(_codes(held, _ACTION))
+    documents_first, document = _firsts(_codes(held, _DOCUMENT))
+    places, place = _places_of(held.take(pa.array(documents_first)), documents)
+    own = np.full((len(actions), len(place)), len(kinds), dtype=np.int32)  # of each document; the last is none
+    own[action, document] = kind
+    firsts, alike = _firsts(combined_codes([(place, len(places)), *((row, len(kinds) + 1) for row in own)], len(place)))
     found = Holdings()
-    for at, count in zip(examples.tolist(), counts.tolist(), strict=True):
+    for at, count in zip(firsts.tolist(), np.bincount(alike).tolist(), strict=True):
         # Sorted, since kinds come in the order of their first appearance, and counts of several files are subtracted.
-        found[places[place[at]], tuple(sorted(kinds[one] for one in own[: lengths[at], at]))] = count
+        found[places[place[at]], tuple(sorted(kinds[one] for one in own[:, at] if one < len(kinds)))] = count
     return found
 
 
@@ -212,9 +208,17 @@ def _places_of(keys: pa.Table, documents: pa.Table) -> tuple[list[Place], Wide]:
 
 def _numbered(rows: pa.Table, make: Callable[..., _Made]) -> tuple[list[_Made], Wide]:
     """What the rows are, each once, and the number of each row's; ``make`` takes the values of a row."""
-    _, first, number = np.unique(_codes(rows, rows.column_names), return_index=True, return_inverse=True)
-    found, same = _distinct([make(*row) for row in _rows(rows.take(pa.array(first)), rows.column_names)])
+    firsts, number = _firsts(_codes(rows, rows.column_names))
+    found, same = _distinct([make(*row) for row in _rows(rows.take(pa.array(firsts)), rows.column_names)])
     return found, same[number]
+
+
+def _firsts(codes: Wide) -> tuple[Wide, Wide]:
+    """Where each code comes first, in the order of these places, and the number of each row's code in this order."""
+    number: Wide = pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.int64)
+    firsts = np.zeros(number.max(initial=-1) + 1, dtype=np.int64)
+    firsts[number[::-1]] = np.arange(len(number))[::-1]
+    return firsts, number
 
 
 def _distinct(things: Sequence[_Made]) -> tuple[list[_Made], Wide]:
