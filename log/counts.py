@@ -201,7 +201,7 @@ def _places_of(keys: pa.Table, documents: pa.Table) -> tuple[list[Place], Wide]:
     at = pa.array(place).take(_documents_of(keys, documents)).fill_null(-1).to_numpy().copy()
     without = np.flatnonzero(at < 0)  # no row of it yet
     at[without] = np.arange(len(without)) + len(places)
-    places += [Place(*names, None, None, None) for names in _rows(keys.take(without), _DOCUMENT[:2])]
+    places += [Place(study, model, None, None, None) for study, model in _rows(keys.take(without), _DOCUMENT[:2])]
     found, number = _distinct(places)
     return found, number[at]
 
