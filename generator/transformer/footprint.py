@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +41,8 @@ class Footprint:
         part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
         stored = bytes_as_stored(PrefixLayer(part, part), holding).total
         index = shape.kv_heads * entries * _INDEX_BYTES if indexed else 0
-        windows = sum(2 * part[:, :1].nbytes * (window - 1) for window in shape.windows)
         evictable = shape.layers - shape.without_attention - len(shape.windows)
-        return windows + shape.state_bytes + evictable * (stored + index + _EXTENT_BYTES)
+        return shape.fixed_bytes(sys.maxsize) + evictable * (stored + index + _EXTENT_BYTES)
 
 
 @dataclass(frozen=True)
@@ -53,41 +53,58 @@ class MemoryPlan:
     replicates_at_once: int
     prompt_bytes: int  # the whole prompt and the caches of all actions
     prefill_bytes: int  # above the prompt, while a chunk is processed
-    replicate_bytes: int  # above the prompt, for each replicate at once
+    replicate_bytes: int  # above the prompt, for each replicate at once, where all actions have as many
+    decoding_bytes: int  # above the prompt, for the replicates at once, and while their steps are tried beforehand
     available_bytes: int
 
     @property
     def peak_bytes(self) -> int:
-        """The most at any time."""
-        return self.prompt_bytes + max(self.prefill_bytes, self.replicates_at_once * self.replicate_bytes)
+        """The most at any time: allocators keep much of what prefill has freed, in pieces of other sizes."""
+        return self.prompt_bytes + self.prefill_bytes + self.decoding_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether so much is available."""
-        return self.peak_bytes <= self.available_bytes
+        """Whether prefill and the replicates at once are within what is available, if nothing freed is kept."""
+        most = max(self.prefill_bytes, self.replicates_at_once * self.replicate_bytes)
+        return self.prompt_bytes + most <= self.available_bytes
 
 
 def plan_memory(
-    shape: ModelShape, entries: int, kept: Sequence[int], replicates: int, horizon: int, available_bytes: int,
-    estimator: str, *, apart: bool = False, scored: int = 0, others: Sequence[tuple[ModelShape, Sequence[int]]] = (),
+    shape: ModelShape, entries: int, kept: Sequence[int], replicates: Sequence[int], horizon: int,
+    available_bytes: int, estimator: str, *, apart: bool = False, scored: int = 0,
+    others: Sequence[tuple[ModelShape, Sequence[int], Sequence[int]]] = (),
 ) -> MemoryPlan:  # fmt: skip
     """Plan the memory of one document; at least one replicate is planned, whether or not it fits.
 
-    n is ``entries``, and ``kept`` has m of each action; ``available_bytes`` are left besides the weights.
-    ``apart`` says whether an action's prompt is prefilled apart; one such prompt is in memory at a time. Of ``scored``
-    prompt entries a policy keeps scores. ``others`` are the models of actions with weights of their own, each with m of
-    its actions: every model has the whole prompt.
+    n is ``entries``; ``kept`` has m of each action, and ``replicates`` how many it has. ``available_bytes`` are left
+    besides the weights. ``apart`` says whether an action's prompt is prefilled apart; one such prompt is in memory at a
+    time. Of ``scored`` prompt entries a policy keeps scores. ``others`` are the models of actions with weights of their
+    own, each with m and replicates of its actions: every model has the whole prompt.
     """
-    sides = [(shape, kept), *others]
-    prompt = sum(one.entry_bytes * (entries + sum(own)) for one, own in sides)
-    replicate = sum(one.replicate_bytes(len(own), entries, horizon, estimator, scored) for one, own in sides)
-    activations = max(one.activation_bytes for one, _ in sides)
+    sides = [(shape, kept, replicates), *others]
+    whole = [one.fixed_bytes(entries) + one.evictable_bytes * entries for one, *_ in sides]
+    prompt = sum(whole) + sum(one.evictable_bytes * sum(own) for one, own, _ in sides)
+    replicate = sum(one.replicate_bytes(len(own), entries, horizon, estimator, scored) for one, own, _ in sides)
+    most = max(max(counts, default=1) for *_, counts in sides)
+    at_once = min(most, replicates_within(available_bytes - prompt, replicate))
     return MemoryPlan(
-        replicates=replicates,
-        replicates_at_once=min(replicates, replicates_within(available_bytes - prompt, replicate)),
+        replicates=most,
+        replicates_at_once=at_once,
         prompt_bytes=prompt,
-        prefill_bytes=min(entries, PREFILL_CHUNK) * activations + apart * shape.entry_bytes * entries,
+        prefill_bytes=min(entries, PREFILL_CHUNK) * max(one.activation_bytes for one, *_ in sides) + apart * whole[0],
         replicate_bytes=replicate,
+        decoding_bytes=sum(
+            one.decoding_bytes(
+                [min(count, at_once) for count in counts],
+                entries,
+                horizon,
+                estimator,
+                scored,
+                reference=not number,
+                tried=True,
+            )
+            for number, (one, _, counts) in enumerate(sides)
+        ),
         available_bytes=available_bytes,
     )
 

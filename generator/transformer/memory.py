@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from generator.attention.holding import DTYPES
 from generator.attention.parts import CHUNK
-from generator.attention.streams.state_sizes import layers_without_attention, state_bytes
+from generator.attention.streams.state_sizes import layer_state_bytes, layers_without_attention, state_bytes
 from schema.tables import SWRB
 
 # Prompt tokens processed at once: enough for matrix products, and their memory is small beside any model's weights. The
@@ -28,6 +28,11 @@ _COLUMNS = 8  # of 16 bits take 16 bytes
 
 # What torch says where it raises no OutOfMemoryError: its allocator on a CPU, the driver of a GPU, and cuBLAS.
 _SHORTAGE = re.compile("DefaultCPUAllocator: |CUDA error: (out of memory|CUBLAS_STATUS_ALLOC_FAILED)")
+
+_TRIED_ENTRIES = 1024  # whole steps are tried with a multiple of so many entries
+_LITTLE = 2**26  # bytes of suffixes
+
+_STATES_AT_ONCE = 4  # of a layer, while its recurrent states are updated: before, after, an outer product, its sum
 
 _SHARE = 0.9  # of the available memory; the allocator wastes some of it
 
@@ -47,6 +52,7 @@ class ModelShape:
     windows: tuple[int, ...] = ()  # of each layer that has one, how many positions it sees
     without_attention: int = 0  # layers of a hybrid that have a state in the place of entries
     state_bytes: int = 0  # of all states of a stream
+    layer_state_bytes: int = 0  # of the states of a layer that has most
 
     @classmethod
     def of(cls, config: Mapping[str, Any], dtype: str) -> ModelShape:
@@ -68,6 +74,7 @@ class ModelShape:
             windows=_windows(config),
             without_attention=layers_without_attention(config),
             state_bytes=state_bytes(config, DTYPES[dtype].itemsize),
+            layer_state_bytes=layer_state_bytes(config, DTYPES[dtype].itemsize),
         )
 
     @property
@@ -78,8 +85,21 @@ class ModelShape:
     @property
     def entry_bytes(self) -> int:
         """Bytes of the keys and values of one token in all layers."""
-        layers = self.layers - self.without_attention
-        return 2 * layers * self.kv_heads * self.head_size * self.item_bytes
+        return (self.layers - self.without_attention) * self._layer_entry_bytes
+
+    @property
+    def evictable_bytes(self) -> int:
+        """Bytes of the keys and values of one token in the layers of which entries can be evicted."""
+        return self.entry_bytes - len(self.windows) * self._layer_entry_bytes
+
+    def fixed_bytes(self, entries: int) -> int:
+        """Bytes that a cache of n ``entries`` holds whatever is evicted: entries of windows, and states."""
+        held = sum(min(entries, window - 1) for window in self.windows)
+        return held * self._layer_entry_bytes + self.state_bytes
+
+    @property
+    def _layer_entry_bytes(self) -> int:
+        return 2 * self.kv_heads * self.head_size * self.item_bytes
 
     @property
     def activation_bytes(self) -> int:
@@ -111,18 +131,49 @@ class ModelShape:
         return 4 * entries * (self.layers * self.kv_heads + 3 * self.heads)
 
     def replicate_bytes(self, actions: int, entries: int, horizon: int, estimator: str, scored: int = 0) -> int:
-        """How many bytes decoding one replicate of each action takes at most, besides the prompt of n ``entries``.
+        """How many bytes decoding one replicate of each action takes at most, besides the prompt of n ``entries``."""
+        return self.decoding_bytes([1] * actions, entries, horizon, estimator, scored)
 
-        Coupled rollouts have one reference stream, and for each action streams along X and Y. Residual branching has a
-        reference stream for each action, and keeps the two streams of its scan. Where no kernel compares laws in place,
-        a pair has copies of both and their difference. Where a policy keeps scores of ``scored`` prompt entries, every
-        stream has room for them.
+    def decoding_bytes(
+        self, pairs: Sequence[int], entries: int, horizon: int, estimator: str, scored: int = 0, *,
+        reference: bool = True, tried: bool = False,
+    ) -> int:  # fmt: skip
+        """How many bytes decoding so many ``pairs`` of each action takes at most, besides the prompt of n ``entries``.
+
+        Coupled rollouts have one reference stream for each replicate, and for each pair streams along X and Y. Residual
+        branching has a reference stream for each pair, and keeps the two streams of its scan. Where no kernel compares
+        laws in place, a pair has copies of both and their difference. Where a policy keeps scores of ``scored`` prompt
+        entries, every stream has room for them.
+
+        ``reference`` says whether the model decodes the reference's streams, too: one of other weights does not.
+        ``tried`` adds what trying whole steps takes beforehand: more streams, and entries of one layer.
         """
-        streams, kept = (3 * actions, 2 * actions) if estimator == SWRB else (1 + 2 * actions, 0)
+        total = sum(pairs)
+        streams, kept = 2 * total, 2 * total if estimator == SWRB else 0
+        if reference:
+            streams += total if estimator == SWRB else max(pairs, default=1)
+        trial = 0
+        if tried:
+            streams = tried_streams(streams, horizon, self.entry_bytes)
+            trial = (
+                5 * tried_entries(entries) * self.entry_bytes // (2 * self.layers)
+            )  # whole, a copy, and half of them
         suffix = self.entry_bytes * horizon + self.state_bytes
         suffix += self.score_bytes(scored + horizon) if scored else 0
-        stream = suffix + self.law_bytes + self.activation_bytes + self.partial_bytes(entries)
-        return streams * stream + kept * suffix + actions * 3 * self.probabilities_bytes
+        step = self.activation_bytes + self.partial_bytes(entries) + _STATES_AT_ONCE * self.layer_state_bytes
+        stream = suffix + self.law_bytes + step
+        return streams * stream + kept * suffix + total * 3 * self.probabilities_bytes + trial
+
+
+def tried_streams(streams: int, horizon: int, entry_bytes: int) -> int:
+    """How many streams whole steps are tried with before ``streams`` are decoded: the next documents may have more."""
+    more = 1 << (streams - 1).bit_length()
+    return more if more * horizon * entry_bytes <= _LITTLE else streams
+
+
+def tried_entries(entries: int) -> int:
+    """How many prompt entries whole steps are tried with before a prompt of so many is decoded."""
+    return -(-entries // _TRIED_ENTRIES) * _TRIED_ENTRIES
 
 
 def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:

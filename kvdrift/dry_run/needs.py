@@ -18,7 +18,7 @@ from generator.transformer.footprint import Footprint, MemoryPlan, local_footpri
 from generator.transformer.other_weights.named import weights_location, with_own_weights
 from kvdrift.dry_run.timing import Extent, Seconds, study_time
 from schema.errors import KvdriftError
-from schema.study import FLOOR_ACTION, HTTP, Study
+from schema.study import CONTROL_REPLICATES, FLOOR_ACTION, HTTP, Study
 from schema.study.described import described_action
 from schema.tables import PLAIN, SWRB
 
@@ -186,21 +186,27 @@ def _plan_memory(material: Material, found: Forecast, footprints: _Footprints) -
     """Plan memory for the longest prompt and the most replicates; all replicates at once if the device is not here."""
     study, longest = material.study, max(_lengths(material))
     here = memory_here(study.model.device, study.model.device_map)
-    kept = {
-        weights: [action.retention.kept(longest) for action in material.actions if action.weights == weights]
-        for weights in footprints
-    }
+    least, most = CONTROL_REPLICATES, max(split.replicates[1] for split in found.splits)
+    sides = [
+        (
+            one.shape,
+            [action.retention.kept(longest) for action in material.actions if action.weights == weights],
+            [min(least, most) if action.control else most for action in material.actions if action.weights == weights],
+        )
+        for weights, one in footprints.items()  # the reference's is the first
+    ]
+    (shape, kept, replicates), *others = sides
     return plan_memory(
-        footprints[None].shape,
+        shape,
         longest,
-        kept[None],
-        max(split.replicates[1] for split in found.splits),
+        kept,
+        replicates,
         study.study.horizon,
         sys.maxsize if here is None else here - _weight_bytes(footprints),
         PLAIN if study.plan.estimator == PLAIN else SWRB,
         apart=any(action.prefill_chunk is not None for action in material.actions),
         scored=max((action.scored_entries(longest, study.study.horizon) for action in material.actions), default=0),
-        others=[(one.shape, kept[weights]) for weights, one in footprints.items() if weights is not None],
+        others=others,
     )
 
 

@@ -23,9 +23,24 @@ def state_bytes(config: Mapping[str, Any], item_bytes: int) -> int:
         config: The contents of ``config.json``.
         item_bytes: Bytes of a number in the model's dtype, which a convolution's last inputs have.
     """
+    return sum(count * size for count, size in _kinds(config, item_bytes))
+
+
+def layer_state_bytes(config: Mapping[str, Any], item_bytes: int) -> int:
+    """Count bytes of the states of one stream in the layer that has most, by the arguments of ``state_bytes``."""
+    return max((size for count, size in _kinds(config, item_bytes) if count), default=0)
+
+
+def _kinds(config: Mapping[str, Any], item_bytes: int) -> list[tuple[int, int]]:
+    """How many layers have states of each kind, and the bytes of one layer's."""
     kinds = list(config.get("layer_types") or ())
-    short = kinds.count("conv") * int(config["hidden_size"]) * int(config.get("conv_L_cache") or 0) * item_bytes
-    return short + kinds.count("linear_attention") * _delta_net(config, item_bytes) + _mamba(config, item_bytes)
+    short = int(config["hidden_size"]) * int(config.get("conv_L_cache") or 0) * item_bytes if "conv" in kinds else 0
+    mixers = int(config["num_hidden_layers"]) if config.get("model_type") == "falcon_h1" else 0
+    return [
+        (kinds.count("conv"), short),
+        (kinds.count("linear_attention"), _delta_net(config, item_bytes)),
+        (mixers, _mamba(config, item_bytes) if mixers else 0),
+    ]
 
 
 def _delta_net(config: Mapping[str, Any], item_bytes: int) -> int:
@@ -39,11 +54,8 @@ def _delta_net(config: Mapping[str, Any], item_bytes: int) -> int:
 
 
 def _mamba(config: Mapping[str, Any], item_bytes: int) -> int:
-    """All layers of Falcon-H1, which have attention beside a state-space mixer."""
-    if config.get("model_type") != "falcon_h1":
-        return 0
+    """A layer of Falcon-H1, which has attention beside a state-space mixer."""
     inner = config.get("mamba_d_ssm") or int(config["mamba_expand"] * config["hidden_size"])
     state = int(config["mamba_d_state"])
     channels = int(inner) + 2 * int(config["mamba_n_groups"]) * state
-    layer = channels * int(config["mamba_d_conv"]) * item_bytes + int(inner) * state * _RECURRENT_BYTES
-    return int(config["num_hidden_layers"]) * layer
+    return channels * int(config["mamba_d_conv"]) * item_bytes + int(inner) * state * _RECURRENT_BYTES

@@ -16,13 +16,12 @@ from generator.attention.shared_prefix import PrefixLayer
 from generator.codecs.coded_streams import CodedStreams
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
+from generator.transformer.memory import tried_entries, tried_streams
 from generator.transformer.prompts.kernels import PromptCaches, TransformerKernels
 from generator.transformer.prompts.prompt import Prompt
 from schema.sampling import FULL_SOFTMAX
 
-_TRIED_ENTRIES = 1024  # whole steps are tried with a multiple of so many entries
 _TRIED_SUFFIXES = 8  # different ones
-_LITTLE = 2**26  # bytes of suffixes
 
 
 def try_steps(
@@ -40,10 +39,7 @@ def try_steps(
         savings: Which computations are shared.
         rules: Of the caches.
     """
-    entries = -(-entries // _TRIED_ENTRIES) * _TRIED_ENTRIES
-    more = 1 << (streams - 1).bit_length()  # the next ones may be a few more
-    if more * horizon * model.shape.entry_bytes <= _LITTLE:
-        streams = more
+    entries, streams = tried_entries(entries), tried_streams(streams, horizon, model.shape.entry_bytes)
     tried: Sequence[CacheRule | None] = _to_try(rules, horizon) or [None]
     for rule in tried:
         of_codec = isinstance(rule, CodedStreams)

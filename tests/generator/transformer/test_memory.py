@@ -103,18 +103,29 @@ def test_a_stream_has_a_result_of_every_chunk() -> None:
 
 
 def test_a_plan_that_fits() -> None:
-    plan = plan_memory(LARGE, 32_768, [16_384, 16_384, 512], 64, 128, 60 * GIB, PLAIN)
+    plan = plan_memory(LARGE, 32_768, [16_384, 16_384, 512], [64] * 3, 128, 60 * GIB, PLAIN)
     assert plan.replicates_at_once == 64
     assert plan.fits
     assert plan.prompt_bytes == (32_768 + 2 * 16_384 + 512) * 128 * 1024
-    assert plan.peak_bytes == plan.prompt_bytes + 64 * plan.replicate_bytes
+    trial = 5 * 32_768 * 128 * 1024 // (2 * 32)
+    assert plan.decoding_bytes == 64 * plan.replicate_bytes + trial
+    assert plan.peak_bytes == plan.prompt_bytes + plan.prefill_bytes + plan.decoding_bytes
+
+
+def test_few_controls_take_few_streams() -> None:
+    """By hand: 64 streams of the reference, two for each of 66 pairs; without a trial, and with one of a few more."""
+    entry, laws, chunk = 8 * 1024, 3 * 96 * 8, 4 * 65 * 4
+    shape = ModelShape(8, 64, 96, 4, 2, 64, 96, "float32")
+    own = 32 * entry + shape.law_bytes + shape.activation_bytes + chunk
+    assert shape.decoding_bytes([64, 2], 1000, 32, PLAIN) == 196 * own + 66 * laws
+    assert shape.decoding_bytes([64, 2], 1000, 32, PLAIN, tried=True) == 256 * own + 66 * laws + 2560 * entry // 8
 
 
 def test_less_memory_means_fewer_replicates_at_once() -> None:
     """As many as fit and never fewer than one; where not even one does, the plan says so."""
     at_once = []
     for gib in (8, 9, 10, 12, 16, 24):
-        plan = plan_memory(LARGE, 32_768, [16_384, 16_384, 512], 64, 128, gib * GIB, PLAIN)
+        plan = plan_memory(LARGE, 32_768, [16_384, 16_384, 512], [64] * 3, 128, gib * GIB, PLAIN)
         at_once.append(plan.replicates_at_once)
         assert plan.fits == (gib > 8)
         if plan.fits and plan.replicates_at_once < 64:
@@ -126,7 +137,7 @@ def test_less_memory_means_fewer_replicates_at_once() -> None:
 
 
 def test_a_short_prompt_is_one_chunk() -> None:
-    long, short = (plan_memory(LARGE, entries, [64], 1, 8, GIB, PLAIN) for entries in (10 * PREFILL_CHUNK, 100))
+    long, short = (plan_memory(LARGE, entries, [64], [1], 8, GIB, PLAIN) for entries in (10 * PREFILL_CHUNK, 100))
     assert long.prefill_bytes == PREFILL_CHUNK * LARGE.activation_bytes
     assert short.prefill_bytes == 100 * LARGE.activation_bytes
 

@@ -1,0 +1,111 @@
+"""The forecast of memory against what a process takes: models with experts, windows and states, and two models."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from fixtures.families import FAMILIES
+from fixtures.house import ROOT
+
+from generator.transformer.files.configuration import quiet
+from generator.transformer.footprint import local_footprint, plan_memory
+from schema.own_process import own_environment
+from schema.tables import PLAIN
+
+ENTRIES, KEPT, REPLICATES, CONTROLS, HORIZON = 1500, 750, 32, 2, 64
+
+# 8 layers of width 512. How the layers of each family differ is as in the matrix of families, for twice as many.
+_LARGE: dict[str, Any] = {
+    "vocab_size": 1024, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 4096,
+    "initializer_range": 0.1, "bos_token_id": None, "eos_token_id": 5, "pad_token_id": None,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_CHANGES: dict[str, dict[str, Any]] = {
+    "mistral": {},
+    "qwen3-moe": {"num_experts": 8, "moe_intermediate_size": 512},
+    "gemma3": {"sliding_window": 256, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2},
+    "qwen3.5": {
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2, "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+    },
+}  # fmt: skip
+
+# A first document leaves what libraries keep for themselves; then whole steps are tried again, as for a first document.
+_PROGRAM = """
+import ctypes, gc, json, sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from fixtures.common_actions import CONTROL, HALF_RECENT
+from fixtures.random_models import random_document
+from generator.attention.row_invariance import TriedSteps
+from generator.generation import PendingUnit, generate_units
+from generator.transformer.loading import load_model
+from generator.transformer.other_weights.model import ModelWithOthers
+from schema.sampling import FULL_SOFTMAX
+
+def resident(what):
+    return 1024 * int(Path("/proc/self/status").read_text().partition(what + ":")[2].split()[0])
+
+folders, entries, replicates, controls, horizon = json.loads(sys.argv[1])
+torch.set_num_threads(1)
+knorm = replace(HALF_RECENT, name="other-half")
+networks = [load_model(folder) for folder in folders]
+
+def generate(count, steps):
+    networks[:] = [replace(network, steps=TriedSteps()) for network in networks]
+    reference, *others = networks
+    model = ModelWithOthers(reference, {knorm.name: others[0]}, FULL_SOFTMAX) if others else reference
+    pending = [PendingUnit(action, 0, count) for action in (HALF_RECENT, knorm)]
+    pending.append(PendingUnit(CONTROL, 0, min(count, controls)))
+    generate_units(model, "s", random_document("d", entries), pending, steps, 3)
+
+generate(1, 4)
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+generate(replicates, horizon)
+print(resident("VmHWM") - before)
+"""
+
+
+def saved(folder: Path, family: str, seed: int = 0) -> str:
+    """A random model of a family in a folder."""
+    kind, changes = FAMILIES[family]
+    config = getattr(transformers, f"{kind}TextConfig", None) or getattr(transformers, f"{kind}Config")
+    torch.manual_seed(seed)
+    with quiet():
+        model = getattr(transformers, f"{kind}ForCausalLM")(config(**_LARGE | changes | _CHANGES[family]))
+        model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read as Linux tells it")
+@pytest.mark.parametrize("family", ["qwen3-moe", "gemma3", "qwen3.5", "two models"])
+def test_memory_is_forecast_within_a_fifth(family: str, tmp_path: Path) -> None:
+    """A process's resident memory at most, beyond that of the loaded model, for the first document of its size."""
+    kinds = ["mistral"] * 2 if family == "two models" else [family]
+    folders = [saved(tmp_path / str(number), kind, number) for number, kind in enumerate(kinds)]
+    given = json.dumps([folders, ENTRIES, REPLICATES, CONTROLS, HORIZON])
+    ended = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, given],
+        env=own_environment() | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    shapes = [found.shape for folder in folders if (found := local_footprint(folder, "float32")) is not None]
+    kept, replicates = [KEPT, KEPT, ENTRIES], [REPLICATES, REPLICATES, CONTROLS]
+    own, others = (kept, replicates), []
+    if len(shapes) > 1:
+        own, others = (kept[1:], replicates[1:]), [(shapes[1], kept[:1], replicates[:1])]
+    plan = plan_memory(shapes[0], ENTRIES, *own, HORIZON, sys.maxsize, PLAIN, others=others)
+    assert plan.peak_bytes == pytest.approx(int(ended.stdout), rel=0.2)
