@@ -155,9 +155,8 @@ class ModelShape:
         trial = 0
         if tried:
             streams = tried_streams(streams, horizon, self.entry_bytes)
-            trial = (
-                5 * tried_entries(entries) * self.entry_bytes // (2 * self.layers)
-            )  # whole, a copy, and half of them
+            # Of a prompt, a copy of it, and half of one.
+            trial = 5 * tried_entries(entries) * self.entry_bytes // (2 * self.layers)
         suffix = self.entry_bytes * horizon + self.state_bytes
         suffix += self.score_bytes(scored + horizon) if scored else 0
         step = self.activation_bytes + self.partial_bytes(entries) + _STATES_AT_ONCE * self.layer_state_bytes

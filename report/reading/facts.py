@@ -234,6 +234,10 @@ class Facts:
         mine, theirs = self.weight_bytes(action), self.weight_bytes(other)
         return self.same_weights(action, other) or (mine is not None and theirs is not None and mine <= theirs)
 
+    def bytes_of(self, *actions: str) -> str:
+        """Name the bytes that some actions are compared by, which are those of the cache alone if weights differ."""
+        return "bytes" if len({self.weights(action) for action in actions}) < 2 else "bytes of cache"
+
     def same_bytes(self, action: str, other: str) -> int | None:
         """Count the documents of both actions if every part has equal bytes; None if any differs or is unknown."""
         first, second = (self.storage[name].resident if name in self.storage else {} for name in (action, other))

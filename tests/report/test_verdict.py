@@ -400,3 +400,45 @@ def test_what_the_bytes_of_a_policy_count_is_said() -> None:
     assert "prompt cache" not in heads
     above = policies_sentence(content_of(bytes_of(views, "recent-half", 4)))
     assert above.endswith(" recent-half may hold more entries than a prompt has, and so more than 100%.")
+
+
+# --- Other weights ----------------------------------------------------------------------------------------------------
+
+
+def weighted(views: FakeViews, **sizes: int) -> FakeViews:
+    """Give some actions weights of their own, of so many bytes; the others have the reference's 4 MiB."""
+    names = {name.replace("_", "-"): count for name, count in sizes.items()}
+    for row in views.views["actions"]:
+        row["weights"] = row["action"] if row["action"] in names else None
+    for row in views.views["units"]:
+        row["weight_bytes"] = names.get(row["action"], 2**22)
+    return views
+
+
+def test_bytes_are_said_to_be_the_caches_if_weights_differ() -> None:
+    """With the same bytes of cache, the action with less R and no more weights rules the other out."""
+    words = said(weighted(make_views(documents_each=12), snapkv_half=2**20, recent_half=2**21))
+    assert words.startswith("Take snapkv-half: recent-half holds the same bytes of cache and disagrees with ")
+    open_pair = said(gaps(weighted(make_views(documents_each=12), snapkv_half=2**20), low=-0.1, high=0.1))
+    assert "recent-half hold the same bytes of cache, and the interval of their difference in R includes 0" in open_pair
+    assert "the same bytes, " not in open_pair
+
+
+def test_a_choice_of_bytes_names_those_of_weights_too() -> None:
+    """Of the same weights in all actions nothing is said; else every action's bytes are of cache and of weights."""
+    views = weighted(make_views(THREE, documents_each=12), snapkv_half=2**21, recent_half=2**21, snapkv_10=2**20)
+    words = said(views)
+    assert (
+        "take snapkv-half where 597 KiB of prompt cache and 2.0 MiB of weights fit and snapkv-10 where no more" in words
+    )
+    assert "of prompt cache and 1.0 MiB of weights do" in words
+    content = content_of(views)
+    (verdict,) = (one for one in ranked_table(content, choose(content)).columns if one.head == "verdict")
+    assert "no more bytes of cache and of weights" in verdict.meaning
+    assert "of weights" not in said(make_views(THREE, documents_each=12))
+
+
+def test_of_equal_caches_the_one_with_more_weights_comes_first() -> None:
+    """Less R for more weights is a choice; the order is by weights then."""
+    content = content_of(weighted(make_views(documents_each=12), snapkv_half=2**21, recent_half=2**20))
+    assert choose(content).recommended == ["snapkv-half", "recent-half"]

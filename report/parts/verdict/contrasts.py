@@ -247,10 +247,10 @@ def _largest_share(estimates: ReportedEstimates, action: str, baseline: str) -> 
 def _bytes(facts: Facts, action: str, baseline: str) -> tuple[str, str]:
     """Return a phrase after both actions if they hold the same bytes, else one after the first action."""
     if facts.same_bytes(action, baseline):
-        return " at the same bytes", ""
+        return f" at the same {facts.bytes_of(action, baseline)}", ""
     times = facts.times_bytes(action, baseline)
     if times is None:
         return "", ""
     if times == 1:
-        return " at about the same bytes", ""
+        return f" at about the same {facts.bytes_of(action, baseline)}", ""
     return "", f", with {fixed(times, 2)} times the {facts.cache.replace(' ', '-')} bytes of {baseline},"

@@ -117,9 +117,10 @@ def _verdicts(content: PageContent, choice: Choice, order: list[str]) -> CellCol
         said, further = verdict_of(content, choice, action)
         added = "added after the plan" if action in content.facts.added else ""
         cells[POOLED, action] = Cell(said, ", ".join(filter(None, (further, _resting(content, choice, action), added))))
+    both = " of cache and of weights" if content.facts.own_weights else ""
     meaning = (
-        "ruled out: another action holds no more bytes and has surely less R; not settled: an interval includes 0; "
-        "below it which one, and the level and the status of the interval that says so"
+        f"ruled out: another action holds no more bytes{both} and has surely less R; not settled: an interval includes "
+        "0; below it which one, and the level and the status of the interval that says so"
     )
     return CellColumn(Column("verdict", "", meaning, left=True), cells)
 

@@ -70,11 +70,12 @@ def _lead(content: PageContent, choice: Choice) -> str:
         return _several(content, choice)
     (only,) = taken
     if choice.unfit:
-        return f"Take {only}, which holds {_bytes(content, only)} of {content.facts.cache}."
+        return f"Take {only}, which holds {_held(content, only)}."
     others = [action for action in choice.candidates if action != only]
     whole = whole_cache(content)
     if len(others) > 1:
-        rest = f"each of the other {counted(len(others), 'action')} holds at least as many bytes"
+        both = " of cache and of weights" if content.facts.own_weights else ""
+        rest = f"each of the other {counted(len(others), 'action')} holds at least as many bytes{both}"
         rests_on = grounds_of(difference(content.estimates, other, only) for other in others)
         return f"Take {only}: {rest} and disagrees more with {whole}{rests_on}."
     (other,) = others
@@ -91,16 +92,17 @@ def _several(content: PageContent, choice: Choice) -> str:
         for one, other in combinations([*taken, *choice.unfit, *_of_pairs(choice)], 2)
     )
     if len(taken) > _MOST:
-        ends = [f"{action} at {_bytes(content, action)}" for action in (taken[0], taken[-1])]
+        most = _held(content, taken[0]) if content.facts.own_weights else _bytes(content, taken[0])
         return (
             f"The choice is one of bytes: {counted(len(taken), 'action')} can be recommended, "
-            f"from {' down to '.join(ends)} of {content.facts.cache}{also_open}{rests_on}."
+            f"from {taken[0]} at {most} down to {taken[-1]} at {_held(content, taken[-1])}{also_open}{rests_on}."
         )
     if choice.unsettled:
-        at = listed([f"{action} at {_bytes(content, action)} of {content.facts.cache}" for action in taken])
+        at = listed([f"{action} at {_held(content, action)}" for action in taken])
         return f"Take {at}{also_open}{rests_on}."
-    first = [f"{action} where {_bytes(content, action)} of {content.facts.cache} fit" for action in taken[:-1]]
-    last = f"{taken[-1]} where no more than {_bytes(content, taken[-1])} do"
+    first = [f"{action} where {_held(content, action)} fit" for action in taken[:-1]]
+    least = _held(content, taken[-1]) if content.facts.own_weights else _bytes(content, taken[-1])
+    last = f"{taken[-1]} where no more than {least} do"
     return f"The choice is one of bytes: take {listed([*first, last])}{rests_on}."
 
 
@@ -109,7 +111,8 @@ def _unfit(content: PageContent, choice: Choice) -> list[str]:
     if not choice.unfit or not choice.recommended:
         return []
     least = min(content.facts.times_bytes(action, choice.recommended[-1]) or 0.0 for action in choice.unfit)
-    fewer = ("hold", "holds")[len(choice.unfit) == 1] + " fewer bytes, but " if least < 1 else ""
+    compared = content.facts.bytes_of(*choice.unfit, choice.recommended[-1])
+    fewer = ("hold", "holds")[len(choice.unfit) == 1] + f" fewer {compared}, but " if least < 1 else ""
     loses = "loses" if len(choice.unfit) == 1 else "lose"
     lost = [content.estimates.get("lost_share", action) for action in choice.unfit]
     shares = [shown(one, Scale.PERCENT) for one in lost[:_MOST]]
@@ -121,14 +124,22 @@ def _unfit(content: PageContent, choice: Choice) -> list[str]:
 
 def _holding(content: PageContent, action: str, other: str) -> str:
     """Compare an action's bytes with another's, as a phrase between an action and its verb."""
-    times = content.facts.times_bytes(action, other)
+    times, compared = content.facts.times_bytes(action, other), content.facts.bytes_of(action, other)
     if content.facts.same_bytes(action, other):
-        return " holds the same bytes and "
-    return " holds about the same bytes and " if times == 1 else f" holds {fixed(times, 2)} times its bytes and "
+        return f" holds the same {compared} and "
+    if times == 1:
+        return f" holds about the same {compared} and "
+    return f" holds {fixed(times, 2)} times its {compared} and "
 
 
 def _bytes(content: PageContent, action: str) -> str:
     return size(content.facts.storage[action].mean_prompt_cache)
+
+
+def _held(content: PageContent, action: str) -> str:
+    """Return the bytes of an action's cache, and of its weights if they differ between actions."""
+    cache = f"{_bytes(content, action)} of {content.facts.cache}"
+    return f"{cache} and {size(content.facts.weight_bytes(action))} of weights" if content.facts.own_weights else cache
 
 
 def _left(choice: Choice) -> str:
@@ -196,8 +207,9 @@ def _pair(content: PageContent, one: str, other: str) -> str:
     apart = f"the interval of their difference in R includes 0: {shown(gap, Scale.POINTS)}"
     if times == 1:
         same = "the same" if content.facts.same_bytes(one, other) else "about the same"
-        return f"{one} and {other} hold {same} bytes, and {apart}"
-    return f"{one} holds {fixed(times, 2)} times the bytes of {other}, and {apart}"
+        return f"{one} and {other} hold {same} {content.facts.bytes_of(one, other)}, and {apart}"
+    held = "bytes" if content.facts.same_weights(one, other) else "cache bytes"
+    return f"{one} holds {fixed(times, 2)} times the {held} of {other}, and {apart}"
 
 
 def _costs(content: PageContent, choice: Choice) -> list[str]:
