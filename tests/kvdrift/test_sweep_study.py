@@ -118,5 +118,6 @@ def test_the_page_has_a_curve_for_each_sweep(run: StudyRun, views: Views, tmp_pa
     points = {row["action"]: row for row in views.rows("decomposition", stratum="pooled").to_pylist()}
     shown = {line["action"]: line for line in lines if line["quantity"] == "mismatch_simultaneous"}
     for member in MEMBERS:
-        low, high = float(shown[member]["low"]), float(shown[member]["high"])
-        assert low <= points[member]["mismatch"] == pytest.approx(float(shown[member]["estimate"]), abs=1e-12) <= high
+        low, estimate, high = (float(shown[member][name]) for name in ("low", "estimate", "high"))
+        assert estimate == pytest.approx(points[member]["mismatch"], abs=1e-12)
+        assert low <= estimate <= high
