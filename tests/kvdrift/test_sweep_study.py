@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from flows.run.revisions import begun_revisions
 from flows.run.study_run import StudyRun
 from log.store import Store
 from report.page import build_report
+from report.printing.section import Drawing
 from report.reading.source import Provenance
 from sql.catalog import Views, open_views
 
@@ -95,19 +96,17 @@ def test_a_member_is_redone_alone(run: StudyRun) -> None:
     assert (row["action"], row["action_revision"]) == ("snapkv@1/4", 1)
 
 
-def test_the_page_has_a_curve_for_each_sweep(run: StudyRun, views: Views, tmp_path: Path) -> None:
+def test_the_page_has_a_curve_for_each_sweep(views: Views, tmp_path: Path) -> None:
     """And a table of all members, fewest bytes first, with the ends of the bands."""
-    drawn: dict[str, list[str]] = {}
+    legend: list[str] = []
 
-    def draw(drawings: object, _: object) -> dict[str, str]:
-        for one in drawings:  # type: ignore[attr-defined]
-            if one.name == "sweeps":
-                figure = one.draw()
-                drawn["legend"] = [text.get_text().strip() for text in figure.legends[0].get_texts()]
-        return {one.name: "<svg></svg>" for one in drawings}  # type: ignore[attr-defined]
+    def draw(drawings: Sequence[Drawing], _: Path) -> dict[str, str]:
+        (own,) = [one for one in drawings if one.name == "sweeps"]
+        legend.extend(text.get_text().strip() for text in own.draw().legends[0].get_texts())
+        return {one.name: "<svg></svg>" for one in drawings}
 
     page = build_report(views, "small", "kvdrift/tiny", tmp_path, draw=draw, provenance=Provenance("swept"))
-    assert drawn["legend"] == ["snapkv", "bits", "full cache"]
+    assert legend == ["snapkv", "bits", "full cache"]
     text = page.read_text(encoding="utf-8")
     assert "The bands hold for all 4 members of all sweeps together with probability 95%" in text
     with (tmp_path / "tables" / "sweeps.csv").open(encoding="utf-8") as file:

@@ -121,9 +121,7 @@ def test_a_long_prompt_is_shown_folded_searched_and_by_layers(
     assert overflow(tab) == 0
 
 
-def test_a_document_without_its_prompt_says_by_which_rule_the_others_were_chosen(
-    tabs: Tabs, explorer: Written
-) -> None:
+def test_a_document_without_its_prompt_says_by_which_rule_the_others_were_chosen(tabs: Tabs, explorer: Written) -> None:
     held = len(prompt_texts(explorer.path))
     tab = opened(tabs, explorer.path, DOCUMENTS - 1)
     tab.locator("#prompt-note:not(:empty)").wait_for()

@@ -57,9 +57,9 @@ def _sentence(row: ViewRow) -> str:
     """Write the shares of an action's lost answers, and below them the same shares of all answers."""
     gone, partly, whole, *of_all = (f"{fixed(100 * row[name], 1)}%" for name in _SHARES)
     return (
-        f"{row['action']} loses {count(row['lost'])} answers: the record of {gone} was wholly evicted, that of {partly} "
-        f"in part, and {whole} have their whole record. Of all answers, lost or not, these shares are {of_all[0]}, "
-        f"{of_all[1]} and {of_all[2]}."
+        f"{row['action']} loses {count(row['lost'])} answers: the record of {gone} was wholly evicted, that of "
+        f"{partly} in part, and {whole} have their whole record. Of all answers, lost or not, these shares are "
+        f"{of_all[0]}, {of_all[1]} and {of_all[2]}."
     )
 
 
