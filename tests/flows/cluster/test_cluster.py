@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -18,7 +19,9 @@ from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
 
 from flows.cluster.address import ClusterAddress
+from flows.cluster.connection import Cluster
 from flows.cluster.generator import ClusterGenerator
+from flows.cluster.gpus import ONE_GPU
 from flows.generate.local import LocalGenerator
 from flows.run import stages
 from flows.run.study_run import StudyRun
@@ -98,6 +101,39 @@ def test_workers_killed_in_generation_and_in_derivation_change_nothing(
         evaluating.end()
         stages.derive(run)
     assert_same(tmp_path / "store", here)
+
+
+@pytest.mark.parametrize("moment", ["amid a group", "before its units are stored", "after its units are stored"])
+def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
+    dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Two of four documents: one of them was generated, both were, or both were stored and nobody was told."""
+    monkeypatch.setattr("flows.cluster.groups._GUESS", 0.0)
+    worker = dask_cluster.add_worker(moment)
+    with run_in(tmp_path, dask_cluster.address) as run:
+        stages.prepare(run)
+        commits = run.store.version("events")
+        developing = Background(stages.develop, run)
+        worker.wait_until_it_halts()
+        dask_cluster.add_worker()
+        worker.kill()
+        developing.end()
+        assert run.store.version("events") == commits + 3  # a group of two documents, and two documents
+        evaluate(run)
+    assert_same(tmp_path / "store", here)
+
+
+def test_a_document_that_fails_takes_no_other_along(
+    dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.cluster.groups._GUESS", 0.0)
+    dask_cluster.add_worker(faulty="development-2")
+    with run_in(tmp_path, dask_cluster.address) as run:
+        stages.prepare(run)
+        with pytest.raises(OperationError, match=r"document 'development-2': worker .* failed: RuntimeError: faulty"):
+            stages.develop(run)
+        stored = sorted(unit["doc"] for unit in run.store.units(columns=["doc"]).to_pylist())
+        assert stored == sorted(["development-1", "development-3", "development-4"] * 2)
 
 
 def test_a_scheduler_that_is_killed_costs_nothing_that_was_stored(
@@ -185,6 +221,46 @@ def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path
             stages.develop(run)
         stages.develop(run_of(run.study, run.location))
         assert run.derived_by(run.location).units == 8  # which takes any number
+
+
+def test_workers_that_declare_no_gpu_get_no_work_of_a_gpu(
+    dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not even asked whether they fit. The model computes on the CPU, and is taken for one of a GPU."""
+    monkeypatch.setattr("flows.cluster.generator.resources_of", lambda _: ONE_GPU)
+    monkeypatch.setattr("flows.cluster.worker.gpu_there", gpu_there)
+    dask_cluster.add_worker(threads=2, sick=True)
+    with run_in(tmp_path, dask_cluster.address) as run:
+        stages.prepare(run)
+        assert isinstance(run.made_by, ClusterGenerator)
+        said: list[str] = []
+        monkeypatch.setattr(run.made_by._cluster, "_say", said.append)
+        with pytest.raises(InputError, match=r"on a GPU, and no worker declares one; start .* --resources GPU=1$"):
+            stages.develop(run)
+        dask_cluster.add_worker(resources={"GPU": 1})
+        stages.develop(run)
+        assert len(run.store.units()) == 8
+    _, line = said
+    assert line.startswith(f"cluster {dask_cluster.address}: pretended GPU: 1 worker on ")
+    assert line.endswith("; workers that declare no GPU, and get no documents: 1")
+
+
+def gpu_there(_: object, dask_worker: Any) -> tuple[str, str]:
+    return f"worker {dask_worker.address} on machine", "pretended GPU"
+
+
+@pytest.mark.parametrize("dashboard", [True, False])
+def test_the_address_of_a_dashboard_is_said_if_there_is_one(tmp_path: Path, *, dashboard: bool) -> None:
+    """Of a scheduler without bokeh, Dask knows a link, too."""
+    served, said = DaskCluster(tmp_path, dashboard=dashboard), list[str]()
+    try:
+        served.add_worker()
+        with Cluster(ClusterAddress.parse(served.address), said.append) as cluster:
+            link = cluster.client.dashboard_link
+            assert re.fullmatch(r"http://127.0.0.1:\d+/status", link)
+    finally:
+        served.close()
+    assert said == [f"cluster {served.address}: 1 worker" + (f"; dashboard {link}" if dashboard else "")]
 
 
 def test_a_scheduler_that_does_not_fit_is_refused(tmp_path: Path) -> None:
