@@ -76,12 +76,20 @@ class SeamlessGELU(nn.Module):
 
 
 def replace_linear_layers(network: nn.Module) -> None:
-    """Replace the network's large float32 linear layers by ``OneDNNLinear``, if torch has oneDNN."""
+    """Replace the network's large float32 linear layers by ``OneDNNLinear``, if torch has oneDNN.
+
+    A layer whose weights are quantized multiplies by itself: they are no plain parameter, or have another dtype.
+    """
     if not has_product():
         return
     for module, name, child in _children(network):
-        if isinstance(child, nn.Linear) and child.weight.dtype == torch.float32 and child.weight.numel() >= _SMALLEST:
+        if isinstance(child, nn.Linear) and _is_plain(child.weight) and child.weight.numel() >= _SMALLEST:
             setattr(module, name, OneDNNLinear(child))
+
+
+def _is_plain(weight: Tensor) -> bool:
+    """Whether weights are float32 and of torch's own kind, not a library's that stands for fewer bits."""
+    return type(weight) is nn.Parameter and weight.dtype == torch.float32
 
 
 def replace_activations(network: nn.Module) -> None:

@@ -179,6 +179,9 @@ def _action_lines(material: Material, footprints: _Footprints | None) -> Iterato
                 for m, entries in zip(kept, ends, strict=True)
             )
             line += f", {_span(*map(binary, held))} of {cache}"
+            fixed = [footprints[action.weights].shape.fixed_bytes(entries) for entries in ends]
+            if fixed[-1]:
+                line += f", of which no action can evict {_span(*map(binary, fixed))} (windows and states)"
         yield line
 
 

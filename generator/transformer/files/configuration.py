@@ -150,8 +150,12 @@ def has_states(config: Any) -> bool:
 
 
 def known_by_family(config: Any) -> bool:
-    """Whether a model needs no proof: a family that all tests run on, with full attention in every layer."""
-    return config.model_type in ARCHITECTURES.values() and set(_layer_types(config)) <= {"full_attention"}
+    """Whether a model needs no proof: a family that all tests run on, with full attention in every layer.
+
+    Quantized weights are multiplied by their library, whatever the family.
+    """
+    known = config.model_type in ARCHITECTURES.values() and getattr(config, "quantization_config", None) is None
+    return known and set(_layer_types(config)) <= {"full_attention"}
 
 
 def eos_tokens(model_id: str, generation: Any, config: Any) -> tuple[int, ...]:

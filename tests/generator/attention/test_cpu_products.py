@@ -16,6 +16,17 @@ from generator.transformer.loading import load_model
 # --- Products ---------------------------------------------------------------------------------------------------------
 
 
+class Quantized(nn.Parameter):
+    """Weights that a library holds in fewer bits behind a parameter that calls itself float32."""
+
+
+def test_layers_with_weights_of_a_library_stay_as_they_are() -> None:
+    network = nn.Sequential(*(nn.Linear(256, 256) for _ in range(2)))
+    network[0].weight = Quantized(network[0].weight.detach())
+    replace_linear_layers(network)
+    assert [type(layer) for layer in network] == [nn.Linear, OneDNNLinear]
+
+
 @pytest.mark.parametrize("rows", [1, 8, 70])
 def test_product(rows: int) -> None:
     """Weights as they are and transposed, with and without bias; sums of 300 terms round below 1e-6 of the largest."""
