@@ -222,6 +222,7 @@ def test_a_window_holds_its_own_entries_whatever_is_evicted() -> None:
     record = half.record
     stored = sum(record[name] for name in ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes"))
     assert footprint.cache_bytes(75, AsComputed(), indexed=True) == stored
+    assert footprint.shape.fixed_bytes(150) == 2 * entry * 39
     assert half.record["resident_bytes"] - half.record["payload_bytes"] > 2 * entry * HORIZON
 
 
@@ -258,6 +259,7 @@ def test_states_are_counted_as_they_lie_in_memory(family: str, dtype: str) -> No
     stored = sum(record[name] for name in ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes"))
     assert footprint.cache_bytes(75, AsComputed(), indexed=True) == stored
     assert footprint.shape.entry_bytes * 150 == entries
+    assert footprint.shape.fixed_bytes(150) == sum(own) >= footprint.shape.layer_state_bytes
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])

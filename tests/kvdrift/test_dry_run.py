@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +121,18 @@ class TestPaperStudies:
         )
         assert "memory of generation: 15.0 GiB of weights and " in out
         assert "64 of 64 replicates at once; 80.0 GiB available on cuda" in out
+
+    def test_bytes_that_no_action_can_evict(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """16 of the 32 layers see 1,025 positions: 1,024 entries of 4 KiB each; 64 MiB, and 3 MiB of states."""
+        shape = replace(LLAMA.shape, windows=(1025,) * 16, state_bytes=3 * 2**20)
+        monkeypatch.setattr("kvdrift.dry_run.needs.local_footprint", lambda *_: replace(LLAMA, shape=shape))
+        out = dry_run(capsys, STUDIES / "paper_first.toml", *SERVED)
+        assert (
+            "512 prompt entries, 99.2 MiB of prompt cache, of which no action can evict 67.0 MiB (windows and states)"
+            in out
+        )
 
     def test_prompts_that_may_be_too_long_for_the_model(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
