@@ -72,7 +72,7 @@ class MemoryPlan:
 def plan_memory(
     shape: ModelShape, entries: int, kept: Sequence[int], replicates: Sequence[int], horizon: int,
     available_bytes: int, estimator: str, *, apart: bool = False, scored: int = 0,
-    others: Sequence[tuple[ModelShape, Sequence[int], Sequence[int]]] = (),
+    others: Sequence[tuple[ModelShape, Sequence[int], Sequence[int]]] = (), packed: bool = False,
 ) -> MemoryPlan:  # fmt: skip
     """Plan the memory of one document; at least one replicate is planned, whether or not it fits.
 
@@ -80,10 +80,12 @@ def plan_memory(
     besides the weights. ``apart`` says whether an action's prompt is prefilled apart; one such prompt is in memory at a
     time. Of ``scored`` prompt entries a policy keeps scores. ``others`` are the models of actions with weights of their
     own, each with m and replicates of its actions: every model has the whole prompt.
+    ``packed`` says whether keys are packed besides, as on a CPU.
     """
     sides = [(shape, kept, replicates), *others]
     whole = [one.fixed_bytes(entries) + one.evictable_bytes * entries for one, *_ in sides]
     prompt = sum(whole) + sum(one.evictable_bytes * sum(own) for one, own, _ in sides)
+    prompt += prompt // 2 * packed
     replicate = sum(one.replicate_bytes(len(own), entries, horizon, estimator, scored) for one, own, _ in sides)
     most = max(max(counts, default=1) for *_, counts in sides)
     at_once = min(most, replicates_within(available_bytes - prompt, replicate))

@@ -193,10 +193,11 @@ def _plan_memory(material: Material, found: Forecast, footprints: _Footprints) -
     sides = [
         (
             one.shape,
-            [action.retention.kept(longest) for action in material.actions if action.weights == weights],
-            [min(least, most) if action.control else most for action in material.actions if action.weights == weights],
+            [0 if action.control else action.retention.kept(longest) for action in own],
+            [min(least, most) if action.control else most for action in own],
         )
-        for weights, one in footprints.items()  # the reference's is the first
+        for weights, one in footprints.items()  # the reference's is the first; a control reads its entries
+        for own in [[action for action in material.actions if action.weights == weights]]
     ]
     (shape, kept, replicates), *others = sides
     return plan_memory(
@@ -210,6 +211,7 @@ def _plan_memory(material: Material, found: Forecast, footprints: _Footprints) -
         apart=any(action.prefill_chunk is not None for action in material.actions),
         scored=max((action.scored_entries(longest, study.study.horizon) for action in material.actions), default=0),
         others=others,
+        packed=(study.model.device, study.model.dtype) == ("cpu", "float32"),
     )
 
 

@@ -110,6 +110,8 @@ def test_a_plan_that_fits() -> None:
     trial = 5 * 32_768 * 128 * 1024 // (2 * 32)
     assert plan.decoding_bytes == 64 * plan.replicate_bytes + trial
     assert plan.peak_bytes == plan.prompt_bytes + plan.prefill_bytes + plan.decoding_bytes
+    twice = plan_memory(LARGE, 32_768, [16_384, 16_384, 512], [64] * 3, 128, 60 * GIB, PLAIN, packed=True)
+    assert twice.prompt_bytes == 1.5 * plan.prompt_bytes  # keys are half of it
 
 
 def test_few_controls_take_few_streams() -> None:
