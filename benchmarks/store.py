@@ -34,7 +34,8 @@ from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_un
 from kvdrift.commands.status import status_lines
 from log.store import Store
 from schema.tables import ACTIONS, DOCUMENTS, SCORES, STUDIES
-from sql.catalog import open_views, write_catalog
+from sql.catalog import open_views
+from sql.catalog_file import write_catalog
 from transforms.compaction import compact
 from transforms.pipeline import run_derivation
 from verification.whole_store import verify as verified

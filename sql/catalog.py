@@ -1,4 +1,4 @@
-"""The views over a store, in an in-memory DuckDB connection or in a catalogue file that any DuckDB client opens.
+"""The views over a store, in an in-memory DuckDB connection; ``sql.catalog_file`` writes them to a file.
 
 Each view's SQL stands in its own file and imports other views as ``main.NAME``, or as ``internal.NAME`` where they are
 steps to others. The staging views read the schema ``stored``, made here with one view per stored table over exactly the
@@ -8,25 +8,22 @@ Nothing depends on variables, macros or extensions, so what is persisted means t
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import duckdb
 
-from log.delta.durability import replace_durably
-from schema.errors import InputError, KvdriftError, OperationError, is_forbidden, nearest
+from schema.errors import InputError, KvdriftError, OperationError, nearest
 from schema.location import is_local
-from schema.tables import TABLES
-from sql.carried_tables import fill_catalog, keep_views
+from schema.tables import TABLES, UNIT_MOMENTS
+from sql.carried_tables import keep_views
 from sql.contracts import Contract, contract, contracts
 from sql.empty_views import create_views
 from sql.quoting import literal, quoted
-from sql.stored_moments import NO_MOMENTS, stored_moments
 from sql.stored_tables import create_stored_view, parquet_sources
 from sql.unlike_units import refuse_unlike_units
 from sql.view_texts import view_texts
+from sql.waiting import waiting_documents, with_computed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -36,22 +33,15 @@ if TYPE_CHECKING:
 
     from log.store import Store
 
-__all__ = ["Contract", "Views", "describe_views", "open_views", "refresh_catalog", "view_texts", "write_catalog"]
-
-CATALOG_NAME = "catalog.duckdb"
-
-# The oldest format that DuckDB still writes: clients from 1.0 on open the catalogue.
-CATALOG_STORAGE = "v1.0.0"
-
-# Written out once, when all views are there: each time before would leave its space in the file.
-_CATALOG_SETTINGS: dict[str, Any] = {"storage_compatibility_version": CATALOG_STORAGE, "wal_autocheckpoint": "1TB"}
+__all__ = ["Contract", "Views", "describe_views", "open_views", "view_texts"]
 
 # Tables are pinned in this order, the derived before what they were derived from and before the tables written ahead
 # of events, so that a commit in between never leaves a row without what it refers to. Depths come after their
-# branchings, with which views join them: those of a later unit are then left out.
+# branchings, with which views join them: those of a later unit are then left out. Moments are committed before the
+# trajectories of their units and come after them, so that no unit with trajectories lacks its moments.
 PINNING = (
-    "results", "calibration", "looks", "plans", "document_moments", "branchings", "branching_depths", "scores", "steps",
-    "trajectories", "units", "events", "exact_values", "identities", "prompts", "actions", "documents", "tokens",
+    "results", "calibration", "looks", "plans", "branchings", "branching_depths", "scores", "steps", "trajectories",
+    "unit_moments", "units", "events", "exact_values", "identities", "prompts", "actions", "documents", "tokens",
     "studies",
 )  # fmt: skip
 
@@ -166,7 +156,6 @@ def open_views(
     *,
     threads: int = 1,
     kept: Sequence[str] = (),
-    materialized: bool = True,
     checked_within: float | None = None,
     without: Collection[str] = (),
 ) -> Views:
@@ -180,7 +169,6 @@ def open_views(
         kept: views to compute now and to keep as tables in memory (``MOMENT_VIEWS``), for callers that read many of the
             views that depend on them, each of which would compute them again. Small tables behind a URL are then kept
             in memory too.
-        materialized: take the moments of documents that the store has; False computes all of them from steps.
         checked_within: make sure first that no file of a local store is damaged. Small tables are read whole; files of
             large ones only if they were not found whole within so many seconds: 0 reads all. None looks at none.
         without: stored tables that have no rows here, since the caller reads none; of many files it takes time to name
@@ -209,16 +197,19 @@ def open_views(
     store.check_made_from_events(pinned)
     if checked_within is not None:
         store.check_files(pinned, checked_within)
-    moments = stored_moments(store, pinned) if materialized else NO_MOMENTS
+    waiting = waiting_documents(store, pinned)
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
-        _be_quiet(connection)
-        create_views(connection, stored=moments.stored, waiting=moments.waits)
+        be_quiet(connection)
+        create_views(connection)
         for table, version in pinned.items():
             most = _HELD_BYTES if kept else _SMALL_BYTES
-            sources = {} if table in without else _sources(connection, store, table, version, most)
+            sources: Mapping[str, Sequence[str]] = (
+                {} if table in without else _sources(connection, store, table, version, most)
+            )
+            if table == UNIT_MOMENTS.name:
+                sources = with_computed(connection, waiting, sources)
             create_stored_view(connection, table, sources)
-        moments.insert_waiting(connection)
         refuse_unlike_units(connection, kept)
         keep_views(connection, kept)
     except duckdb.Error as error:
@@ -228,89 +219,6 @@ def open_views(
         connection.close()
         raise
     return Views(connection, pinned, kept, store)
-
-
-def write_catalog(store: Store) -> Path:
-    """Write ``catalog.duckdb`` into a local store's folder: all views at the tables' latest versions.
-
-    The file is written aside and put in place at once: clients that read the old one go on undisturbed. A plain DuckDB
-    client from 1.0 on opens it. Small tables and means of documents are in it (``sql.carried_tables``), unless these
-    are very many, so a copy of it elsewhere answers what is pooled from these. Other views read Parquet files by their
-    absolute paths: in a copy they fail, since they would read the rows of the store that was copied.
-
-    Returns:
-        The path of the catalogue.
-
-    """
-    if not is_local(store.location):
-        raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
-    path = Path(store.location) / CATALOG_NAME
-    aside = path.with_name(f".{CATALOG_NAME}.{uuid.uuid4().hex}")
-    versions = {table: store.version(table) for table in PINNING}
-    files = {table: parquet_sources(store, table, version) for table, version in versions.items()}
-    moments = stored_moments(store, versions)
-    try:
-        with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
-            _be_quiet(connection)
-            create_views(connection, stored=moments.stored, waiting=moments.waits)
-            fill_catalog(connection, store, versions, files, moments, _in_place(path))
-            connection.execute(f"create table stored.written_for as select {literal(store.id or '')} as store")
-        replace_durably(aside, path)
-    except (duckdb.Error, OSError) as error:
-        raise OperationError(f"{path}: cannot be written ({' '.join(str(error).split())})") from error
-    finally:
-        aside.unlink(missing_ok=True)
-    return path
-
-
-def _in_place(path: Path) -> str:
-    """A condition that holds where a client has opened the catalogue at its path, and raises elsewhere.
-
-    Clients before DuckDB 2.0 may show a relative path, of which nothing can be said.
-    """
-    here = str(path.resolve())
-    said = f"this catalogue was written for the store {path.parent}; for a copy in FOLDER, run kvdrift derive FOLDER"
-    known = f"from duckdb_databases() where path = {literal(here)} or path not like '/%'"
-    return f"case when exists ({known}) then true else error({literal(said)}) end"
-
-
-def catalog_fault(store: Store) -> str | None:
-    """Say what is wrong with the catalogue file of a local store that has one; None where nothing is."""
-    path = Path(store.location) / CATALOG_NAME
-    try:
-        with duckdb.connect(str(path), read_only=True) as connection:
-            tables = connection.execute(
-                "select table_name from duckdb_tables() where schema_name = 'stored'"
-            ).fetchall()
-            said = ("written_for",) in tables  # before that came, none said it
-            written_for = connection.execute("from stored.written_for").fetchone() if said else None
-    except (duckdb.Error, OSError) as error:
-        return f"it cannot be opened ({' '.join(str(error).split())}), must be a DuckDB database"
-    if written_for is not None and written_for != (store.id,):
-        return f"it was written for another store (events table {written_for[0]}), must be of this one ({store.id})"
-    return None
-
-
-def refresh_catalog(store: Store) -> None:
-    """Write the catalogue of a store that can have one, a local folder.
-
-    Raises:
-        OperationError: the file cannot be written.
-
-    """
-    if is_local(store.location):
-        write_catalog(store)
-
-
-def may_write_catalog(store: Store) -> bool:
-    """Whether a local store's folder takes a catalogue; False where it may only be read."""
-    aside = Path(store.location, f".{CATALOG_NAME}.{uuid.uuid4().hex}")
-    try:
-        aside.touch()
-    except OSError as error:  # what else is wrong shows when the catalogue is written
-        return not is_forbidden(error)
-    aside.unlink(missing_ok=True)
-    return True
 
 
 def describe_views() -> tuple[Contract, ...]:
@@ -338,7 +246,7 @@ def _sources(
     return {quoted(name): ()}
 
 
-def _be_quiet(connection: duckdb.DuckDBPyConnection) -> None:
+def be_quiet(connection: duckdb.DuckDBPyConnection) -> None:
     """DuckDB takes a process without a main file, such as a spawned one, for a person's, and draws on its output."""
     connection.execute("set enable_progress_bar = false")
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from schema.errors import InputError, nearest
 from schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.tables import DOCUMENTS, EVENTS, TABLES
-from sql.quoting import quoted
+from sql.quoting import literal, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,6 +121,14 @@ def contract(view: str) -> Contract:
     if view not in known:
         raise InputError(f"no view '{view}'; {nearest(view, known)}")
     return known[view]
+
+
+def comments(promised: Contract, kind: str) -> str:
+    """The statements that give a view, or the table in its place (``kind``), and its columns their meaning."""
+    said = [f"comment on {kind} {promised.relation} is {literal(promised.description)}"]
+    for name, meaning in promised.comments.items():
+        said.append(f"comment on column {promised.relation}.{quoted(name)} is {literal(meaning)}")
+    return "; ".join(said)
 
 
 def _stored_contract(table: str) -> Contract:

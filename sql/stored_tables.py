@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
+import duckdb
+
 from schema.tables import TABLES
-from sql.empty_views import stored_types
 from sql.quoting import literal, parquet_files, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import duckdb
 
     from log.store import Store
 
@@ -39,6 +39,14 @@ def fill_stored_table(connection: duckdb.DuckDBPyConnection, table: str, sources
     """Put a table's rows into the empty table ``stored.TABLE``."""
     if sources:
         connection.execute(f"insert into stored.{quoted(table)} {stored_rows(table, sources)}")
+
+
+@functools.cache
+def stored_types() -> Mapping[str, Mapping[str, str]]:
+    """DuckDB's type of each column that a stored table declares, by table."""
+    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
+        declared = {name: connection.from_arrow(table.schema.empty_table()) for name, table in TABLES.items()}
+        return {name: dict(zip(rows.columns, map(str, rows.types), strict=True)) for name, rows in declared.items()}
 
 
 def stored_rows(table: str, sources: Mapping[str, Sequence[str]]) -> str:

@@ -16,21 +16,21 @@ from schema.errors import InputError, KvdriftError
 from schema.location import is_local
 from schema.progress import SILENT, Progress
 from schema.tables import TABLES
-from sql.catalog import CATALOG_NAME, PINNING, catalog_fault, open_views
+from sql.catalog import PINNING, open_views
+from sql.catalog_file import CATALOG_NAME, catalog_fault
 from sql.promises import breaches, computed_views, promises
 from verification.files import check_small_table, memory_of, read_files, remember
 from verification.findings import Check, Fault, counted
 from verification.identities import check_identities, check_kept_sets
 from verification.logs import check_leftovers, check_logs
-from verification.moments import check_moments
 from verification.references import check_citations, check_owners, check_plans
 from verification.scores import check_scores
 from verification.unit_rows import covered_versions
 from verification.units import Pinned, UnitWalk
 
 _SMALL = (
-    "studies", "documents", "actions", "exact_values", "identities", "units", "document_moments", "plans", "looks",
-    "results", "calibration", "scores", "tokens",
+    "studies", "documents", "actions", "exact_values", "identities", "units", "plans", "looks", "results",
+    "calibration", "scores", "tokens",
 )  # fmt: skip
 
 
@@ -73,8 +73,6 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Check]:
         yield check_citations(small[table], small["plans"], versions["events"])
     if not units.readable or not all(table.readable for table in small.values()):
         refused = "not computed: there are files that cannot be read"
-    if refused is None:
-        yield check_moments(store, versions)
     yield _check_views(store, versions, progress, refused)
     yield check_leftovers(store)
     if is_local(store.location) and Path(store.location, CATALOG_NAME).exists():

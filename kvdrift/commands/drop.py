@@ -28,7 +28,7 @@ def drop(
     """Drop an action that no plan names: no view shows it any more. Its events stay in the log."""
     from flows.revisions import drop_action
     from log.store import Store
-    from sql.catalog import refresh_catalog
+    from sql.catalog_file import refresh_catalog
 
     Store.open(store)  # refuses a folder that is no store, of which the next line would make one
     opened = Store.create(store)

@@ -78,7 +78,7 @@ class Upkeep:
 
 
 def keep_up(location: str, *, compacts: bool) -> None:
-    """Put many files together, store the moments of documents that wait for theirs, and write the catalogue.
+    """Put many files together, and write the catalogue.
 
     Args:
         location: The store.
@@ -86,14 +86,12 @@ def keep_up(location: str, *, compacts: bool) -> None:
 
     """
     from log.store import Store
-    from sql.catalog import refresh_catalog
-    from sql.materialization import materialize_moments
+    from sql.catalog_file import refresh_catalog
 
     store = Store.open(location)
     if compacts:
         store.gather()
     if is_local(store.location):
-        materialize_moments(store)
         refresh_catalog(store)
 
 

@@ -24,7 +24,8 @@ from flows.revisions import redo_actions
 from flows.study_run import StudyRun
 from log.store import Store
 from schema.errors import UnlikeUnitsError
-from sql.catalog import open_views, refresh_catalog
+from sql.catalog import open_views
+from sql.catalog_file import refresh_catalog
 from verification.whole_store import verify
 
 SELECTOR = (

@@ -321,7 +321,7 @@ def test_derive_with_nothing_to_do_where_nothing_may_be_written(
         raise OperationError("catalog.duckdb: cannot be written (Read-only file system)")
 
     monkeypatch.setattr(Path, "touch", touch)
-    monkeypatch.setattr("sql.catalog.write_catalog", write)
+    monkeypatch.setattr("sql.catalog_file.write_catalog", write)
     code, out, err = call(capsys, "derive", tmp_path / "store")
     assert (code, err) == (0, "")
     assert out.strip() == (

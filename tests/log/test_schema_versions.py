@@ -32,7 +32,8 @@ from log.delta.parquet_files import encode_parquet
 from log.store import Store
 from schema.errors import InputError
 from schema.tables import SCHEMA_VERSION, TABLES
-from sql.catalog import open_views, write_catalog
+from sql.catalog import open_views
+from sql.catalog_file import write_catalog
 
 PRESENT = str(SCHEMA_VERSION)
 

@@ -18,7 +18,8 @@ from fixtures.unread_pages import blank_pages
 from log.store import Store, Unit
 from schema.errors import InputError, KvdriftError, OperationError
 from schema.tables import EVENTS, MEASURES, STEPS, TABLES, TRAJECTORIES
-from sql.catalog import describe_views, open_views, view_texts, write_catalog
+from sql.catalog import describe_views, open_views, view_texts
+from sql.catalog_file import write_catalog
 from sql.contracts import contracts
 from transforms.compaction import compact
 

@@ -15,7 +15,8 @@ from flows.analysis.stored import analyze_stored
 from log.store import Store, Unit
 from schema.errors import InputError
 from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS
-from sql.catalog import open_views, view_texts, write_catalog
+from sql.catalog import open_views, view_texts
+from sql.catalog_file import write_catalog
 from transforms.pipeline import run_derivation
 
 # What says which tables or files were read, or what was there before.

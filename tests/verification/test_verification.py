@@ -33,7 +33,8 @@ from log.units.records import FOOTER
 from log.units.unit import conform_unit
 from schema.errors import InputError
 from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
-from sql.catalog import Views, catalog_fault, write_catalog
+from sql.catalog import Views
+from sql.catalog_file import catalog_fault, write_catalog
 from sql.promises import breaches, computed_views
 from transforms.segments import commit, derive_segment, pending
 from verification.differences import ROUNDING, first_difference

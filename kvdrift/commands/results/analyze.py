@@ -20,7 +20,7 @@ def analyze(store: StoreArgument) -> None:
     from kvdrift.console import ConsoleProgress
     from log.store import Store
     from log.studies import model_revisions
-    from sql.catalog import refresh_catalog
+    from sql.catalog_file import refresh_catalog
 
     opened = Store.open(store)
     studies = {(row["study"], row["model"]) for row in opened.read("documents", columns=["study", "model"]).to_pylist()}

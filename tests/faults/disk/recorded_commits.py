@@ -13,7 +13,7 @@ from fixtures.stored_units import content, derive, expected, make_unit
 from log.store import Store
 from schema.errors import DamagedStoreError
 from schema.tables import DOCUMENTS
-from sql.catalog import write_catalog
+from sql.catalog_file import write_catalog
 from verification.logs import check_logs
 from verification.repair import repair
 

@@ -1,0 +1,119 @@
+"""The catalogue file of a local store, which any DuckDB client opens: all views of ``sql.catalog``."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from log.delta.durability import replace_durably
+from schema.errors import InputError, OperationError, is_forbidden
+from schema.location import is_local
+from schema.tables import UNIT_MOMENTS
+from sql.carried_tables import fill_catalog
+from sql.catalog import PINNING, be_quiet
+from sql.empty_views import create_views
+from sql.quoting import literal
+from sql.stored_tables import parquet_sources
+from sql.waiting import waiting_documents, with_computed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from log.store import Store
+
+CATALOG_NAME = "catalog.duckdb"
+
+# The oldest format that DuckDB still writes: clients from 1.0 on open the catalogue.
+CATALOG_STORAGE = "v1.0.0"
+
+# Written out once, when all views are there: each time before would leave its space in the file.
+_CATALOG_SETTINGS: dict[str, Any] = {"storage_compatibility_version": CATALOG_STORAGE, "wal_autocheckpoint": "1TB"}
+
+
+def write_catalog(store: Store) -> Path:
+    """Write ``catalog.duckdb`` into a local store's folder: all views at the tables' latest versions.
+
+    The file is written aside and put in place at once: clients that read the old one go on undisturbed. A plain DuckDB
+    client from 1.0 on opens it. Small tables and means of documents are in it (``sql.carried_tables``), unless these
+    are very many, so a copy of it elsewhere answers what is pooled from these. Other views read Parquet files by their
+    absolute paths: in a copy they fail, since they would read the rows of the store that was copied.
+
+    Returns:
+        The path of the catalogue.
+
+    """
+    if not is_local(store.location):
+        raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
+    path = Path(store.location) / CATALOG_NAME
+    aside = path.with_name(f".{CATALOG_NAME}.{uuid.uuid4().hex}")
+    versions = {table: store.version(table) for table in PINNING}
+    files: dict[str, Mapping[str, Sequence[str]]] = {
+        table: parquet_sources(store, table, version) for table, version in versions.items()
+    }
+    waiting = waiting_documents(store, versions)
+    try:
+        with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
+            be_quiet(connection)
+            create_views(connection)
+            files[UNIT_MOMENTS.name] = with_computed(connection, waiting, files[UNIT_MOMENTS.name])
+            fill_catalog(connection, store, versions, files, _in_place(path), waiting=waiting.num_rows > 0)
+            connection.execute(f"create table stored.written_for as select {literal(store.id or '')} as store")
+        replace_durably(aside, path)
+    except (duckdb.Error, OSError) as error:
+        raise OperationError(f"{path}: cannot be written ({' '.join(str(error).split())})") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return path
+
+
+def _in_place(path: Path) -> str:
+    """A condition that holds where a client has opened the catalogue at its path, and raises elsewhere.
+
+    Clients before DuckDB 2.0 may show a relative path, of which nothing can be said.
+    """
+    here = str(path.resolve())
+    said = f"this catalogue was written for the store {path.parent}; for a copy in FOLDER, run kvdrift derive FOLDER"
+    known = f"from duckdb_databases() where path = {literal(here)} or path not like '/%'"
+    return f"case when exists ({known}) then true else error({literal(said)}) end"
+
+
+def catalog_fault(store: Store) -> str | None:
+    """Say what is wrong with the catalogue file of a local store that has one; None where nothing is."""
+    path = Path(store.location) / CATALOG_NAME
+    try:
+        with duckdb.connect(str(path), read_only=True) as connection:
+            tables = connection.execute(
+                "select table_name from duckdb_tables() where schema_name = 'stored'"
+            ).fetchall()
+            said = ("written_for",) in tables  # before that came, none said it
+            written_for = connection.execute("from stored.written_for").fetchone() if said else None
+    except (duckdb.Error, OSError) as error:
+        return f"it cannot be opened ({' '.join(str(error).split())}), must be a DuckDB database"
+    if written_for is not None and written_for != (store.id,):
+        return f"it was written for another store (events table {written_for[0]}), must be of this one ({store.id})"
+    return None
+
+
+def refresh_catalog(store: Store) -> None:
+    """Write the catalogue of a store that can have one, a local folder.
+
+    Raises:
+        OperationError: the file cannot be written.
+
+    """
+    if is_local(store.location):
+        write_catalog(store)
+
+
+def may_write_catalog(store: Store) -> bool:
+    """Whether a local store's folder takes a catalogue; False where it may only be read."""
+    aside = Path(store.location, f".{CATALOG_NAME}.{uuid.uuid4().hex}")
+    try:
+        aside.touch()
+    except OSError as error:  # what else is wrong shows when the catalogue is written
+        return not is_forbidden(error)
+    aside.unlink(missing_ok=True)
+    return True
