@@ -16,7 +16,8 @@ ROUNDING = 1e-12
 def first_difference(table: str, stored: pa.Table, derived: pa.Table) -> str | None:
     """How stored rows differ from what their events give, the first column that does; None where none does.
 
-    Both are of the table's declared schema, sorted by key. Double columns may differ by ``ROUNDING`` of their value.
+    Both are of the table's declared schema, sorted by key. Doubles, in lists too, may differ by ``ROUNDING`` of
+    their value.
     """
     if stored.num_rows != derived.num_rows:
         return f"there are {stored.num_rows} rows, must be {derived.num_rows} as its events give"
@@ -38,12 +39,17 @@ def first_difference(table: str, stored: pa.Table, derived: pa.Table) -> str | N
 
 def _differ(stored: pa.ChunkedArray, derived: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     if pa.types.is_float64(stored.type):
-        values, wanted = stored.to_numpy(), derived.to_numpy()  # null is NaN
-        close = np.abs(values - wanted) <= ROUNDING * np.abs(wanted)
-        differ: npt.NDArray[np.bool_] = ~(close | (np.isnan(values) & np.isnan(wanted)))
-        return differ
+        return _beyond_rounding(stored.to_numpy(), derived.to_numpy())  # null is NaN
     pairs = zip(stored.to_pylist(), derived.to_pylist(), strict=True)
+    if pa.types.is_list(stored.type):
+        each = ((np.array(one), np.array(other)) for one, other in pairs)
+        return np.array([a.shape != b.shape or _beyond_rounding(a, b).any() for a, b in each])
     return np.array([value != wanted for value, wanted in pairs])
+
+
+def _beyond_rounding(values: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    close = np.abs(values - wanted) <= ROUNDING * np.abs(wanted)
+    return ~(close | (np.isnan(values) & np.isnan(wanted)))
 
 
 def _text(value: pa.Scalar) -> str:

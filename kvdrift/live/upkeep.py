@@ -82,7 +82,7 @@ class Upkeep:
 
 
 def keep_up(location: str, *, compacts: bool) -> None:
-    """Merge small files, store the moments of documents that lack them, and write the catalogue.
+    """Merge small files, and write the catalogue.
 
     Args:
         location: The store.
@@ -91,11 +91,9 @@ def keep_up(location: str, *, compacts: bool) -> None:
     """
     from log.store import Store
     from sql.catalog_file import refresh_catalog
-    from sql.materialized.storing import materialize_moments
 
     store = Store.open(location)
     if compacts:
         store.gather()
     if is_local(store.location):
-        materialize_moments(store)
         refresh_catalog(store)

@@ -1,0 +1,56 @@
+"""Documents whose units have trajectories and no moments: those of a store that an older version derived.
+
+Their moments are computed from steps whenever a view asks for them, until a derivation makes those of the units.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from log.units.numbers import numbers_of
+from log.units.unit import SPAN
+from schema.tables import GROUP_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import duckdb
+
+    from log.store import Store
+
+_KEY = ", ".join(GROUP_KEY)
+
+
+def waiting_documents(store: Store, versions: Mapping[str, int]) -> pa.Table:
+    """Find the documents and actions with units that have trajectories and no moments; reads logs if there are none.
+
+    Args:
+        store: The store.
+        versions: Delta version by table name.
+
+    Returns:
+        The distinct values of ``GROUP_KEY``.
+
+    """
+    lacking = store.underived(versions)
+    numbers = np.setdiff1d(lacking["unit_moments"], lacking["trajectories"])
+    if not len(numbers):
+        return pa.table({name: pa.array([], pa.string()) for name in GROUP_KEY})
+    units = store.read("units", versions["units"], (*SPAN, "unit"))
+    return units.filter(np.isin(numbers_of(units), numbers)).group_by(GROUP_KEY).aggregate([])
+
+
+def with_computed(
+    connection: duckdb.DuckDBPyConnection, waiting: pa.Table, sources: Mapping[str, Sequence[str]]
+) -> Mapping[str, Sequence[str]]:
+    """Return sources of ``unit_moments`` that have computed rows of the waiting documents, in place of stored ones."""
+    if not waiting.num_rows:
+        return sources
+    connection.register("waiting_rows", waiting)
+    connection.execute(f"insert into stored.waiting select {_KEY} from waiting_rows")  # noqa: S608 - names of ours
+    connection.unregister("waiting_rows")
+    kept = {f"(from {source} anti join stored.waiting using ({_KEY}))": lacks for source, lacks in sources.items()}
+    return kept | {"internal.computed_moments": ()}
