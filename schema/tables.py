@@ -556,9 +556,9 @@ UNIT_MOMENTS = _table(
     *(_sum(name, text, null=True) for name, text in SCALAR_MOMENTS.items()),
     *(_sum(f"position_{name}", f"{text}, at t = 1..H", _PROFILE) for name, text in POSITION_MOMENTS.items()),
     *(_sum(f"lag_{name}", f"{text}, at j = 1..T", _PROFILE) for name, text in LAG_MOMENTS.items()),
-    _sum("depth_observed", "Z_L, at L = 1..H", _PROFILE),
-    _sum("depth_capacity", "W_L, at L = 1..H", _PROFILE),
-    since=13,
+    _sum("depth_observed", "H Z_L, at L = 1..H", _PROFILE),
+    _sum("depth_capacity", "H W_L, at L = 1..H", _PROFILE),
+    since=14,
 )
 
 EXACT_VALUES = _table(

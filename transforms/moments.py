@@ -199,7 +199,7 @@ _OF_TRAJECTORY = [name for name in TRAJECTORIES.columns if name not in (*_KEY, "
 
 
 def _depths(pairs: _Replicates, of_unit: Wide, units: int) -> _Sums:
-    """Sum Z_L and W_L (definitions, "What a finite branch window leaves open") of each unit, [units, H].
+    """Sum H Z_L and H W_L (definitions, "What a finite branch window leaves open") of each unit, [units, H].
 
     Both are running sums over one profile of lags: W_L counts the lags j >= L that a branch still has room for.
     """
@@ -210,7 +210,7 @@ def _depths(pairs: _Replicates, of_unit: Wide, units: int) -> _Sums:
     mismatched = pairs.mismatch[replicate, position] != 0
     there, open_ = (np.bincount(own, minlength=units * horizon).reshape(units, horizon) for own in (at[mismatched], at))
     beyond = open_[:, ::-1].cumsum(axis=1)[:, ::-1] - open_
-    return {"depth_observed": there.cumsum(axis=1) / horizon, "depth_capacity": beyond / horizon}
+    return {"depth_observed": there.cumsum(axis=1), "depth_capacity": beyond}
 
 
 def _sum_where(flags: Flags, values: Reals) -> Reals:

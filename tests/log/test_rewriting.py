@@ -20,6 +20,8 @@ from fixtures.older_stores import make_store_1
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
+from sql.materialized.storing import keep_up_moments, materialize_moments
+from sql.stored_moments import stored_moments
 
 from log.compaction import too_many
 from log.delta.folder import DeltaFolder
@@ -30,8 +32,6 @@ from log.units.unit import DERIVED_TABLES
 from schema.tables import TABLES
 from schema.windows import Windows
 from sql.catalog import open_views, view_texts
-from sql.materialized.storing import keep_up_moments, materialize_moments
-from sql.stored_moments import stored_moments
 from sql.view_texts import MATERIALIZED
 from transforms.compaction import compact
 from transforms.pipeline import run_derivation

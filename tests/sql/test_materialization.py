@@ -14,6 +14,9 @@ from deltalake import DeltaTable
 from fixtures.refusals import refused
 from fixtures.stored_units import edit, make_unit
 from fixtures.unread_pages import blank_pages
+from sql.materialized.storing import materialize_moments
+from sql.stored_moments import stored_moments
+from verification.moments import check_moments
 
 from log.store import Store, Unit
 from schema.errors import DamagedStoreError
@@ -21,12 +24,9 @@ from schema.tables import ACTIONS, DOCUMENT_MOMENTS, DOCUMENTS, STEPS, STUDIES
 from sql.catalog import Views, open_views, view_texts
 from sql.catalog_file import write_catalog
 from sql.contracts import contract
-from sql.materialized.storing import materialize_moments
-from sql.stored_moments import stored_moments
 from sql.view_texts import MATERIALIZED, qualified_texts
 from transforms.compaction import compact
 from transforms.pipeline import run_derivation
-from verification.moments import check_moments
 
 KEYS = {"study": "s", "model": "org/model"}
 WINDOWS = {"horizon": 8, "cohort_bound": 4, "early_last": 1, "late_first": 4, "first_block_last": 2,

@@ -4,7 +4,7 @@ with
 
 profiles as (
     select
-        study, model, doc, action, replicates,
+        study, model, doc, action, replicates, horizon,
         unnest(range(1, horizon + 1)) as depth,
         unnest(depth_observed) as observed,
         unnest(depth_capacity) as capacity
@@ -13,19 +13,19 @@ profiles as (
 
 sums as (
     select
-        study, model, doc, action, depth,
+        study, model, doc, action, horizon, depth,
         cast(sum(replicates) as bigint) as replicates,
         sum(observed) as observed,
         sum(capacity) as capacity
     from profiles
-    group by study, model, doc, action, depth
+    group by study, model, doc, action, horizon, depth
 )
 
 select
     study, model, split, stratum, cluster, doc, action,
     cast(depth as integer) as depth,
     replicates,
-    observed / replicates as observed,
-    capacity / replicates as capacity
+    observed / (replicates * horizon) as observed,
+    capacity / (replicates * horizon) as capacity
 from sums
 inner join main.documents using (study, model, doc)

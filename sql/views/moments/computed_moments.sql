@@ -80,8 +80,8 @@ branches as (
             filter (where lag between 1 and cohort_bound) as lag_cohort_mismatch,
         list(coalesce(cast(pre_eos as double), 0) order by lag)
             filter (where lag between 1 and cohort_bound) as lag_cohort_pre_eos,
-        list(inside / horizon order by lag) as depth_observed,
-        list(coalesce(beyond, 0) / horizon order by lag) as depth_capacity
+        list(cast(inside as double) order by lag) as depth_observed,
+        list(cast(coalesce(beyond, 0) as double) order by lag) as depth_capacity
     from (
         -- W_L counts the lags j >= L that a branch still has room for, so both are running sums over one profile.
         select

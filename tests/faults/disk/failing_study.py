@@ -24,6 +24,7 @@ from faults.disk.laws import write_laws
 from faults.disk.trials import fault_of_end, in_a_process, say, ways
 from faults.outcomes import MENDED, SURVIVED
 from fixtures.stored_rows import rows
+from sql.materialized.storing import materialize_moments
 
 import flows.run.study_flow
 import generator.generation
@@ -36,7 +37,6 @@ from log.store import Store
 from schema.errors import DamagedStoreError
 from schema.tables import TABLES
 from sql import catalog_file, empty_views
-from sql.materialized.storing import materialize_moments
 from verification.repair import repair
 
 IMPORTED = (apache_beam, generator, kvdrift, report)
