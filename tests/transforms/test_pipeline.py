@@ -93,7 +93,7 @@ def test_end_to_end_and_incrementally(store: Store, monkeypatch: pytest.MonkeyPa
     report = run_derivation(store.location)
     assert (report.units, report.events, report.trajectories) == (7, 7 * 20, 7 * 2)
     assert_derived_once(store)
-    for table in ("trajectories", "steps"):
+    for table in ("unit_moments", "trajectories", "steps"):
         assert store.covered_version(table, segments.COVERED) == store.version("events")
 
 

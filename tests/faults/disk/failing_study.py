@@ -24,7 +24,6 @@ from faults.disk.laws import write_laws
 from faults.disk.trials import fault_of_end, in_a_process, say, ways
 from faults.outcomes import MENDED, SURVIVED
 from fixtures.stored_rows import rows
-from sql.materialized.storing import materialize_moments
 
 import flows.run.study_flow
 import generator.generation
@@ -47,7 +46,6 @@ STAGES: dict[str, tuple[Stage, ...]] = {
     "store": (),
     "development": (stages.develop,),
     "derivation": (lambda run: transforms.pipeline.run_derivation(run.location),),
-    "moments": (lambda run: materialize_moments(run.store, least=1),),
     "catalogue": (lambda run: catalog_file.refresh_catalog(run.store),),
     "plan": (stages.plan,),
     "evaluation": (stages.evaluate,),
