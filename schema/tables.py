@@ -553,7 +553,7 @@ UNIT_MOMENTS = _table(
     _column("unit", pa.int64(), "unit of the row, as in units", "none"),
     *_WINDOWS,
     _column("replicates", pa.int32(), "replicates that are summed", "count"),
-    *(_sum(name, text, null=True) for name, text in SCALAR_MOMENTS.items()),
+    *(_sum(f"scalar_{name}", text, null=True) for name, text in SCALAR_MOMENTS.items()),
     *(_sum(f"position_{name}", f"{text}, at t = 1..H", _PROFILE) for name, text in POSITION_MOMENTS.items()),
     *(_sum(f"lag_{name}", f"{text}, at j = 1..T", _PROFILE) for name, text in LAG_MOMENTS.items()),
     _sum("depth_observed", "H Z_L, at L = 1..H", _PROFILE),

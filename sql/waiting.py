@@ -54,20 +54,22 @@ def waiting_documents(store: Store, versions: Mapping[str, int]) -> pa.Table:
 
 def _with_other_windows(store: Store, versions: Mapping[str, int]) -> Wide:
     """Return the units whose moments were made with other windows than those that their study declares."""
-    declared = {(row["study"], row["model"]): Windows.from_row(row) for row in store.read("studies").to_pylist()}
+    declared = {
+        (row["study"], row["model"]): row for row in store.read("studies", versions["studies"], _MADE_WITH).to_pylist()
+    }
     found = [np.empty(0, dtype=np.int64)]
     for made_with in store.of_files("unit_moments", (*_MADE_WITH, "unit"), _by_windows, versions["unit_moments"]):
         for row, numbers in made_with:
-            windows = Windows.from_row(row)
-            if declared.get((row["study"], row["model"]), windows) != windows:
+            if declared.get((row["study"], row["model"]), row) != row:
                 found.append(numbers)
     return np.concatenate(found)
 
 
 def _by_windows(moments: pa.Table) -> list[tuple[Mapping[str, object], Wide]]:
     """Return the windows that rows were made with, study and model included, each with its units."""
-    made_with = moments.group_by(_MADE_WITH).aggregate([("unit", "list")]).to_pylist()
-    return [(row, np.array(row["unit_list"], dtype=np.int64)) for row in made_with]
+    made_with = moments.group_by(_MADE_WITH).aggregate([("unit", "list")])
+    numbers = [np.array(units, dtype=np.int64) for units in made_with["unit_list"].to_pylist()]
+    return list(zip(made_with.select(_MADE_WITH).to_pylist(), numbers, strict=True))
 
 
 def with_computed(

@@ -14,21 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from schema.rows import Flags, Ints, Reals, Wide, run_begins
+from schema.rows import Flags, Ints, Reals, run_begins
 from schema.tables import COUPLED, EVENTS, GROUP_KEY, PAIR_COLUMNS, STEPS, TRAJECTORIES
 from transforms.event_columns import NEVER, SortedEvents, check_columns, check_kinds, table_of, with_nulls
 
 
 @dataclass(frozen=True)
 class DerivedTrajectories:
-    """What one segment becomes: ``trajectories`` (TRAJECTORIES schema) and ``steps`` (STEPS schema), sorted by key.
-
-    ``rows`` [M] is the number of steps of each trajectory.
-    """
+    """What one segment becomes: ``trajectories`` (TRAJECTORIES schema) and ``steps`` (STEPS schema), sorted by key."""
 
     trajectories: pa.Table
     steps: pa.Table
-    rows: Wide
 
 
 def derive_trajectories(events: pa.Table) -> DerivedTrajectories:
@@ -51,7 +47,7 @@ def derive_trajectories(events: pa.Table) -> DerivedTrajectories:
     if "kind" in events.column_names:
         check_kinds(events.column("kind"), (COUPLED,))
     pairs = _Pairs.of(_sorted_events(events))
-    return DerivedTrajectories(_trajectories(pairs), _steps(pairs), pairs.events.rows)
+    return DerivedTrajectories(_trajectories(pairs), _steps(pairs))
 
 
 def _sorted_events(events: pa.Table) -> SortedEvents:

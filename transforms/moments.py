@@ -7,7 +7,7 @@ that are complete and end at the study's horizon H: their steps are arrays [repl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +19,6 @@ from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.rows import Flags, Reals, Wide, run_begins
 from schema.tables import GROUP_KEY, TRAJECTORIES, UNIT_MOMENTS
 from schema.windows import Windows
-from transforms.derivation import DerivedTrajectories
 from transforms.event_columns import NEVER, table_of
 
 StudyWindows: TypeAlias = Mapping[tuple[str, str], Windows]
@@ -33,11 +32,12 @@ _PROFILES = (
 )  # fmt: skip
 
 
-def derive_moments(derived: DerivedTrajectories, studies: StudyWindows) -> pa.Table:
+def derive_moments(trajectories: pa.Table, steps: pa.Table, studies: StudyWindows) -> pa.Table:
     """Sum the moments of each unit over its replicates.
 
     Args:
-        derived: Trajectories and steps of any number of whole units, each row with its unit.
+        trajectories: Rows of the schema TRAJECTORIES of any number of whole units, sorted by key.
+        steps: Their rows of the schema STEPS, sorted by key.
         studies: The windows of the studies that have some; those of another study scale with the longest horizon of
             a unit's complete trajectories.
 
@@ -45,11 +45,11 @@ def derive_moments(derived: DerivedTrajectories, studies: StudyWindows) -> pa.Ta
         One row for each unit, of the schema UNIT_MOMENTS. A mean over an empty window is null, in each replicate.
 
     """
-    trajectories = derived.trajectories
     unit = trajectories["unit"].to_numpy()
     begins = np.flatnonzero(run_begins(unit, unit))
     of_row = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(unit)))
     keys = trajectories.select(_KEY).take(pa.array(begins))
+    derived = _Derived.of(trajectories, steps)
     parts, order = [], []
     for windows, units in _by_windows(keys, trajectories, of_row, studies):
         parts.append(_of_windows(derived, windows, units, of_row, keys))
@@ -76,7 +76,21 @@ def _by_windows(
         yield windows, np.array(places)
 
 
-def _of_windows(derived: DerivedTrajectories, windows: Windows, units: Wide, of_row: Wide, keys: pa.Table) -> pa.Table:
+@dataclass(frozen=True)
+class _Derived:
+    """M trajectories, their steps, and ``first_step`` [M]: the place of the first step of each trajectory."""
+
+    trajectories: pa.Table
+    steps: pa.Table
+    first_step: Wide
+
+    @classmethod
+    def of(cls, trajectories: pa.Table, steps: pa.Table) -> _Derived:
+        begins = run_begins(steps["unit"].to_numpy(), steps["replicate"].to_numpy())
+        return cls(trajectories, steps, np.flatnonzero(begins))
+
+
+def _of_windows(derived: _Derived, windows: Windows, units: Wide, of_row: Wide, keys: pa.Table) -> pa.Table:
     """Sum the moments of units that have the same windows."""
     trajectories = derived.trajectories
     enters = trajectories["complete"].to_numpy() & (trajectories["horizon"].to_numpy() == windows.horizon)
@@ -89,7 +103,7 @@ def _of_windows(derived: DerivedTrajectories, windows: Windows, units: Wide, of_
     columns |= {name: np.repeat(value, len(units)) for name, value in asdict(windows).items()}
     columns["replicates"] = np.bincount(of_unit, minlength=len(units)).astype(np.int32)
     for name in SCALAR_MOMENTS:
-        columns[name] = pa.array(sums[name], from_pandas=True)  # NaN: an empty window
+        columns[f"scalar_{name}"] = pa.array(sums[name], from_pandas=True)  # NaN: an empty window
     columns |= {name: _lists(sums[name]) for name in _PROFILES}
     return table_of(columns, UNIT_MOMENTS.schema)
 
@@ -98,13 +112,13 @@ class _Replicates:
     """K complete replicates with the same windows; arrays are [K] or [K, H].
 
     Args:
-        derived: Trajectories and steps.
+        derived: Trajectories and steps of whole units.
         rows: [K] the trajectories that enter.
         windows: The windows.
 
     """
 
-    def __init__(self, derived: DerivedTrajectories, rows: Wide, windows: Windows) -> None:
+    def __init__(self, derived: _Derived, rows: Wide, windows: Windows) -> None:
         self.windows, horizon = windows, windows.horizon
         own = derived.trajectories.select(_OF_TRAJECTORY).take(pa.array(rows))
         self._own = {name: column.to_numpy() for name, column in _columns(own) if not column.null_count}
@@ -113,8 +127,7 @@ class _Replicates:
         self._returned = pc.fill_null(own["mismatch_after_agreement"], fill_value=False).to_numpy()
         self.diverged = self.tau != NEVER
         self.cohort = self.tau <= windows.cohort_bound
-        first_row = np.cumsum(derived.rows) - derived.rows
-        at = first_row[rows][:, None] + np.arange(horizon)
+        at = derived.first_step[rows][:, None] + np.arange(horizon)
         step = {name: derived.steps[name].to_numpy() for name in ("delta", "f", "mismatch")}
         self.delta, self.f = (step[name][at].astype(np.float64) for name in ("delta", "f"))
         self.mismatch = step["mismatch"][at]

@@ -252,7 +252,7 @@ def derived_rows(tables: Sequence[str], events: pa.Table, studies: StudyWindows)
         derived = derive_trajectories(events)
         rows = {"trajectories": derived.trajectories, "steps": derived.steps}
         if "unit_moments" in tables:
-            rows["unit_moments"] = derive_moments(derived, studies)
+            rows["unit_moments"] = derive_moments(derived.trajectories, derived.steps, studies)
     return {table: rows[table] for table in tables}
 
 

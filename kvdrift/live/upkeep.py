@@ -1,4 +1,4 @@
-"""Upkeep of a store that is derived live: merged files, moments and catalogue, for which fresh rows do not wait.
+"""Upkeep of a store that is derived live: merged files and the catalogue, for which fresh rows do not wait.
 
 Upkeep runs in processes of low priority; each gives its memory back at its end.
 """
@@ -19,9 +19,9 @@ _NICE = 10
 
 
 class Upkeep:
-    """The upkeep that a derivation leaves undone, in a small part of the time: merged files, moments and catalogue.
+    """The upkeep that a derivation leaves undone, in a small part of the time: merged files and the catalogue.
 
-    A store behind a URL has neither moments nor catalogue.
+    A store behind a URL has no catalogue.
 
     Args:
         location: The store.

@@ -42,7 +42,8 @@ def summed(analysis: Analysis, paths: list[Path], unit: int) -> Row:
     (own,) = (row for row in windows(analysis) if (row["study"], row["model"]) == (first.study, first.model))
     each = [scalar_moments(path, found) for path in paths]
     scalars = {
-        name: None if value is None else math.fsum(one[name] or 0.0 for one in each) for name, value in each[0].items()
+        f"scalar_{name}": None if value is None else math.fsum(one[name] or 0.0 for one in each)
+        for name, value in each[0].items()
     }
     positions = range(1, found.horizon + 1)
     members = [path for path in paths if in_cohort(path, found)]

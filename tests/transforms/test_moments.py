@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from oracles.view_definitions import steps, trajectories
 
 from schema.tables import STEPS, TRAJECTORIES, UNIT_MOMENTS
 from schema.windows import Windows
-from transforms.derivation import DerivedTrajectories
 from transforms.moments import derive_moments
 
 TOLERANCE = 1e-12  # sums in another order
@@ -26,9 +24,9 @@ def test_moments_are_sums_over_the_replicates_of_a_unit(name: str) -> None:
     analysis = Analysis(number_events(awkward_log(name)))
     derived = derived_of(analysis)
     studies = {(row["study"], row["model"]): Windows.from_row(row) for row in analysis.log.studies}
-    found = {row["unit"]: row for row in derive_moments(derived, studies).to_pylist()}
-    assert set(found) == set(derived.trajectories["unit"].to_pylist())
-    assert UNIT_MOMENTS.schema.equals(derive_moments(derived, studies).schema)
+    found = {row["unit"]: row for row in derive_moments(*derived, studies).to_pylist()}
+    assert set(found) == set(derived[0]["unit"].to_pylist())
+    assert UNIT_MOMENTS.schema.equals(derive_moments(*derived, studies).schema)
     entering = {path.unit for path in analysis.paths}
     for unit in entering - {None}:
         paths = [path for path in analysis.paths if path.unit == unit]
@@ -40,29 +38,27 @@ def test_moments_are_sums_over_the_replicates_of_a_unit(name: str) -> None:
 
 def test_units_whose_replicates_do_not_enter_have_zeros() -> None:
     """They are derived all the same, or they would be looked for again and again."""
-    derived = derived_of(Analysis(number_events(awkward_log("horizon 3"))))
-    known = derived.trajectories
+    known, of_known = derived_of(Analysis(number_events(awkward_log("horizon 3"))))
     unit = known["unit"][0].as_py()
     complete = pa.array(known["unit"].to_numpy() != unit)
     cut = known.set_column(known.column_names.index("complete"), known.schema.field("complete"), complete)
-    found = {row["unit"]: row for row in derive_moments(replace(derived, trajectories=cut), {}).to_pylist()}
+    found = {row["unit"]: row for row in derive_moments(cut, of_known, {}).to_pylist()}
     assert set(found) == set(known["unit"].to_pylist())
     assert [number for number, row in found.items() if row["replicates"] == 0] == [unit]
-    assert found[unit]["mismatch"] == found[unit]["diverged"] == 0
+    assert found[unit]["scalar_mismatch"] == found[unit]["scalar_diverged"] == 0
     assert found[unit]["position_delta"] == [0.0] * found[unit]["horizon"]
 
 
-def derived_of(analysis: Analysis) -> DerivedTrajectories:
-    """What the events of whole units become, from their definition."""
+def derived_of(analysis: Analysis) -> tuple[pa.Table, pa.Table]:
+    """Trajectories and steps of whole units, from their definition."""
     kept = sorted((row for row in trajectories(analysis) if row["unit"] is not None), key=key_of)
     of_path: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in steps(analysis):
         of_path.setdefault(key_of(row), []).append(row)
     each = [of_path[key_of(row)] for row in kept]
-    return DerivedTrajectories(
+    return (
         pa.Table.from_pylist(kept, schema=TRAJECTORIES.schema),
         pa.Table.from_pylist([row for rows in each for row in rows], schema=STEPS.schema),
-        np.array([len(rows) for rows in each]),
     )
 
 

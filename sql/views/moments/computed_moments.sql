@@ -18,7 +18,7 @@ scalars as (
     select
         study, model, doc, action,
         cast(count(*) as integer) as replicates,
-        sum(columns(* exclude (study, model, split, stratum, cluster, doc, action, replicate)))
+        sum(columns(* exclude (study, model, split, stratum, cluster, doc, action, replicate))) as 'scalar_\0'
     from internal.trajectory_moments
     semi join stored.waiting using (study, model, doc, action)
     group by study, model, doc, action

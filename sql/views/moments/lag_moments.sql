@@ -4,7 +4,7 @@ with
 
 profiles as (
     select
-        study, model, doc, action, replicates, cohort,
+        study, model, doc, action, replicates, scalar_cohort,
         unnest(range(1, cohort_bound + 1)) as lag,
         unnest(lag_cohort_delta) as delta,
         unnest(lag_cohort_mismatch) as mismatch,
@@ -16,7 +16,7 @@ sums as (
     select
         study, model, doc, action, lag,
         cast(sum(replicates) as bigint) as replicates,
-        cast(sum(cohort) as bigint) as cohort_paths,
+        cast(sum(scalar_cohort) as bigint) as cohort_paths,
         sum(delta) as delta,
         sum(mismatch) as mismatch,
         sum(pre_eos) as pre_eos

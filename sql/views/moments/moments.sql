@@ -6,12 +6,7 @@ sums as (
     select
         study, model, doc, action,
         cast(sum(replicates) as bigint) as replicates,
-        sum(columns(* exclude (
-            study, model, doc, action, action_revision, unit, horizon, cohort_bound, early_last, late_first,
-            first_block_last, second_block_last, agreement_run, saturation_threshold, replicates,
-            position_delta, position_f, position_mismatch, position_first_mismatch,
-            lag_cohort_delta, lag_cohort_mismatch, lag_cohort_pre_eos, depth_observed, depth_capacity
-        )))
+        sum(columns('scalar_(.*)')) as '\1'
     from internal.unit_moments
     group by study, model, doc, action
 ),
