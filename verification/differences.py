@@ -9,15 +9,17 @@ import pyarrow as pa
 from schema.tables import GROUP_KEY, TABLES
 
 # A derivation elsewhere may add up in another order: a sum of n terms that are not negative is then off by at most
-# n 2^-53 of itself, and the longest sums here have 2 H terms.
+# n 2^-53 of itself, and the longest sums here have 2 H terms. EOS gaps have terms of both signs, each at most 1 / H in
+# size: their sums are off by n 2^-53 of 1.
 ROUNDING = 1e-12
+_OF_THE_UNIT = (*GROUP_KEY, "action_revision", "unit")
 
 
 def first_difference(table: str, stored: pa.Table, derived: pa.Table) -> str | None:
     """How stored rows differ from what their events give, the first column that does; None where none does.
 
     Both are of the table's declared schema, sorted by key. Doubles, in lists too, may differ by ``ROUNDING`` of
-    their value.
+    their value or of 1.
     """
     if stored.num_rows != derived.num_rows:
         return f"there are {stored.num_rows} rows, must be {derived.num_rows} as its events give"
@@ -28,10 +30,10 @@ def first_difference(table: str, stored: pa.Table, derived: pa.Table) -> str | N
         if not differ.any():
             continue
         row = int(np.argmax(differ))
-        within = TABLES[table].key[len((*GROUP_KEY, "action_revision")) :]
-        key = [f"{part} {derived[part][row]}" for part in within]
+        key = [f"{part} {derived[part][row]}" for part in TABLES[table].key if part not in _OF_THE_UNIT]
+        at = f" at {', '.join(key)}" if key else ""
         return (
-            f"{name} is {_text(stored[name][row])} at {', '.join(key)}{and_more(int(differ.sum()) - 1)}, "
+            f"{name} is {_text(stored[name][row])}{at}{and_more(int(differ.sum()) - 1)}, "
             f"must be {_text(derived[name][row])} as its events give"
         )
     return None
@@ -48,7 +50,7 @@ def _differ(stored: pa.ChunkedArray, derived: pa.ChunkedArray) -> npt.NDArray[np
 
 
 def _beyond_rounding(values: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    close = np.abs(values - wanted) <= ROUNDING * np.abs(wanted)
+    close = np.abs(values - wanted) <= ROUNDING * np.maximum(np.abs(wanted), 1.0)
     return ~(close | (np.isnan(values) & np.isnan(wanted)))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 
 from log.store import Store, Unit
@@ -19,6 +20,8 @@ from sql.catalog import Views, open_views
 from sql.catalog_file import write_catalog
 from sql.contracts import contract
 from transforms.pipeline import run_derivation
+from verification.repair import repair
+from verification.whole_store import verify
 
 KEYS = {"study": "s", "model": "org/model"}
 WINDOWS = {"horizon": 8, "cohort_bound": 4, "early_last": 1, "late_first": 4, "first_block_last": 2,
@@ -157,30 +160,31 @@ def test_only_documents_that_lack_moments_are_computed(store: Store) -> None:
 
 
 def test_a_study_that_is_declared_after_its_units(tmp_path: Path) -> None:
-    """Its units have the moments of the windows that a log of another generator gets: these are not pooled."""
-    store = Store.create(tmp_path / "store")
+    """Its units have the moments of the windows that a log of another generator gets."""
+    first, alike, other = (undeclared(tmp_path / name) for name in ("first", "alike", "other"))
+    before = pooled(alike)
+    declare(alike, vars(Windows.of(8)))
+    assert_same(pooled(alike), before)
+    declare(other, WINDOWS)
+    line = refused(pooled, other)
+    assert line.endswith(
+        "study 's' was declared after its units were derived, with other windows: kvdrift verify STORE --repair makes "
+        "their moments again"
+    )
+    assert list(repair(other, [fault for check in verify(other) for fault in check.faults]))
+    declare(first, WINDOWS)
+    first.withdraw_units("unit_moments", first.units()["unit"].to_pylist())
+    run_derivation(first.location)
+    assert_same(pooled(Store.open(other.location)), pooled(Store.open(first.location)))
+
+
+def undeclared(folder: Path) -> Store:
+    """A derived store whose study has no row."""
+    store = Store.create(folder)
     add_documents(store, "d0")
     add_actions(store, 0, "one")
     generate(store, make_unit("d0", action="one"))
-    before = pooled(store)
-    assert waiting(store) == set()
-    declare(store, vars(Windows.of(8)))
-    assert waiting(store) == set(), "with the same windows"
-    assert_same(pooled(store), before)
-
-    other = Store.create(tmp_path / "other")
-    add_documents(other, "d0")
-    add_actions(other, 0, "one")
-    generate(other, make_unit("d0", action="one"))
-    declare(other, WINDOWS)
-    assert waiting(other) == {("d0", "one")}
-    first = Store.create(tmp_path / "declared first")
-    declare(first, WINDOWS)
-    add_documents(first, "d0")
-    add_actions(first, 0, "one")
-    generate(first, make_unit("d0", action="one"))
-    assert_same(pooled(other), pooled(first))
-    assert waiting(first) == set()
+    return store
 
 
 def test_a_document_that_becomes_known_after_its_trajectories(store: Store) -> None:
