@@ -53,6 +53,7 @@ MOMENT_VIEWS = ("windows", "moments", "position_moments", "lag_moments")
 
 # Of a table behind a URL that is read into memory, compressed as its files are: in memory it is a few times as large.
 _HELD_BYTES, _SMALL_BYTES = 1 << 25, 1 << 20  # if many views are going to be read, and if one is
+_SCANNED = frozenset({"events", "steps"})
 
 
 @dataclass(frozen=True)
@@ -235,13 +236,13 @@ def _sources(
     """Return a table as sources of ``create_stored_view``.
 
     A table behind a URL of at most ``most`` bytes is read into memory: one view reads a small table ten times. Arrow
-    scans a larger one when a query asks for rows: DuckDB hands the columns and the conditions of the query to the scan,
-    which leaves the rest of the files unread.
+    scans a larger table when a query asks for rows, and also events and steps, which few views read: DuckDB hands the
+    columns and the conditions of the query to the scan, which leaves the rest of the files unread.
     """
     if is_local(store.location):
         return parquet_sources(store, table, version)
     name = f"stored_{table}"
-    small = sum(file.size for file in store.stored_files(table, version)) <= most
+    small = table not in _SCANNED and sum(file.size for file in store.stored_files(table, version)) <= most
     connection.register(name, store.read(table, version) if small else store.dataset(table, version))
     return {quoted(name): ()}
 

@@ -202,7 +202,7 @@ def test_staging_views_are_the_stored_tables(table: str) -> None:
     connection.execute(
         "create view internal.superseded as select '' as study, '' as action, 0 as action_revision where false"
     )
-    for name, like in {"documents": "documents", "windows": "studies"}.items():
+    for name, like in {"documents": "documents", "studies": "studies", "windows": "studies"}.items():
         connection.from_arrow(TABLES[like].schema.empty_table()).create(f"main.{name}")
     plans = "select '' as study, '' as model, '' as plan_sha256, 0 as plan_revision where false"
     connection.execute(f"create view internal.superseded_plans as {plans}")
