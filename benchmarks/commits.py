@@ -88,6 +88,7 @@ def simulate(
 
     def work(worker: int) -> list[float]:
         store, waited = Store.open(location), list[float]()
+        store.stored_units([])  # opens the tables: a worker goes on from commit to commit
         begin.wait()
         for group in given[worker * commits : (worker + 1) * commits]:
             time.sleep(spread(mean))

@@ -66,14 +66,22 @@ class TableReading(TableVersions):
     def _changes_rows(self, table: str, version: int) -> bool:
         known = self._changing.get((table, version))
         if known is None:
-            path = join(self._root, table, "_delta_log", f"{version:020d}.json")
+            lines = self.log_lines(table, version)
             try:
-                with self._files.open_input_file(path) as file:
-                    known = changes_rows(file.read().splitlines())
-            except (OSError, ValueError):  # the log was cleaned up below this version
+                known = not lines or changes_rows(lines)
+            except ValueError:
                 known = True
             self._changing[table, version] = known
         return known
+
+    def log_lines(self, table: str, version: int) -> list[bytes]:
+        """Return the lines of a version's log file; none if a clean-up has deleted it, or it cannot be read."""
+        try:
+            with self._files.open_input_file(join(self._root, table, "_delta_log", f"{version:020d}.json")) as file:
+                content: bytes = file.read()
+        except OSError:
+            return []
+        return content.splitlines()
 
     def paths_by_missing_columns(self, snapshot: Snapshot) -> dict[tuple[str, ...], list[str]]:
         """Group the visible files by the declared columns that they lack.

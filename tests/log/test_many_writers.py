@@ -1,0 +1,103 @@
+"""Writers of one log: what others append is told from the log, and few races for a version are lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fixtures.stored_units import killed_in, make_unit
+
+from benchmarks.commits import simulate
+from benchmarks.lost_races import lost_races_here
+from log.delta.lost_races import ATTEMPTS, longest_wait
+from log.store import Store
+from log.units import commits
+from log.units.rows import UnitCounts
+from log.units.unit import unit_number
+from schema.errors import InputError
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Store:
+    """A writer that has appended a unit of its own."""
+    store = Store.create(tmp_path / "store")
+    store.append_units([make_unit("own")])
+    return store
+
+
+@pytest.fixture
+def other(writer: Store) -> Store:
+    """Another writer, which has appended a hundred units since, each by a commit."""
+    store = Store.open(writer.location)
+    for number in range(100):
+        store.append_units([make_unit(f"other-{number}")])
+    return store
+
+
+@pytest.mark.usefixtures("other")
+def test_a_writer_reads_no_rows_of_others(writer: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = list[int]()
+    of = UnitCounts.of
+    monkeypatch.setattr(UnitCounts, "of", lambda rows: counted.append(rows.num_rows) or of(rows))
+    assert writer.append_units([make_unit("new")]) == 1
+    assert counted == [1]  # its own row, which is remembered
+    assert writer.stored_units([make_unit("new").record, make_unit("newer").record]) == {
+        unit_number(make_unit("new").record)
+    }
+
+
+def test_a_unit_that_another_writer_has_appended_is_not_appended_again(writer: Store, other: Store) -> None:
+    there, here = make_unit("other-7"), make_unit("new")
+    assert writer.stored_units([there.record, here.record]) == {unit_number(there.record)}
+    assert writer.append_units([there, here]) == 1
+    assert writer.append_units([make_unit("other-7", first=4)]) == 1
+    assert other.append_units([make_unit("other-7", first=4)]) == 0
+    with pytest.raises(InputError, match=r"overlaps the replicates \[4, 8\)"):
+        writer.append_units([make_unit("other-7", first=6)])
+    assert len(writer.units()) == 103
+
+
+def test_events_that_another_writer_left_without_their_row(
+    writer: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_in(monkeypatch, commits, "as_rows"):
+        other.append_units([make_unit("left")])
+    assert writer.append_units([make_unit("left"), make_unit("new")]) == 1
+    assert writer.row_count("events") == Store.open(writer.location).row_count("events") == 103 * 32
+    assert writer.append_units([make_unit("left")]) == 0
+
+
+@pytest.mark.usefixtures("other")
+@pytest.mark.parametrize("gathered", [True, False])
+def test_files_that_were_put_together_are_read_again(writer: Store, *, gathered: bool) -> None:
+    """Their rows have other files since; where the files before are deleted, nothing asks for them."""
+    another = Store.open(writer.location)
+    for table in ("events", "units"):
+        if gathered:
+            another.compact(table)
+        else:
+            another.withdraw_files(table, another.paths(table)[:0])
+    assert writer.append_units([make_unit("other-7"), make_unit("own"), make_unit("new")]) == 1
+    assert len(writer.units()) == 102
+
+
+def test_waits_grow_with_each_lost_race_up_to_a_bound() -> None:
+    waits = [longest_wait(turn, 0.01) for turn in range(ATTEMPTS)]
+    assert waits[:4] == [0.01, 0.02, 0.04, 0.08]
+    assert waits[-1] == max(waits) == longest_wait(ATTEMPTS, 10.0)
+
+
+def test_writers_at_once_lose_nothing_and_few_races(tmp_path: Path) -> None:
+    """As workers of a cluster commit: the more there are, the less often each does."""
+    location = str(tmp_path / "store")
+    found = simulate(location, 24, 2, lost_races_here(location, ("events", "units")))
+    assert (found.lost, found.doubled) == (0, 0)
+    assert found.retries < 1
+
+
+@pytest.mark.slow
+def test_a_thousand_writers_lose_nothing_and_few_races(tmp_path: Path) -> None:
+    location = str(tmp_path / "store")
+    found = simulate(location, 1_000, 1, lost_races_here(location, ("events", "units")))
+    assert (found.lost, found.doubled) == (0, 0)
+    assert found.retries < 1
