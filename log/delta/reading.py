@@ -159,7 +159,7 @@ class TableReading(TableVersions):
     ) -> dict[str, _Made]:
         """Return what a function makes of each visible file's rows, by path.
 
-        A file does not change, so what was made of it is kept while it is asked for: a look at a table that grows costs
+        A file does not change, so what was made of it is kept until others are asked for without it: a look at a table that grows costs
         what its new files hold.
 
         Args:
@@ -176,7 +176,9 @@ class TableReading(TableVersions):
         wanted = snapshot.paths() if paths is None else paths
         if new := [path for path in wanted if path not in kept]:
             kept = kept | {path: make(rows) for path, rows in self._each_file(snapshot, columns, new).items()}
-        found = self._made[table, make] = {path: kept[path] for path in wanted}
+        found = {path: kept[path] for path in wanted}
+        if new:  # an older version is asked for, too, beside what is noted of newer ones
+            self._made[table, make] = found
         return found
 
     def _each_file(self, snapshot: Snapshot, columns: Sequence[str], paths: Sequence[str]) -> dict[str, pa.Table]:
