@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -84,28 +83,32 @@ def simulate(
     Store.create(location)
     mean = 0.0 if at_once else (LOCAL if is_local(location) else REMOTE).seconds(workers)
     given = [units_of(number) for number in range(workers * commits)]
-    begin = threading.Barrier(workers + 1)
+    stores = [_opened(location) for _ in range(workers)]
 
     def work(worker: int) -> list[float]:
-        store, waited = Store.open(location), list[float]()
-        store.stored_units([])  # opens the tables: a worker goes on from commit to commit
-        begin.wait()
+        waited = list[float]()
         for group in given[worker * commits : (worker + 1) * commits]:
             time.sleep(spread(mean))
             begun = time.perf_counter()
-            store.append_units(group)
+            stores[worker].append_units(group)
             waited.append(time.perf_counter() - begun)
         return waited
 
     with races as lost_races, ThreadPoolExecutor(workers) as threads:
-        working = [threads.submit(work, number) for number in range(workers)]
-        begin.wait()
         begun, cpu = time.perf_counter(), time.process_time()
+        working = [threads.submit(work, number) for number in range(workers)]
         waited = [seconds for one in working for seconds in one.result()]
         seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu
         races_lost = lost_races()
     lost, doubled = compared(Store.open(location), [unit for group in given for unit in group])
     return Simulated(workers * commits, races_lost, seconds, cpu_seconds, waited, lost, doubled)
+
+
+def _opened(location: str) -> Store:
+    """Open a store with its tables: a worker goes on from commit to commit."""
+    store = Store.open(location)
+    store.stored_units([])
+    return store
 
 
 def units_of(number: int) -> list[Unit]:
