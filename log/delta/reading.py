@@ -159,8 +159,8 @@ class TableReading(TableVersions):
     ) -> dict[str, _Made]:
         """Return what a function makes of each visible file's rows, by path.
 
-        A file does not change, so what was made of it is kept until others are asked for without it: a look at a table that grows costs
-        what its new files hold.
+        A file does not change, so what was made of it is kept until new files are asked for without it: a look at a
+        table that grows costs what its new files hold.
 
         Args:
             snapshot: The table.

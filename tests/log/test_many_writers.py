@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from log.units import commits
 from log.units.rows import UnitCounts
 from log.units.unit import unit_number
 from schema.errors import InputError
+from schema.locking import in_turn
 
 
 @pytest.fixture
@@ -82,6 +85,32 @@ def test_waits_grow_with_each_lost_race_up_to_a_bound() -> None:
     waits = [longest_wait(turn, 0.01) for turn in range(ATTEMPTS)]
     assert waits[:4] == [0.01, 0.02, 0.04, 0.08]
     assert waits[-1] == max(waits) == longest_wait(ATTEMPTS, 10.0)
+
+
+def test_a_writer_whose_turn_does_not_end_is_not_waited_for(writer: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schema.locking._STUCK", 0.1)
+    with in_turn(Path(writer.location, "events", "_delta_log"), lambda: 0):
+        assert Store.open(writer.location).append_units([make_unit("new")]) == 1
+    assert len(writer.units()) == 2
+
+
+def test_writers_whose_turns_go_on_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as versions come."""
+    monkeypatch.setattr("schema.locking._STUCK", 0.01)
+    order = list[str]()
+
+    def take_turn() -> None:
+        with in_turn(tmp_path, itertools.count().__next__):
+            order.append("second")
+
+    with ThreadPoolExecutor(1) as threads:
+        with in_turn(tmp_path, lambda: 0):
+            waiting = threads.submit(take_turn)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.3)
+            order.append("first")
+        waiting.result()
+    assert order == ["first", "second"]
 
 
 def test_writers_at_once_lose_nothing_and_few_races(tmp_path: Path) -> None:
