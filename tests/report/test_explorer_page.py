@@ -217,6 +217,26 @@ def test_choosing_keys_and_the_back_button(tabs: Tabs, path: Path, views: Views)
     assert name.startswith(", ".join((where(tab)[1], f"replicate {where(tab)[2]}")))
 
 
+def test_the_report_leads_to_a_lost_answer_of_each_action(tabs: Tabs, path: Path, finished: Path, views: Views) -> None:
+    """By addresses that name a jump; an address of a jump that is not there leads to a typical trajectory."""
+    report = tabs.open(finished / "report" / "small" / "index.html")
+    assert report.locator("header a[href='trajectories.html']").count() == 1
+    links = {one.inner_text(): one.get_attribute("href") for one in report.locator("#answers a[href*=jump]").all()}
+    losing = """
+        select distinct action from analyzed_trajectories inner join scores using (study, model, doc, action, replicate)
+        where split = 'evaluation' and score_x = 1 and score_y < 1 order by action
+    """
+    assert sorted(links) == [action for (action,) in rows_of(views, losing)]
+    for action, link in links.items():
+        file, _, fragment = str(link).partition("#")
+        assert file == path.name
+        tab = opened(tabs, path, f"#{fragment}")
+        ((doc, replicate),) = rows_of(views, f"{WITHIN} {LOST} limit 1", action, None)
+        assert where(tab) == (doc, action, replicate)
+        assert tab.locator("[data-jump=lost]").get_attribute("aria-current") == "true"
+    where(opened(tabs, path, "#action=nobody&jump=lost"))
+
+
 def test_an_address_of_what_is_not_there(tabs: Tabs, path: Path) -> None:
     tab = opened(tabs, path, "#doc=it's%20gone&action=x&replicate=7")
     assert "replicate 7 of it's gone under x" in tab.inner_text("#notice")
@@ -238,6 +258,22 @@ def test_nothing_is_wider_than_its_window(tabs: Tabs, path: Path, scheme: Any) -
     tab.set_viewport_size({"width": 700, "height": 500})
     tab.locator("#overview svg[viewBox^='0 0 6']").wait_for()
     assert overflow(tab) == 0
+
+
+def test_paper_has_what_fits_on_it(tabs: Tabs, path: Path) -> None:
+    """Browsers lay a page out for paper without a change of the window's size, and say so before."""
+    tab = opened(tabs, path, "#compare=1")
+    parts = "main :is(section, table, svg, p)"
+    right = f"Math.max(...[...document.querySelectorAll('{parts}')].map(one => one.getBoundingClientRect().right))"
+    assert tab.evaluate(right) > 702
+    tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    tab.emulate_media(media="print")
+    tab.evaluate("document.body.style.cssText = 'width: 702px; margin: 0'")  # A4 less its margins
+    assert tab.evaluate(right) <= 702
+    tab.emulate_media(media="screen")
+    tab.evaluate("document.body.style.cssText = ''; window.dispatchEvent(new Event('afterprint'))")
+    assert tab.locator("#overview svg").get_attribute("width") != "680"
+    assert tab.evaluate(right) > 702
 
 
 def test_texts_of_strangers_stay_texts(tabs: Tabs, tmp_path: Path, undrawn: None) -> None:  # noqa: ARG001 - by its effect

@@ -5,6 +5,7 @@ const KINDS = {
   exposure: "Longest exposure", agreement: "Longest agreement", lost: "Lost answers",
 };
 const ALL = -1; // the stratum of all strata
+const PAPER = 680; // the width that is printed, in CSS pixels: A4 or Letter within the margins of browsers
 
 class Explorer {
   constructor(data) {
@@ -52,7 +53,7 @@ class Explorer {
     return `#${Object.entries(parts).map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}`;
   }
 
-  /** Go where the address says; where it names nothing, to the first jump's trajectory that is typical. */
+  /** Go where the address says: to a trajectory, or to a jump of an action; else to the first typical trajectory. */
   follow() {
     const asked = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
     byId("notice").hidden = true;
@@ -65,6 +66,10 @@ class Explorer {
           + `${asked.get("action")}. If the store has it, this prints it: ${this.command(asked.get("doc"),
             asked.get("action") ?? "ACTION", asked.get("replicate") ?? 0)}`);
       }
+    }
+    if (asked.has("jump")) {
+      const action = this.data.actions.indexOf(asked.get("action"));
+      row = this.data.jumps.find((jump) => jump.kind === asked.get("jump") && jump.stratum === null && jump.action === action)?.to[0];
     }
     this.compare = asked.get("compare") === "1";
     const start = this.data.jumps.find((jump) => jump.kind === "median") ?? this.data.jumps[0];
@@ -114,8 +119,8 @@ class Explorer {
   }
 
   /** Draw what depends on the width of the window, but for the prompt. */
-  draw() {
-    this.width = Math.max(Math.floor(byId("overview").clientWidth), 200); // a window may have no size for a moment
+  draw(width = Math.floor(byId("overview").clientWidth)) {
+    this.width = Math.max(width, 200); // a window may have no size for a moment
     this.overview.draw(this.shown, this.width);
     this.score.draw(this.shown, this.width);
     this.score.mark(this.t);
@@ -365,6 +370,8 @@ class Explorer {
     });
     document.addEventListener("keydown", (event) => this.press(event));
     window.addEventListener("hashchange", () => { if (location.hash !== this.fragment()) this.follow(); });
+    window.addEventListener("beforeprint", () => this.draw(PAPER));
+    window.addEventListener("afterprint", () => this.draw());
     window.addEventListener("resize", () => {
       cancelAnimationFrame(this.frame);
       this.frame = requestAnimationFrame(() => { if (Math.floor(byId("overview").clientWidth) !== this.width) this.resize(); });
