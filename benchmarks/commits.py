@@ -3,9 +3,9 @@
     python -m benchmarks.commits                           # 200 and 1,000 workers, in a folder
     python -m benchmarks.commits --workers 200 --where s3  # moto's S3 server on this machine
 
-A simulated worker is a thread with a store of its own, by ``benchmarks.simulated_workers``. It sleeps as long as a worker
-of a cluster generates between two commits, by ``flows.cluster.groups``, and then commits the units of two documents.
-With ``--at-once`` no worker sleeps. Afterwards the store's events are compared with what the workers gave it.
+A simulated worker is a thread with a store of its own, by ``benchmarks.simulated_workers``. It sleeps as long as a
+worker of a cluster generates between two commits, by ``flows.cluster.groups``, and then commits the units of two
+documents. With ``--at-once`` no worker sleeps. Afterwards the store's events are compared with what workers gave it.
 """
 
 from __future__ import annotations
