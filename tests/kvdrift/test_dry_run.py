@@ -129,7 +129,7 @@ class TestPaperStudies:
         monkeypatch.setattr("kvdrift.dry_run.needs.local_footprint", lambda *_: replace(LLAMA, shape=shape))
         out = dry_run(capsys, STUDIES / "paper_first.toml", *SERVED)
         assert (
-            "512 prompt entries, 99.2 MiB of prompt cache, of which no action can evict 67.0 MiB (windows and states)"
+            "512 prompt entries, 99.3 MiB of prompt cache, of which no action can evict 67.0 MiB (windows and states)"
             in out
         )
 
