@@ -47,7 +47,7 @@ class FactRow:
 
 
 class FactRows:
-    """Return the rows of a facts file. If several rows match one unit, the row with more keys wins."""
+    """The rows of a facts file. If several rows match one unit, the row with more keys wins."""
 
     def __init__(self, rows: Iterable[FactRow] = (), unknown: Iterable[str] = ()) -> None:
         """Index the rows; ``unknown`` are names of columns that no table takes."""
