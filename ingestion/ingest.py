@@ -86,7 +86,7 @@ def ingest(
                 progress(seen, total)
     intake.flush()
     if known.unused:
-        report.remarks.append(f"{facts}: no unit that went in is of {', '.join(known.unused)}")
+        report.remarks.append(f"{facts}: no appended unit has action {', '.join(known.unused)}")
     return report
 
 

@@ -116,7 +116,7 @@ class Stream:
         if len(merged.conflicting):
             kept = taking.set_aside(table_of(merged.conflicting, names))
             given = SortedRows.of(merged.conflicting)
-            says = f"the row contradicts one that came before; this file's rows of the replicate are in {kept}"
+            says = f"the row contradicts an earlier row; this file's rows of the replicate are in {kept}"
             error = Anomaly("conflict", np.flatnonzero(merged.conflict), lambda _: says)
             report.findings += filing.by_unit(given, error)
             report.kept_out.add(len(given.unit_first) - 1, len(merged.conflicting))
@@ -143,9 +143,11 @@ class Stream:
         bound = horizon[given.rows.group]
         unknown, late = np.flatnonzero(bound == 0), np.flatnonzero((given.rows.t > bound) & (bound > 0))
         if unknown.size:
-            errors.append(Anomaly("horizon", unknown, lambda _: "the horizon is not known, give it as --horizon"))
+            errors.append(Anomaly("horizon", unknown, lambda _: "the horizon is unknown; give --horizon"))
         if late.size:
-            errors.append(Anomaly("position", late, lambda row: f"t is {given.rows.t[row]}, the horizon {bound[row]}"))
+            errors.append(
+                Anomaly("position", late, lambda row: f"t is {given.rows.t[row]}, but the horizon is {bound[row]}")
+            )
         wrong: Flags = np.zeros(len(given.pair_first), np.bool_)
         for error in errors:
             wrong[np.searchsorted(given.pair_first, error.rows, side="right") - 1] = True

@@ -1,8 +1,8 @@
-"""All views over stored tables without rows, in which ``sql.catalog`` puts a store's files.
+"""Create all views over empty stored tables; ``sql.catalog`` then replaces the tables by a store's files.
 
-DuckDB takes most of a second to resolve all views and to take in what their columns mean. So they are created once,
-as a small database that is kept on disk (``sql.kept_builds``) and that DuckDB copies into the connections, which
-resolves nothing.
+DuckDB takes most of a second to resolve all views and set their columns' comments. So the views are created once, in a
+small database that is kept on disk (``sql.kept_builds``). DuckDB copies that database into each connection without
+resolving the views again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 def create_views(connection: duckdb.DuckDBPyConnection, *, stored: bool, waiting: bool) -> None:
-    """Create all views over stored tables that are empty, the tables ``stored.NAME``.
+    """Create the empty tables ``stored.NAME`` and all views over them.
 
     Args:
         connection: A connection to an empty database.
         stored: Whether the views of moments have stored rows.
-        waiting: Whether they also have computed rows, of the documents in ``WAITING``.
+        waiting: Whether the views of moments also have computed rows, for the documents in ``WAITING``.
 
     Raises:
         OperationError: No temporary file can be written.
@@ -57,7 +57,7 @@ def create_views(connection: duckdb.DuckDBPyConnection, *, stored: bool, waiting
 
 @functools.cache
 def _empty_database(*, stored: bool, waiting: bool) -> bytes:
-    """The content of a DuckDB file with all views, as it is kept, or made now."""
+    """Return the content of a DuckDB file with all views, from the cache folder or made now."""
     texts = qualified_texts(stored=stored, waiting=waiting)
     meanings = {name: [promised.description, *promised.comments.items()] for name, promised in contracts().items()}
     tables = {name: str(table.schema.remove_metadata()) for name, table in TABLES.items()}
@@ -84,7 +84,9 @@ def _made_database(texts: Mapping[str, str]) -> bytes:
                 connection.execute(f"drop table {name}")
                 connection.execute(f"create view {name} as {text}")
                 schema, _, view = name.partition(".")
-                if schema != "computed":  # now: DuckDB resolves a view for each comment, and these read tables so far
+                if (
+                    schema != "computed"
+                ):  # set now: DuckDB resolves a view for each comment, and the views still read empty tables
                     connection.execute(comments(contract(view), "view"))
             connection.execute("commit")
         return path.read_bytes()
@@ -92,7 +94,7 @@ def _made_database(texts: Mapping[str, str]) -> bytes:
 
 @functools.cache
 def _view_columns() -> Mapping[str, str]:
-    """The columns of every view with their types, as a table is declared; found out once in a process."""
+    """Return the columns and types of every view as SQL text for ``create table``; computed once in a process."""
     found = {}
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:
         _create_empty_tables(connection)
@@ -107,7 +109,7 @@ def _declaration(relation: duckdb.DuckDBPyRelation) -> str:
 
 
 def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
-    """Create what views read: stored tables without rows, and the paper's numbers."""
+    """Create the tables that views read: stored tables without rows, and the paper's numbers."""
     connection.execute("create schema internal")
     connection.execute("create schema stored")
     connection.execute("create schema computed")
@@ -118,7 +120,7 @@ def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def _create_published(connection: duckdb.DuckDBPyConnection) -> None:
-    """The paper's numbers as the table ``stored.published``: a copy, so that a catalogue needs no file of ours."""
+    """Create ``stored.published`` with a copy of the paper's numbers, so that a catalogue needs no file of ours."""
     kinds = dict.fromkeys(("value", "low", "high", "level"), "DOUBLE")
     columns = ", ".join(f"{name}: '{kinds.get(name, 'VARCHAR')}'" for name in contract("published").columns)
     with resources.as_file(resources.files("sql") / "published.csv") as file:

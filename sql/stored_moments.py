@@ -1,4 +1,4 @@
-"""Which stored moments of documents are the present ones: those computed from just the units that are derived."""
+"""Find which stored moments of documents are current: computed from exactly the units that are derived now."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _NUMBERS: Final = ("moments_version", "units_digest", "definition")
 
 @dataclass(frozen=True)
 class StoredMoments:
-    """What the views of moments take from the store.
+    """Says which documents have stored moments, and of which documents the views compute the moments.
 
     Attributes:
-        stored: Whether they take stored rows.
-        waiting: The documents and actions whose moments they compute, sorted: a row for each, with the columns of
-            ``GROUP_KEY``, ``units_digest`` and ``steps``. None if nothing is looked up.
+        stored: Whether the views of moments use stored rows.
+        waiting: The documents and actions whose moments the views compute, one row each, sorted, with the columns of
+            ``GROUP_KEY``, ``units_digest`` and ``steps``. None if all moments are computed.
 
     """
 
@@ -40,11 +40,11 @@ class StoredMoments:
 
     @property
     def waits(self) -> bool:
-        """Whether there are stored rows, and documents beside them whose moments are computed."""
+        """Whether some documents have stored moments and others have none."""
         return self.stored and self.waiting is not None and self.waiting.num_rows > 0
 
     def insert_waiting(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Put the documents and actions whose moments are computed into the table that the views look at."""
+        """Insert the documents and actions whose moments are computed into the table ``WAITING``."""
         if self.waits:
             connection.register("waiting_rows", self.waiting)
             names = ", ".join(GROUP_KEY)
@@ -53,13 +53,14 @@ class StoredMoments:
 
 
 NO_MOMENTS: Final = StoredMoments(stored=False)
-"""Everything is computed."""
+"""The views compute all moments from steps."""
 
 
 def stored_moments(store: Store, versions: Mapping[str, int]) -> StoredMoments:
-    """Find out which stored moments are present ones.
+    """Find out which stored moments are current.
 
-    A stored row is present if it was computed by what computes moments now, from just the units that are derived.
+    A stored row is current if it was computed by the current definition of moments from exactly the units that are
+    derived now.
 
     Args:
         store: The store.
@@ -73,10 +74,10 @@ def stored_moments(store: Store, versions: Mapping[str, int]) -> StoredMoments:
 
 
 def waiting_documents(store: Store, versions: Mapping[str, int]) -> pa.Table:
-    """Find the documents and actions whose stored moments, if any, are not the present ones.
+    """Return the documents and actions that have no current stored moments.
 
     Returns:
-        Rows as ``StoredMoments.waiting`` has them.
+        Rows with the columns of ``StoredMoments.waiting``.
 
     """
     units = moment_facts(store, versions["units"])
@@ -98,7 +99,7 @@ def waiting_documents(store: Store, versions: Mapping[str, int]) -> pa.Table:
 
 
 def _present(store: Store, versions: Mapping[str, int], of: Hashes, digest: Wide) -> Flags:
-    """Tell which of some documents and actions have present moments, given the digests of their units."""
+    """Tell which of some documents and actions have current stored moments, given the digests of their units."""
     files = store.of_files("document_moments", (*MOMENTS_OF, *_NUMBERS), _numbers, versions["document_moments"])
     if not files:
         return np.zeros(len(of), dtype=np.bool_)
@@ -117,5 +118,5 @@ def _numbers(moments: pa.Table) -> tuple[Hashes, Wide, Wide, Wide]:
 
 
 def moments_number() -> int:
-    """Return what tells how moments are computed: the first 60 bits of ``moments_definition``."""
+    """Return a number that identifies how moments are computed: the first 60 bits of ``moments_definition``."""
     return int(moments_definition()[:15], 16)

@@ -1,4 +1,4 @@
-"""What the views must know of units before they are opened, as numbers that stay in memory while a store grows."""
+"""Facts about units that are needed before views are opened, as arrays that stay in memory while a store grows."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from log.readable_store import ReadableStore
 
 MOMENTS_OF: Final = (*GROUP_KEY, "action_revision")
-"""The columns that name what moments are of: a document under a revision of an action."""
+"""The key of a document's moments: the document under a revision of an action."""
 
 _DIGITS: Final = 15  # of the digest of a unit's events, in hexadecimal: 60 bits
 
 
 class _Facts:
-    """Some facts of units: dataclasses of arrays whose last dimension is [units]."""
+    """Base of dataclasses of arrays whose last dimension is [units]."""
 
     @classmethod
     def all(cls, parts: Sequence[Self]) -> Self:
-        """Put the units of several files together."""
+        """Concatenate the units of several files."""
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # the classes below are dataclasses
         return cls(*(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names))
 
 
 @dataclass(frozen=True)
 class KeptFacts(_Facts):
-    """What units keep and read: arrays [units], and [2, units] with one row for each column of ``ALIKE``."""
+    """The kept sets of units and their entries: arrays [units], and [2, units] with a row per column of ``ALIKE``."""
 
     number: Wide
     kept_set: Hashes
@@ -48,7 +48,7 @@ class KeptFacts(_Facts):
 
     @classmethod
     def of(cls, units: pa.Table) -> KeptFacts:
-        """Take rows of ``units``."""
+        """Return the facts of rows of table ``units``."""
         return cls(
             numbers_of(units),
             row_hashes(units[name] for name in SAME),
@@ -57,7 +57,7 @@ class KeptFacts(_Facts):
         )
 
     def unlike(self) -> Wide:
-        """Return the numbers of the units of all kept sets in which units differ, superseded ones too."""
+        """Return the numbers of all units of kept sets in which units differ, superseded units included."""
         found = np.zeros(len(self.number), dtype=np.bool_)
         order = np.argsort(self.kept_set)
         for kept, known in zip(self.kept, self.is_known, strict=True):
@@ -71,7 +71,7 @@ class KeptFacts(_Facts):
 
 @dataclass(frozen=True)
 class MomentFacts(_Facts):
-    """What moments are made from; all arrays are [units]."""
+    """The facts of units that determine which moments are current; all arrays are [units]."""
 
     number: Wide
     plain: Flags
@@ -81,7 +81,7 @@ class MomentFacts(_Facts):
 
     @classmethod
     def of(cls, units: pa.Table) -> MomentFacts:
-        """Take rows of ``units``."""
+        """Return the facts of rows of table ``units``."""
         counts = UnitCounts.of(units)
         digests = pc.utf8_slice_codeunits(units["events_sha256"].cast(pa.string()).fill_null("0"), 0, _DIGITS)
         return cls(
@@ -94,7 +94,7 @@ class MomentFacts(_Facts):
 
 
 def kept_facts(store: ReadableStore, version: int) -> KeptFacts:
-    """Return what units keep and read at a version of ``units``; a look costs what its new files hold.
+    """Return the kept facts of all units at a version of ``units``; only files new since the last call are read.
 
     Raises:
         InputError: A file is damaged.
@@ -106,7 +106,7 @@ def kept_facts(store: ReadableStore, version: int) -> KeptFacts:
 
 
 def moment_facts(store: ReadableStore, version: int) -> MomentFacts:
-    """Return what moments are made from at a version of ``units``, as ``kept_facts`` does."""
+    """Return the moment facts of all units at a version of ``units``; only files new since the last call are read."""
     names = [*dict.fromkeys((*COUNTED, *SPAN, "events_sha256"))]
     parts = store.of_files("units", names, MomentFacts.of, version)
     return MomentFacts.all(parts or [MomentFacts.of(UNITS.schema.empty_table().select(names))])

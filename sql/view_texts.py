@@ -1,8 +1,8 @@
-"""The SQL text of every view: of the files, of stored tables, and of moments that are stored or computed.
+"""Build the SQL text of every view: from its file, from a stored table, or from stored and computed moments.
 
-The moments of documents are views over steps, which are large. A store may have rows of them that were computed once
-(``sql.materialized``); then each of these views has the stored rows and, for documents that wait for theirs, what its
-file computes. So the texts of the files stand a second time in the schema ``computed``, over waiting documents.
+The moments of documents are views over the large table ``steps``. A store may have moments that were computed once
+(``sql.materialized``). Each view of moments then has the stored rows, and computes the rows of documents that wait for
+theirs. For these documents the texts of the files stand a second time in the schema ``computed``.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WAITING: Final = "computed.waiting"
-"""The documents and actions (study, model, doc, action) whose stored moments, if any, are not the present ones."""
+"""The table of documents and actions (study, model, doc, action) that have no current stored moments."""
 
 MATERIALIZED: Final = ("moments", "position_moments", "lag_moments", "depth_moments")
-"""The views that have stored rows where the store keeps moments."""
+"""The views of moments: their rows are stored if the store keeps moments."""
 
 READ_BY_COMPUTED: Final = {"steps": GROUP_KEY, "analyzed_trajectories": GROUP_KEY, "windows": ("study", "model")}
-"""What the schema ``computed`` has of views that are computed from, with their columns of names."""
+"""The views that computed moments read, copied into the schema ``computed``, with their columns of names."""
 
 _KEYS = f"using ({', '.join(GROUP_KEY)})"
 _READS = re.compile(r"\b(?:main|internal|computed)\.\w+")
 
 
 def view_texts() -> Mapping[str, str]:
-    """The SQL text of every view by name, each after the views that it reads, as the files have them."""
+    """Return the SQL text of every view's file by view name, each view after the views that it reads."""
     return {name.partition(".")[2]: text for name, text in qualified_texts().items()}
 
 
 @functools.cache
 def qualified_texts(*, stored: bool = False, waiting: bool = False) -> Mapping[str, str]:
-    """The SQL text of every view by schema and name, each after the views that it reads.
+    """Return the SQL text of every view by schema and name, each view after the views that it reads.
 
     Args:
-        stored: Whether the views of moments have stored rows; otherwise they are the texts of their files.
-        waiting: Whether they also have computed rows, of the documents in ``WAITING``.
+        stored: Whether the views of moments have stored rows; otherwise their texts are those of their files.
+        waiting: Whether the views of moments also have computed rows, for the documents in ``WAITING``.
 
     """
     files = view_files(".sql")
@@ -63,7 +63,7 @@ def qualified_texts(*, stored: bool = False, waiting: bool = False) -> Mapping[s
 
 
 def computed_texts() -> Mapping[str, str]:
-    """The views of moments over waiting documents, and what they read, by schema and name."""
+    """Return the texts of the views of moments over waiting documents and of the views they read, by qualified name."""
     files, own = view_files(".sql"), ("trajectory_moments", *MATERIALIZED)
     moved = re.compile(rf"\b(?:main|internal)\.({'|'.join((*own, *READ_BY_COMPUTED))})\b")
     texts = {
@@ -76,9 +76,9 @@ def computed_texts() -> Mapping[str, str]:
 
 @functools.cache
 def moments_definition() -> str:
-    """What stored moments are computed by: a SHA-256 of the texts of their views and of all that these read.
+    """Return a SHA-256 of the texts of all views from which stored moments are computed.
 
-    The schema that a view is in changes nothing that is computed: all count as those of ``main``.
+    A view's schema does not change the result, so all views count as views of ``main``.
     """
     texts = qualified_texts(stored=True, waiting=True)
     found: dict[str, str] = {}
@@ -92,7 +92,7 @@ def moments_definition() -> str:
 
 
 def materialized_text(name: str) -> str:
-    """The text of a file of ``sql/materialized``."""
+    """Return the text of a file of ``sql/materialized``."""
     return (resources.files("sql") / "materialized" / f"{name}.sql").read_text("utf-8")
 
 
@@ -105,10 +105,10 @@ def _of_main(text: str) -> str:
 
 
 def stored_text(table: str) -> str:
-    """The view of a stored table: its declared columns as they are, without the rows of superseded revisions.
+    """Return the SQL text of a stored table's view: its declared columns, without the rows of superseded revisions.
 
-    Of plans it has all revisions, of what was made under plans only what was made under the newest. Of documents, and
-    of what was scored or estimated from them, it has the newest revision.
+    Table ``plans`` keeps all revisions. Rows made under a plan are shown only if the plan is the newest. Documents, and
+    rows scored or estimated from documents, are shown only in the newest revision.
 
     Args:
         table: The stored table.

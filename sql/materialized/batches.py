@@ -1,8 +1,8 @@
-"""The documents that wait for their moments, in batches, and the views over a batch.
+"""Divide the documents that wait for their moments into batches, and compute the views over one batch.
 
-What a batch reads is read once, into tables that keep its order and have names as enumerations: what the views do with
-each step then compares no strings. A step's unit tells its names, so the texts are not read for each step. Files hold
-documents in order, so a batch leaves the parts of files unread that have other documents.
+The rows that a batch needs are read once, into tables. Names in these tables are enumerations, so that the views
+compare no strings. A step's names follow from its unit, so they are not read for each step. Files hold documents in
+order, so that a batch can skip the parts of files that hold other documents.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _READ: Final = {f"computed.{name}": names for name, names in READ_BY_COMPUTED.it
 
 
 def in_batches(waiting: pa.Table, definition: int) -> pa.Table:
-    """Number the batches of waiting documents: each has some 8 million steps, and is a commit of its own.
+    """Assign waiting documents to batches of about 8 million steps; each batch becomes one commit.
 
     Args:
-        waiting: Rows as ``sql.stored_moments.StoredMoments.waiting`` has them.
-        definition: What computes the moments.
+        waiting: Rows with the columns of ``sql.stored_moments.StoredMoments.waiting``.
+        definition: The number that identifies how moments are computed (``moments_number``).
 
     Returns:
         The rows with the columns ``batch`` and ``definition``.
@@ -53,7 +53,7 @@ class BatchViews:
     """Views over one batch at a time, in a connection of their own.
 
     Attributes:
-        views: All views, and ``stored.batches``: what ``in_batches`` returned.
+        views: All views, and the table ``stored.batches`` with the rows that ``in_batches`` returned.
 
     """
 
@@ -61,10 +61,10 @@ class BatchViews:
 
     @classmethod
     def open(cls, store: Store, versions: Mapping[str, int], batches: pa.Table) -> BatchViews:
-        """Open views over no batch yet.
+        """Open the views without a batch.
 
         Raises:
-            DamagedStoreError: Steps do not say their unit, by which they are found.
+            DamagedStoreError: Some steps have no unit, so that they cannot be found.
 
         """
         views = open_views(store, versions, materialized=False, without=("events",))
@@ -87,12 +87,12 @@ class BatchViews:
         return opened
 
     def rows(self, batch: int) -> pa.Table:
-        """Compute the moments of a batch: new rows of ``document_moments``."""
+        """Return the moments of a batch as new rows of ``document_moments``."""
         self.read(batch)
         return self.views.table("from stored.rows")
 
     def read(self, batch: int) -> None:
-        """Put what the views of a batch are computed from into tables."""
+        """Read the rows from which the views of a batch are computed into tables."""
         execute = self.views.connection.execute
         of_batch = f"from stored.batches where batch = {batch}"
         execute(f"create or replace table {WAITING} as select {_KEY} {of_batch}")

@@ -1,10 +1,10 @@
-"""Moments of documents, computed once and stored, so that no estimate and no view reads their steps again.
+"""Compute the moments of documents once and store them, so that no estimate and no view reads the steps again.
 
-What is stored is what the views compute, by their own SQL and in one thread: equal to the last bit. The views take it
-for documents that got no trajectories since (``sql.stored_moments``), so rows may be late and no number changes. The
-cost of a call grows with the steps of documents that wait for their moments.
+The stored rows equal the rows of the views to the last bit, since the views' own SQL computes them in one thread. The
+views use a stored row unless its document got trajectories since (``sql.stored_moments``). So storing may lag behind,
+and no number changes. The cost of a call grows with the steps of the documents that wait for their moments.
 
-Documents are computed in batches (``sql.materialized.batches``), some of them side by side.
+Documents are computed in batches (``sql.materialized.batches``), several batches at a time.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from log.store import Store
 
 LEAST_STEPS: Final = 1 << 15
-"""Fewer steps than these are computed as quickly as they are looked for."""
+"""The fewest steps worth storing moments for: fewer steps are computed as quickly as stored moments are found."""
 
 _BATCHES_AT_ONCE: Final = 4  # at most; each holds up to a gigabyte
 
 
 def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:
-    """Store the moments of the documents that wait for theirs, if these have ``least`` steps or more.
+    """Store the moments of all documents that wait for theirs, if these documents have ``least`` steps or more.
 
-    A store with a log of another generator keeps none: its windows follow the longest horizon, which may still grow.
+    A store with a log of another generator keeps no moments: the windows follow the longest horizon, which may grow.
 
-    Of two calls at once, the one that comes late stops and leaves the rest to the other.
+    If two calls run at the same time, the later call stops and leaves the rest to the other.
 
     Returns:
-        The number of new rows, one to a document and action.
+        The number of new rows, one for each document and action.
 
     """
     if store.row_count("steps") < least:
@@ -86,7 +86,7 @@ def materialize_moments(store: Store, least: int = LEAST_STEPS) -> int:
 
 
 def keep_up_moments(store: Store) -> int:
-    """Store the moments of all documents that wait for theirs, if the store keeps any or they are many.
+    """Store the moments of all documents that wait for theirs, if the store has stored moments or the steps are many.
 
     Arguments, results and errors are those of ``materialize_moments``.
     """
@@ -95,7 +95,7 @@ def keep_up_moments(store: Store) -> int:
 
 
 def _has_foreign_documents(store: Store, versions: Mapping[str, int]) -> bool:
-    """Whether there are documents whose study has no row in studies."""
+    """Tell whether the store has documents whose study has no row in table ``studies``."""
     documents, studies = (store.read(name, versions[name], ["study", "model"]) for name in ("documents", "studies"))
     keys = ["study", "model"]
     return bool(documents.join(studies, keys, join_type="left anti").num_rows)

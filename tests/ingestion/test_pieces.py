@@ -132,7 +132,7 @@ def test_what_contradicts_is_named_and_set_aside(tmp_path: Path, capsys: pytest.
     )
     code, _, err = command(capsys, *arguments)
     assert code == 2
-    named = f"d1, action=half, replicate=2, t=3: the row contradicts one that came before; this file's rows of the replicate are in {tmp_path}/store/pieces/aside/"
+    named = f"d1, action=half, replicate=2, t=3: the row contradicts an earlier row; this file's rows of the replicate are in {tmp_path}/store/pieces/aside/"
     assert [named in line for line in err.splitlines()] == [True]
     (aside,) = (tmp_path / "store" / "pieces" / "aside").iterdir()
     kept = pq.read_table(aside)
@@ -160,9 +160,9 @@ def test_an_error_that_only_shows_across_pieces(tmp_path: Path) -> None:
 def test_the_horizon_must_be_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     piece = write(tmp_path / "1.parquet", early())
     report = take(tmp_path, piece, horizon=None)
-    assert report.findings[0].text == "the horizon is not known, give it as --horizon"
+    assert report.findings[0].text == "the horizon is unknown; give --horizon"
     late = take(tmp_path, write(tmp_path / "2.parquet", LOG), horizon=5)
-    assert (late.findings[0].kind, late.findings[0].text) == ("position", "t is 6, the horizon 5")
+    assert (late.findings[0].kind, late.findings[0].text) == ("position", "t is 6, but the horizon is 5")
     assert take(tmp_path, piece).waiting.units == 32, "a file with findings is taken again"
     said = mistake(capsys, "ingest", piece, "--store", tmp_path / "store", "--horizon", "5")
     assert "--horizon is for replicates that come in pieces" in said

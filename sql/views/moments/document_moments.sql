@@ -1,5 +1,5 @@
--- The newest stored moments of each document and action. Those of documents that got trajectories since are still here;
--- the views of moments leave them out and compute them from steps.
+-- The newest stored moments of each document and action. Rows of documents that got trajectories since are still here;
+-- the views of moments pass over these rows and compute the moments from steps.
 with
 
 newest as (
