@@ -226,7 +226,7 @@ class ReadableStore:
             coded: Whether texts come as dictionaries, one a column, for who counts and compares them.
 
         """
-        actions = self.read("actions")  # first: a revision is declared before its units are there
+        actions = self.read("actions")  # first: a revision is declared before its units are stored
         stored, rows = self._stored_and_missing()
         names = dict.fromkeys((*columns, "study", "model", "action", "action_revision"))
         there = self._folder.read(stored, list(names), coded=coded)

@@ -44,7 +44,7 @@ def run_alone(location: str, say: Callable[[str], None]) -> Iterator[None]:
         return
     with _opened(f"{location}/events") as folder:
         if not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            say(f"another run is at work on {location}: this one waits until it ends, and then does what is left")
+            say(f"another run works on {location}: this run waits for its end, and then does the rest")
             while not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 time.sleep(_LOOK)
         yield

@@ -85,7 +85,9 @@ def _unlike_models(rows: Mapping[Key, Mapping[str, Any]], actions: pa.Table) -> 
                 if row[name] != first[name]:
                     where = row_name("identities", {"study": study, "model": model})
                     pair = f"{first[name]!r} of action '{first['action']}' and {row[name]!r} of '{row['action']}'"
-                    found.append(Fault(where, f"{name} is {pair}, must be one: kvdrift run --redo generates them anew"))
+                    found.append(
+                        Fault(where, f"{name} is {pair}, must be one: kvdrift run --redo generates them again")
+                    )
                     break
     return found
 

@@ -115,7 +115,7 @@ def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -
             faults.append(Fault(name, f"plan_sha256 is {cites}, {must}"))
         if known.get(cites) and row.get("status") == "prespecified":
             faults.append(Fault(name, f"status is prespecified, must be seen as plan {cites} is"))
-    holds = "of events versions and plans that are there"
+    holds = "of events versions and plans that are stored"
     return Verified(subject, number_of(table.rows.num_rows, "row"), holds, tuple(faults))
 
 

@@ -40,7 +40,7 @@ def check_scores(table: SmallTable, records: Mapping[int, UnitRecord], documents
         name = row_name("scores", {key: row[key] for key in TABLES["scores"].key})
         faults += [Fault(name, what) for what in wrong]
     return Verified(
-        "scores", number_of(table.rows.num_rows, "row"), "of pairs and answers that are there", tuple(faults)
+        "scores", number_of(table.rows.num_rows, "row"), "of pairs and answers that are stored", tuple(faults)
     )
 
 

@@ -175,7 +175,7 @@ class UnitWalk:
                 if known and (lost := self._rows[table].keys() - self._records.keys()):
                     rows = sum(self._rows[table][number] for number in lost)
                     what = f"{number_of(rows, 'row')} of {number_of(len(lost), 'unit')} that events do not have"
-                    self._faults[table].append(Fault(table, f"{what}, must be of units that are there", tuple(lost)))
+                    self._faults[table].append(Fault(table, f"{what}, must be of units that are stored", tuple(lost)))
                 lacking = units - self._rows[table].keys()
                 due = self._covered(table) & lacking if lacking else set[int]()
                 for number in sorted(due):

@@ -63,6 +63,6 @@ class Trying:
         said = [
             str(error) if doc in str(error) else f"document '{doc}': {error}" for doc, error in self._failed.items()
         ]
-        what = f"{len(said)} of {self._documents} documents failed, and what else could be generated is stored"
+        what = f"{len(said)} of {self._documents} documents failed; everything else that could be generated is stored"
         of_user = all(isinstance(error, InputError) for error in self._failed.values())
         raise (InputError if of_user else OperationError)(f"{what}: {'; '.join(said)}")

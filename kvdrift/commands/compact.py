@@ -20,9 +20,11 @@ _WEEK = 7
 def compact(
     store: StoreArgument,
     vacuum: Annotated[
-        bool, typer.Option("--vacuum", help="Also delete the files that were replaced --keep-days ago or earlier.")
+        bool, typer.Option("--vacuum", help="Also delete files that were replaced at least --keep-days ago.")
     ] = False,
-    keep_days: Annotated[float, typer.Option("--keep-days", min=0, help="Days before --vacuum deletes.")] = _WEEK,
+    keep_days: Annotated[
+        float, typer.Option("--keep-days", min=0, help="Days that --vacuum keeps replaced files.")
+    ] = _WEEK,
 ) -> None:
     """Put the small files of a store together, so that it opens as quickly with many units as with few.
 
@@ -39,7 +41,7 @@ def compact(
 
     opened = Store.open(store)
     with ConsoleProgress() as console:
-        console.doing("deriving what is not derived yet")
+        console.doing("deriving new events")
         derived = run_derivation(store, progress=console.derived)
         console.doing("storing the means of documents")
         keep_up_moments(opened)

@@ -77,7 +77,7 @@ def _of_kind(part: PartKind[Any], known: Mapping[str, type[Any]]) -> list[tuple[
         except InputError as error:
             text = f"not usable: {error}"
         rows.append((name, text))
-    return [*rows, ("MODULE:CLASS", "a class of your own, in a module beside the study file or in an installed one")]
+    return [*rows, ("MODULE:CLASS", "your own class, in a module beside the study file or in an installed module")]
 
 
 def _described(kind: type[Any]) -> str:
@@ -96,10 +96,10 @@ def _tasks() -> list[tuple[str, str]]:
     for name, source in SOURCES.items():
         rows.append((name, source.summary))
         rows += [
-            (f"{name}: {task}", "made here, from a seed" if task in source.generated else "from files")
+            (f"{name}: {task}", "made by kvdrift from the study's seed" if task in source.generated else "from files")
             for task in source.tasks
         ]
-    rows.append((FINITE_STATE, "the systems of a finite-state model, each a document; no tasks, no length"))
+    rows.append((FINITE_STATE, "the systems of a finite-state model, each system a document; no tasks, no length"))
     return rows
 
 
@@ -120,7 +120,7 @@ def _models() -> list[tuple[str, str]]:
             "a local folder",
             f"config.json and weights: {', '.join(ARCHITECTURES)} with full attention are known by family",
         ),
-        ("a Hugging Face id", "likewise; other causal models of transformers are proven when they are loaded"),
+        ("a Hugging Face id", "the same families; other causal models of transformers are proven when they are loaded"),
     ]
     proofs = results()
     for name, problem in proofs.items():

@@ -30,7 +30,7 @@ def sql(
         str | None,
         typer.Argument(
             metavar="QUERY",
-            help="A select, or a command such as .views; without it, a prompt.",
+            help="A select, or a command such as .views; without a query, an interactive prompt.",
             autocompletion=completion.views,
         ),
     ] = None,
@@ -39,12 +39,14 @@ def sql(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="table, csv, json, parquet or latex; by default what the ending of -o FILE says, or table.",
+            help="table, csv, json, parquet or latex; by default the format of the ending of -o FILE, or table.",
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the rows to FILE.")
+    ] = None,
     checked: Annotated[
-        bool, typer.Option("--checked", help="Check first that no file is damaged, once a file.")
+        bool, typer.Option("--checked", help="Check first that no file is damaged; each file is checked once.")
     ] = False,
 ) -> None:
     """Answer SQL over a store's tables and views, also while a study is running.

@@ -30,9 +30,11 @@ _MANY_FILES = 2000  # files of events from which opening the views takes twice a
 def status(
     store: StoreArgument,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on showing what moves, until the study is finished or interrupted.")
+        bool, typer.Option("--watch", help="Keep showing progress until the study is finished, or until interrupted.")
     ] = False,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between looks with --watch.")] = 2.0,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, help="Seconds between two checks with --watch.")
+    ] = 2.0,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a store holds, what is left to generate, derive, estimate and write, and the command that does it.
@@ -182,7 +184,7 @@ def _study_lines(study: Row) -> Iterator[str]:
         yield f"  pending: {work['split']} of {work['action']}, {work['units']} units ({work['reason']})"
     if pending == []:
         evaluation = "" if plan else "; what the evaluation takes is not known before the plan"
-        yield f"  pending: nothing by the documents, actions and plan that the store has{evaluation}"
+        yield f"  pending: nothing, according to the documents, actions and plan in the store{evaluation}"
     yield f"  derived: {study['derived_units']} of {study['units']} units"
     if answers is not None:
         unscored = answers["unscored_pairs"]

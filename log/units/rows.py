@@ -79,7 +79,7 @@ class Pending(NamedTuple):
     Attributes:
         lacking: The numbers of the units that each derived table has no rows of.
         events_version: A version of ``events`` that has all of them.
-        whole: Whether no other units are there at this version: the rows of others may be about to come.
+        whole: Whether no other units are stored at this version: the rows of others may be about to come.
 
     """
 

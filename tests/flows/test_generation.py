@@ -137,7 +137,7 @@ def test_a_document_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     first, second, third, fourth = [document.doc for document in run.material.of_split("development")]
     line = refused(lambda: stages.develop(replaced(run, failing(local, second, fourth))), error=OperationError)
     assert line == (
-        f"2 of 4 documents failed, and what else could be generated is stored: document '{second}': a selector fails; "
+        f"2 of 4 documents failed; everything else that could be generated is stored: document '{second}': a selector fails; "
         f"document '{fourth}': a selector fails"
     )
     assert set(run.store.units()["doc"].to_pylist()) == {first, third}

@@ -124,7 +124,7 @@ def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
     )
     assert done.stdout.startswith("the Prefect server at http://127.0.0.1:9/api does not answer (ConnectError: ")
-    assert done.stdout.endswith("`prefect config view` says where the address is from\n")
+    assert done.stdout.endswith("`prefect config view` shows where the address is set\n")
     assert done.stderr == ""
     assert not (tmp_path / "not-made").exists()
 

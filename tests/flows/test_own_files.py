@@ -138,7 +138,7 @@ def test_documents_of_one_cluster_are_refused_or_said(tmp_path: Path) -> None:
         "clusters; ask for more documents"
     )
     other = [row | {"cluster": development[at] if at < 3 else evaluation[0]} for at, row in enumerate(rows)]
-    line = "stratum 'words': a plan takes {}, of which there is no interval"
+    line = "stratum 'words': a plan takes {}, which gives no interval"
     assert said(write_own_study(tmp_path, other)) == [line.format("2 evaluation documents of one cluster")]
     single = write_own_study(tmp_path, prompts(40), ("documents = 2\n", "documents = 1\n"))
     assert said(single) == [line.format("one evaluation document")]
@@ -201,7 +201,7 @@ def test_a_number_of_entries_that_is_the_whole_cache_is_said(tmp_path: Path) -> 
 
     (line,) = said_of('name = "snapkv-half"\nselector = "snapkv"\nkeep = 500')
     assert line == (
-        "action 'snapkv-half': keep = 500 is the whole cache of 5 of 10 documents (needle), where nothing can differ"
+        "action 'snapkv-half': keep = 500 is the whole cache of 5 of 10 documents (needle), so nothing can differ there"
     )
     (line,) = said_of('name = "snapkv-half"\npolicy = "sliding"\nkeep = 5000')
     assert "5000 is the whole cache of 10 of 10 documents (needle, tracking), where" in line

@@ -118,7 +118,7 @@ def test_a_redo_that_is_killed_anywhere_is_gone_on_with_until_it_was_reported(la
         assert begun_revisions([run], ["two"]) == [], last
     redo_actions([run], ["two"])
     assert isinstance(run.progress, Heard)
-    assert run.progress.lines == ["--redo two: revision 1 was begun and has no reported result yet; it goes on"]
+    assert run.progress.lines == ["--redo two: revision 1 was begun and has no reported result yet, so it is continued"]
     assert stages.evaluate(run) == 0
     finish(run)
     stages.report(run)

@@ -286,7 +286,7 @@ def test_other_kinds_of_events_are_refused(
     paths = write(tmp_path / "other.parquet", other), write(tmp_path / "log.parquet", make_log(study="b"))
     code, out, err = command(capsys, *paths, "--store", tmp_path / "store", "--documents", documents_csv(tmp_path))
     assert (code, err) == (2, f"kvdrift: {tmp_path}/other.parquet: {message}\n")
-    assert "files:         2, 1 not or not wholly readable" in out
+    assert "files:         2, 1 not readable, or not to the end" in out
     assert "went in:       8 units" in out
 
 
@@ -613,7 +613,7 @@ def test_the_command_says_what_went_in_and_what_to_type_next(
     code, out, err = command(capsys, log, "--store", store)
     assert (code, err) == (0, "")
     assert "already there: 8 units, 384 events" in out
-    assert "nothing new: the store is as it was" in out
+    assert "nothing new: the store is unchanged" in out
 
 
 def test_mixed_good_and_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -655,7 +655,7 @@ def test_mixed_good_and_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: 
         "damaged.arrow: cannot be read as an Arrow IPC file: ", "bad.parquet: study=b, model=org/m, doc=d1, action=half, replicate=2, t=6: delta is 9, must be within [0, 1]",
     ], strict=True):  # fmt: skip
         assert line.startswith(f"kvdrift: {tmp_path}/{text}")
-    assert "files:         12, 10 not or not wholly readable" in out
+    assert "files:         12, 10 not readable, or not to the end" in out
     assert "went in:       15 units" in out
     assert "kept out:      1 units, 48 events" in out
 

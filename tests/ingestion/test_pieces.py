@@ -210,15 +210,15 @@ def test_files_are_taken_as_they_appear(tmp_path: Path) -> None:
             time.sleep(0.05)
 
     write(folder / "1.parquet", early())
-    until("1.parquet: 0 units, 0 events went in, 32 replicates wait")
+    until("1.parquet: 0 units, 0 events were added, 32 replicates wait")
     data = write(tmp_path / "2.parquet", later()).read_bytes()
     (folder / "2.parquet").write_bytes(data[:-100])  # it is still written
     write(folder / "_hidden.parquet", later())
     write(folder / "3.parquet", early())
-    until("3.parquet: 0 units, 0 events went in, 32 replicates wait")
+    until("3.parquet: 0 units, 0 events were added, 32 replicates wait")
     assert "2.parquet" not in ingest.err()
     (folder / "2.parquet").write_bytes(data)
-    until("2.parquet: 8 units, 384 events went in, 0 replicates wait")
+    until("2.parquet: 8 units, 384 events were added, 0 replicates wait")
     ingest.signal(signal.SIGINT)
     code, out, _ = ingest.end()
     assert (code, "went in:       8 units, 384 events" in out) == (0, True)

@@ -298,7 +298,7 @@ def test_status_and_derive_and_report(
     assert code == 0
     assert "evaluation: 6 of 6 documents generated" in out
     assert "(current)" in out
-    assert "pending: nothing by the documents, actions and plan that the store has" in out
+    assert "pending: nothing, according to the documents, actions and plan in the store" in out
     assert "derived: 30 of 30 units" in out
     assert "next: nothing to do" in out
     code, out, _ = call(capsys, "derive", finished)

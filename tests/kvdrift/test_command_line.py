@@ -87,7 +87,7 @@ def test_a_query_without_quotes_and_misspelt_names_in_one(finished: Path, capsys
 def test_python_takes_who_generates_as_the_command_does(tmp_path: Path) -> None:
     study = write_study(tmp_path)
     both = refused(kvdrift.run, study, endpoint="grpc://localhost:1", cluster="local:2")
-    assert both == "--cluster and --endpoint: each says who generates; give one of them"
+    assert both == "--cluster and --endpoint: each chooses who generates; give one of them"
     assert "--token-file: says how to reach an endpoint" in refused(kvdrift.run, study, token_file=tmp_path / "token")
 
 

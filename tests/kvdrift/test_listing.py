@@ -90,5 +90,5 @@ def test_every_task_stands_with_its_source(capsys: pytest.CaptureFixture[str]) -
     for name, source in SOURCES.items():
         assert any(line.startswith(f"{name} ") for line in lines)
         for task in source.tasks:
-            made = "made here, from a seed" if task in source.generated else "from files"
+            made = "made by kvdrift from the study's seed" if task in source.generated else "from files"
             assert any(line.split(None, 2) == [f"{name}:", task, made] for line in lines)

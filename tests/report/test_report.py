@@ -245,7 +245,7 @@ def test_an_action_added_after_the_plan_is_set_apart(undrawn_page: Page) -> None
 
 
 def test_an_action_without_units_has_no_number() -> None:
-    """As after ``run --redo``, before new units are there."""
+    """As after ``run --redo``, before new units are stored."""
     views = make_views()
     for name in ("units", "estimates", "trajectories", "analyzed_trajectories", "events", "decomposition", "contrasts"):
         views.views[name] = [

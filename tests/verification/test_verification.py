@@ -552,8 +552,8 @@ def test_derived_rows_of_units_that_are_lost(made: Store) -> None:
     made.withdraw_units("events", number)
     assert_found(
         made,
-        r"^branchings: 3 rows of 1 unit that events do not have, must be of units that are there$",
-        rf"^branching_depths: {3 * H} rows of 1 unit that events do not have, must be of units that are there$",
+        r"^branchings: 3 rows of 1 unit that events do not have, must be of units that are stored$",
+        rf"^branching_depths: {3 * H} rows of 1 unit that events do not have, must be of units that are stored$",
     )
 
 

@@ -693,7 +693,7 @@ def test_loopback() -> None:
         (("--host", EVERYONE), "--host 0.0.0.0: others can reach it; give --token-file, --tls-cert and --tls-key"),
         (("--host", "::", "--token-file", "token"), "--host ::: others can reach it"),
         (("--host", EVERYONE, "--tls-cert", "pem", "--tls-key", "pem"), "others can reach it"),
-        (("--tls-cert", "pem"), "--tls-cert and --tls-key: give both, or none"),
+        (("--tls-cert", "pem"), "--tls-cert and --tls-key: give both or neither"),
         (("--tls-cert", "pem", "--tls-key", "token"), "--tls-key token: is not PEM"),
         (("--token-file", "nowhere"), "--token-file nowhere: cannot be read"),
         (("--token-file", "short"), "5 characters are too few"),
