@@ -100,6 +100,10 @@ class Store(ReadableStore):
         self._prompts.append(kept_row(unit.record, kept) for unit in units for kept in unit.kept)
         return self._commits.append(units)
 
+    def stored_units(self, numbers: Sequence[int]) -> set[int]:
+        """Return the numbers of those of some units that the store has, whoever appended them; they are durable."""
+        return self._commits.stored(numbers)
+
     def append_prompts(self, rows: Iterable[Mapping[str, Any]]) -> int:
         """Append rows of ``prompts`` unless the table has their keys; return how many are new."""
         self._prepare("prompts")

@@ -11,6 +11,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -116,6 +117,33 @@ class Cluster:
         }  # fmt: skip
         with dask.config.set({f"distributed.comm.{key}": value for key, value in shown.items()}):
             yield
+
+    def workers(self) -> list[str]:
+        """Return the addresses of the present workers."""
+        return [*self.client.scheduler_info()["workers"]]
+
+    def result(self, task: Future) -> Any:
+        """Return the result of a task.
+
+        Raises:
+            NobodyLeftError: The scheduler or all workers are gone.
+            OperationError: Workers ended while they had the task, or Dask failed.
+
+        """
+        from distributed.scheduler import KilledWorker  # noqa: PLC0415 - a run without a cluster needs none
+
+        try:
+            return task.result()
+        except CancelledError:
+            raise self.lost() from None
+        except KilledWorker as error:
+            ended = f"{error.allowed_failures + 1} workers ended while they had the same document"
+            raise (OperationError if self.workers() else NobodyLeftError)(
+                f"cluster {self.name}: {ended}, the last one {error.last_worker.address}; "
+                "is its memory enough, and its --memory-limit 0? What ended them is in their standard error"
+            ) from None
+        except Exception as error:
+            raise OperationError(f"cluster {self.name}: {type(error).__name__}: {first_line(error)}") from error
 
     def cancel(self, tasks: Sequence[Future]) -> None:
         """Cancel tasks that no worker has begun; others run on, and nobody waits for them."""

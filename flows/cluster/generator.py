@@ -1,23 +1,20 @@
-"""Generation on a cluster: a document is a task, and the worker that takes it stores its units.
+"""Generation on a cluster: a group of documents is a task, and the worker that takes it stores its units.
 
-Dask decides which worker takes a task, how often a task is tried, and how a lost worker is replaced. This process
-waits, counts, and at the end checks that the store has the units that workers reported.
+This process waits, counts, and at the end checks that the store has the units that workers reported.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import CancelledError
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
 
 from flows.cluster.connection import Cluster
 from flows.cluster.facts import facts
+from flows.cluster.groups import Groups
 from flows.generate.local import LocalGenerator
-from flows.generate.named_work import NamedPart, named
-from flows.generate.storing import Identities, stored_gpus, studies_of
+from flows.generate.named_work import named
+from flows.generate.storing import Identities, not_stored, stored_gpus, studies_of
 from generator.actions import Action
 from generator.generation import Work
 from generator.identity import ActionIdentity, GpuKinds, ModelIdentity
@@ -25,21 +22,8 @@ from generator.transformer.files.fingerprints import model_identity
 from generator.transformer.files.local_folders import model_location
 from generator.transformer.other_weights.named import identities
 from log.store import Store
-from schema.errors import InputError, KvdriftError, NobodyLeftError, OperationError, first_line
+from schema.errors import KvdriftError, OperationError
 from schema.study import FINITE_STATE, Study
-
-if TYPE_CHECKING:
-    from distributed import Future
-
-_RETRIES = 1  # tries of a document with which Dask itself fails
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """A part of the work, and the addresses of the workers that failed at the part."""
-
-    part: NamedPart
-    failed: frozenset[str] = frozenset()
 
 
 class ClusterGenerator:
@@ -68,42 +52,26 @@ class ClusterGenerator:
         for study, made_on in studies:
             self._gpus(study, made_on)
 
-    def __call__(self, store: Store, study: Study, work: Work, known: Identities) -> Generator[int, None, None]:
-        """Generate a study's work, and yield each document's number of new units as it is stored."""
-        from distributed import as_completed  # noqa: PLC0415 - a run without a cluster needs none
+    def __call__(
+        self, store: Store, study: Study, work: Work, known: Identities
+    ) -> Generator[tuple[int, int], None, None]:
+        """Generate a study's work, and yield the numbers of documents and of new units of each group that is stored.
 
-        from flows.cluster.worker import Assignment, Failure, generate_document  # noqa: PLC0415 - it imports Dask
+        ``HandingOut.stored`` says what is raised.
+        """
+        from flows.cluster.handing_out import HandingOut  # noqa: PLC0415 - it imports Dask
+        from flows.cluster.worker import Assignment  # noqa: PLC0415 - as above
 
         self._cluster.check(store)
         asked = {(unit.study(study.name), unit.action.name, unit.revision) for _, units in work for unit in units}
-        token = uuid.uuid4().hex
         made_on = (stored_gpus(store, name, study.model.id) for name in studies_of(study, work))
         gpus = self._gpus(study, GpuKinds.together(made_on))
         own = {key: known[key] for key in asked}
-        assignment = Assignment(token, study, store.location, facts(store.location), gpus, own)
-        client, generate = self._cluster.client, partial(generate_document, assignment=assignment)
-        given = [named([one]) for one in work]
-        tasks = client.map(generate, given, key=f"generate-{token}", pure=False, retries=_RETRIES)
-        attempts = {task.key: _Attempt(part) for task, part in zip(tasks, given, strict=True)}
-        under_way = as_completed(tasks, loop=client.loop)
-        try:
-            for task in under_way:
-                done = self._answer(task)
-                if isinstance(done, InputError):
-                    raise done
-                if isinstance(done, int):
-                    yield done
-                    continue
-                attempt = attempts[task.key]
-                if isinstance(done, Failure):
-                    if attempt.failed:
-                        raise done.error
-                    attempt = replace(attempt, failed=frozenset({done.worker}))
-                tasks.append(self._elsewhere(generate, attempt))
-                attempts[tasks[-1].key] = attempt
-                under_way.add(tasks[-1])
-        finally:
-            self._cluster.cancel(tasks)
+        assignment = Assignment(uuid.uuid4().hex, study, store.location, facts(store.location), gpus, own)
+        handing_out = HandingOut(self._cluster, assignment, Groups(named(work), store.location))
+        with closing(handing_out.stored()) as groups:
+            for stored in groups:
+                yield len(stored.documents), stored.units
         check_stored(store, study, work)
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
@@ -138,61 +106,16 @@ class ClusterGenerator:
 
         key = (study.model.id, study.model.revision)
         if key not in self._weights:
-            found = self._answer(self._cluster.client.submit(model_weights, study, pure=False))
+            found = self._cluster.result(self._cluster.client.submit(model_weights, study, pure=False))
             if isinstance(found, KvdriftError):
                 raise found
             self._weights[key] = found
         return self._weights[key]
 
-    def _elsewhere(self, generate: Callable[..., Any], attempt: _Attempt) -> Future:
-        """Give work to a worker that has not failed at it, or to any worker if all have failed at it.
-
-        If that worker is busy, Dask may move the work to an idle worker that failed at it, which declines.
-        """
-        client = self._cluster.client
-        others = [address for address in client.scheduler_info()["workers"] if address not in attempt.failed]
-        limits: dict[str, Any] = (
-            {"declined_by": attempt.failed, "workers": others, "allow_other_workers": True} if others else {}
-        )
-        return client.submit(generate, attempt.part, pure=False, retries=_RETRIES, **limits)
-
-    def _answer(self, task: Any) -> Any:
-        """Return the result of a task."""
-        from distributed.scheduler import KilledWorker  # noqa: PLC0415
-
-        try:
-            return task.result()
-        except KvdriftError:
-            raise
-        except CancelledError:
-            raise self._cluster.lost() from None
-        except KilledWorker as error:
-            ended = f"{error.allowed_failures + 1} workers ended while they had the same document"
-            left = self._cluster.client.scheduler_info()["workers"]
-            raise (OperationError if left else NobodyLeftError)(
-                f"cluster {self._cluster.name}: {ended}, the last one {error.last_worker.address}; "
-                "is its memory enough, and its --memory-limit 0? What ended them is in their standard error"
-            ) from None
-        except Exception as error:
-            raise OperationError(
-                f"cluster {self._cluster.name}: {type(error).__name__}: {first_line(error)}"
-            ) from error
-
 
 def check_stored(store: Store, study: Study, work: Work) -> None:
     """Check that the store has the units that workers were to store."""
-    names = ("doc", "action", "action_revision", "estimator", "first_replicate", "replicates")
-    found = set()
-    for one in studies_of(study, work):
-        units = store.units(one, study.model.id, names)
-        found |= set(zip([one] * len(units), *(units[name].to_pylist() for name in names), strict=True))
-    lost = [
-        (document.doc, unit.action.name)
-        for document, pending in work
-        for unit in pending
-        if (unit.study(study.name), document.doc, unit.action.name, unit.revision, unit.estimator, unit.first,
-            unit.count) not in found
-    ]  # fmt: skip
+    lost = [(document.doc, unit.action.name) for document, units in not_stored(store, study, work) for unit in units]
     if lost:
         raise OperationError(
             f"{store.location}: {len(lost)} units that workers have stored do not show here, the first of document "

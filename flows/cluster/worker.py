@@ -1,10 +1,11 @@
-"""The tasks of a cluster's worker, which generates documents and appends their units to the store itself.
+"""The tasks of a cluster's worker, which generates groups of documents and appends their units to the store itself.
 
 A loaded model stays for later tasks, until a task needs another model or the worker ends.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -14,18 +15,21 @@ from dataclasses import dataclass, field
 from distributed import get_worker
 
 from flows.cluster.facts import WorkerFacts, check_facts, facts, worker_name
+from flows.cluster.groups import Group
 from flows.generate.local import LocalGenerator
-from flows.generate.named_work import NamedPart, with_actions
-from flows.generate.storing import store_units
+from flows.generate.named_work import with_actions
+from flows.generate.storing import not_stored, store_units
 from generator.actions import build_actions
+from generator.generation import Work, together
 from generator.generation.events import gpu_here
 from generator.identity import ActionIdentity, GpuKinds, changes
 from generator.transformer.decoder import is_device_lost
-from log.store import Store
+from log.store import Store, Unit
 from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.study import ModelSection, Study
 
-_DECLINED_SECONDS = 1.0  # so that other workers have time to take the document
+_DECLINED_SECONDS = 1.0  # so that other workers have time to take the documents
+_ROWS = 1 << 20  # events of one commit, some 60 MB in memory; no more documents are begun then
 
 
 @dataclass(frozen=True)
@@ -51,17 +55,34 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The failure of a task on a worker.
+class Stored:
+    """The success of a task on a worker.
 
     Attributes:
-        worker: The worker's address.
+        documents: The names of the documents that are stored; all of the group, or those that its seconds were enough
+            for.
+        units: How many of their units are new.
+        seconds: How long generation took.
+
+    """
+
+    documents: frozenset[str]
+    units: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure of a task on a worker; nothing of its group was stored.
+
+    Attributes:
+        worker: The worker's address; None if workers ended, or Dask failed.
         error: The error that the task raised.
 
     """
 
-    worker: str
-    error: OperationError
+    worker: str | None
+    error: KvdriftError
 
 
 @dataclass
@@ -76,22 +97,22 @@ class _Kept:
 _KEPT = _Kept()
 
 
-def generate_document(
-    part: NamedPart, assignment: Assignment, declined_by: Collection[str] = ()
-) -> int | InputError | Failure | None:
-    """Generate the units of a document and store them; runs on a worker.
+def generate_group(
+    group: Group, assignment: Assignment, declined_by: Collection[str] = ()
+) -> Stored | Failure | InputError | None:
+    """Generate documents until the group's seconds are over, and store their units by one commit; runs on a worker.
 
-    A worker whose GPU fails for good ends: Dask gives the document to another worker, and replaces the worker.
+    A worker whose GPU fails for good ends: Dask gives the documents to another worker, and replaces the worker.
 
     Args:
-        part: The document, and its units.
+        group: The documents, and their units.
         assignment: The common input of the stage's tasks.
-        declined_by: Addresses of the workers that failed with the document, while there are others.
+        declined_by: Addresses of the workers that failed with the documents, while there are others.
 
     Returns:
-        The number of new units. A mistake of the user's and a failure are returned and not raised, since Dask would try
-        a raised error again, a failure even on this worker. A worker that declines the document waits, and returns
-        None.
+        What was stored, or a failure. Errors are returned and not raised, since Dask would try a raised error again, a
+        failure even on this worker. If this worker does not fit, the mistake. A worker that declines the documents
+        waits, and returns None.
 
     """
     address = get_worker().address
@@ -101,18 +122,43 @@ def generate_document(
     name = worker_name(address)
     try:
         store = _accepted(assignment, name)
-        units = _KEPT.local.generate_part(assignment.study, with_actions(assignment.study, part))
-        prompts = assignment.study.study.store_prompts
-        return sum(store_units(store, own, assignment.known, prompts=prompts) for own in units)
+        work = with_actions(assignment.study, group.part)
     except InputError as error:
         return type(error)(_located(error, name))
-    except KvdriftError as error:
+    except Exception as error:  # noqa: BLE001 - raised again if it fails elsewhere too
+        return _failed(error, address, name)
+    try:
+        return _generated(store, assignment, work, group.seconds)
+    except InputError as error:
+        return Failure(address, type(error)(_located(error, name)))
+    except Exception as error:  # noqa: BLE001 - as above
+        return _failed(error, address, name)
+
+
+def _generated(store: Store, assignment: Assignment, work: Work, seconds: float) -> Stored:
+    """Generate what the store lacks of some work; another worker may have stored the units, and ended."""
+    study, local = assignment.study, _KEPT.local
+    lacking = not_stored(store, study, work)
+    done = {document.doc for document, _ in work} - {document.doc for document, _ in lacking}
+    begun, units = time.monotonic(), list[Unit]()
+    for part in together(local.model(study).pairs_at_once, lacking):
+        units += itertools.chain(*local.generate_part(study, part))
+        done |= {document.doc for document, _ in part}
+        if time.monotonic() - begun >= seconds or sum(unit.events.num_rows for unit in units) >= _ROWS:
+            break
+    taken = time.monotonic() - begun
+    new = store_units(store, units, assignment.known, prompts=study.study.store_prompts) if units else 0
+    return Stored(frozenset(done), new, taken)
+
+
+def _failed(error: Exception, address: str, name: str) -> Failure:
+    """Return the failure that an error means; end this process if its GPU computes nothing more."""
+    if isinstance(error, KvdriftError):
         return Failure(address, OperationError(_located(error, name)))
-    except Exception as error:  # noqa: BLE001 - raised again where it failed elsewhere too
-        if is_device_lost(error):
-            _end(f"{name}: the GPU computes nothing more: {first_line(error)}; this worker ends")
-        line = f"{name}: generation failed: {type(error).__name__}: {first_line(error)}"
-        return Failure(address, OperationError(line))
+    if is_device_lost(error):
+        _end(f"{name}: the GPU computes nothing more: {first_line(error)}; this worker ends")
+    line = f"{name}: generation failed: {type(error).__name__}: {first_line(error)}"
+    return Failure(address, OperationError(line))
 
 
 def model_weights(study: Study) -> str | KvdriftError | None:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from generator.generation import Work
 from schema.errors import InputError, KvdriftError, OperationError
 
-_IN_A_ROW = 3  # failing documents
+IN_A_ROW = 3
+"""Failing documents: the cause then lies elsewhere."""
 
 
 class Trying:
@@ -45,7 +46,7 @@ class Trying:
             return
         self._failed[left[0][0].doc] = error
         self._in_a_row += 1
-        rest = [*itertools.chain(*self._parts)] if self._in_a_row < _IN_A_ROW else []
+        rest = [*itertools.chain(*self._parts)] if self._in_a_row < IN_A_ROW else []
         self._parts = deque([rest] if rest else [])
 
     def check(self) -> None:

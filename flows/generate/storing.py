@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -13,10 +14,11 @@ import pyarrow.compute as pc
 from flows.generate.failures import Trying
 from flows.generate.stored_material import stored_identities
 from generator.actions import Action
-from generator.generation import Work
+from generator.generation import PendingUnit, Work
 from generator.identity import ActionIdentity, GpuKinds
 from log.store import Store, Unit
-from log.units.unit import unit_name
+from log.units.unit import unit_name, unit_number
+from schema.document import Document
 from schema.errors import (
     DamagedStoreError,
     InputError,
@@ -35,10 +37,10 @@ Identities = Mapping[tuple[str, str, int], ActionIdentity]
 Generate = Callable[[Study, Work], Generator[list[Unit], None, None]]
 """Makes the units of a study's work: yields one list for each document, in any order."""
 
-GenerateInto = Callable[[Store, Study, Work, Identities], Generator[int, None, None]]
-"""Makes the units of a study's work and stores them, a document by one commit: yields each one's number of new units.
+GenerateInto = Callable[[Store, Study, Work, Identities], Generator[tuple[int, int], None, None]]
+"""Makes the units of a study's work and stores them: yields of each commit the numbers of documents and of new units.
 
-Units that were not made by the identities are refused.
+A document is yielded when its commit is durable. Units that were not made by the identities are refused.
 """
 
 
@@ -62,7 +64,7 @@ class Identify(Protocol):
 
 
 def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stage: str, progress: Progress) -> int:
-    """Generate work and store it, with one commit for each document; return the number of new units.
+    """Generate work and store it; return the number of new units.
 
     A unit of another law names its study.
 
@@ -93,12 +95,12 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
     for part in trying.parts():
         try:
             with closing(made_by(store, study, part, known)) as stored:
-                for units in stored:
+                for documents, units in stored:
                     new += units
                     trying.document_done()
-                    progress.advance(1)
+                    progress.advance(documents)
         except KvdriftError as error:
-            left = _not_stored(store, study, part)
+            left = not_stored(store, study, part)
             if not left or isinstance(error, _ENDING) or is_disk_fault(error):
                 raise
             trying.part_failed(left, error)
@@ -111,21 +113,26 @@ def studies_of(study: Study, work: Work) -> list[str]:
     return list(dict.fromkeys(unit.study(study.name) for _, pending in work for unit in pending))
 
 
-def _not_stored(store: Store, study: Study, work: Work) -> Work:
-    """Return the documents of some work for which the store lacks units."""
-    names = ["doc", "action", "estimator", "first_replicate"]
-    there = set()
-    for one in studies_of(study, work):
-        rows = store.units(one, study.model.id, names)
-        there |= set(zip([one] * len(rows), *(rows[name].to_pylist() for name in names), strict=True))
-    return [
-        (document, pending)
-        for document, pending in work
-        if any(
-            (unit.study(study.name), document.doc, unit.action.name, unit.estimator, unit.first) not in there
-            for unit in pending
-        )
+def not_stored(store: Store, study: Study, work: Work) -> Work:
+    """Return the documents of some work for which the store lacks units, each with the units that it lacks."""
+    numbers = [[_number(study, document, unit) for unit in pending] for document, pending in work]
+    there = store.stored_units([*itertools.chain(*numbers)])
+    lacking = [
+        (document, [unit for unit, number in zip(pending, own, strict=True) if number not in there])
+        for (document, pending), own in zip(work, numbers, strict=True)
     ]
+    return [(document, pending) for document, pending in lacking if pending]
+
+
+def _number(study: Study, document: Document, unit: PendingUnit) -> int:
+    """Return the number that a unit of a document will have."""
+    return unit_number(
+        {
+            "study": unit.study(study.name), "model": study.model.id, "doc": document.doc, "action": unit.action.name,
+            "action_revision": unit.revision, "estimator": unit.estimator, "first_replicate": unit.first,
+            "replicates": unit.count,
+        }
+    )  # fmt: skip
 
 
 def stored_gpus(store: Store, study: str, model: str, redone: Collection[str] = ()) -> GpuKinds:
@@ -136,12 +143,14 @@ def stored_gpus(store: Store, study: str, model: str, redone: Collection[str] = 
 
 
 def storing(made_by: Generate) -> GenerateInto:
-    """Wrap a generator of units so that this process stores them."""
+    """Wrap a generator of units so that this process stores them, a document by one commit."""
 
-    def generate_into(store: Store, study: Study, work: Work, known: Identities) -> Generator[int, None, None]:
+    def generate_into(
+        store: Store, study: Study, work: Work, known: Identities
+    ) -> Generator[tuple[int, int], None, None]:
         with closing(made_by(study, work)) as made:
             for units in made:
-                yield store_units(store, units, known, prompts=study.study.store_prompts)
+                yield 1, store_units(store, units, known, prompts=study.study.store_prompts)
 
     return generate_into
 

@@ -23,6 +23,7 @@ from log.delta.commits import Commit
 from log.delta.durability import make_folder
 from log.delta.first_commit import write_first_commit
 from log.delta.listing import has_gap, listed
+from log.delta.lost_races import AT_ONCE, ATTEMPTS, wait_after
 from log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile
 from log.delta.reading import TableReading
 from log.delta.snapshot import Snapshot, added_columns, lacking_columns
@@ -40,9 +41,6 @@ _FORGETTING = {"delta.setTransactionRetentionDuration": "interval 1 days"}  # of
 # Commits say how many rows a file has, and nothing of its columns: who loads a log then looks for nothing more.
 _ROW_COUNTS_ALONE = {"delta.dataSkippingNumIndexedCols": "0"}
 _REMOTE_CHECKPOINTS = {"delta.checkpointInterval": "5"}  # versions; behind a URL each log file is two requests
-
-# A lost race is always another writer's progress, so this bound is met only when the log cannot be written at all.
-_ATTEMPTS = 200
 
 
 class DeltaFolder(TableReading):
@@ -93,7 +91,8 @@ class DeltaFolder(TableReading):
     def _upgrade(self, table: str) -> None:
         """Raise the schema version and add columns; if several processes do so at once, one makes each commit."""
         what, refused = f"cannot upgrade '{table}' to schema version {SCHEMA_VERSION}", CommitFailedError()
-        for turn in range(_ATTEMPTS):
+        for turn in range(ATTEMPTS):
+            begun = time.monotonic()
             loaded = self._open(table)
             older = self._schema_version(table, loaded) < SCHEMA_VERSION
             lacking = lacking_columns(table, loaded)
@@ -119,7 +118,7 @@ class DeltaFolder(TableReading):
                 self._make_durable(table)
             except CommitFailedError as error:
                 refused = error
-                time.sleep(0.002 * min(turn, 50))
+                wait_after(turn, time.monotonic() - begun)
             except (DeltaError, OSError) as error:
                 raise self._refused(error, what) from None
         raise self._refused(refused, what)
@@ -182,7 +181,8 @@ class DeltaFolder(TableReading):
     def _commit(
         self, table: str, attempt: Callable[[Snapshot], Commit | None], *, since: int | None, alone: bool
     ) -> int:
-        for turn in range(_ATTEMPTS):
+        for turn in range(ATTEMPTS):
+            begun = time.monotonic()
             snapshot = self.load(table, None if turn else since)
             commit = attempt(snapshot)
             if commit is None:
@@ -198,13 +198,13 @@ class DeltaFolder(TableReading):
                     commit_properties=CommitProperties(
                         app_transactions=commit.transactions,
                         custom_metadata=said,
-                        **({"max_commit_retries": 0} if alone else {}),
+                        max_commit_retries=0 if alone else AT_ONCE,
                     ),
                     post_commithook_properties=self._checkpoints,
                 )
             except CommitFailedError as error:
                 refused = first_line(error)
-                time.sleep(0.002 * min(turn, 50))
+                wait_after(turn, time.monotonic() - begun)
                 self._tables.give_back(table, loaded)
                 continue
             except (DeltaError, OSError) as error:
@@ -216,7 +216,7 @@ class DeltaFolder(TableReading):
             # Whoever opens the table is to read what is there, and not all that was replaced.
             self._make_durable(table, loaded, checkpoint=len(commit.replaced) >= CHECKPOINT_EVERY)
             return len(commit.files)
-        raise OperationError(f"{self.location}: cannot commit to '{table}' after {_ATTEMPTS} attempts ({refused})")
+        raise OperationError(f"{self.location}: cannot commit to '{table}' after {ATTEMPTS} attempts ({refused})")
 
     def _is_made(self, table: str, commit: Commit) -> bool:
         """Tell whether a table is as a commit leaves it; it is all the same whether another writer did the same."""

@@ -80,6 +80,18 @@ class UnitCommits:
         self._healed = True
         return len(new)
 
+    def stored(self, numbers: Sequence[int]) -> set[int]:
+        """Return the numbers of those of some units that are stored, with their rows; all of it is durable."""
+        if not self._healed:
+            self.reconcile()
+        known = set[int]()
+
+        def attempt(units: Snapshot) -> None:
+            known.update(self._rows.known(units, numbers))
+
+        self._folder.commit("units", attempt)  # nothing, but it makes other writers' commits durable
+        return known
+
     def adopt(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
         """Make events visible again that a store has lost.
 

@@ -13,6 +13,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STUDY = ("--strata=2", "--documents=4", "--replicates=4", "--horizon=8")
 SMALLEST = {
     "analysis": (*STUDY, "--draws=200"),
+    "commits": ("--workers=2", "--commits=1", "--at-once"),
     "derivation": STUDY,
     "freshness": ("--seconds=3", "--no-peer"),
     "generation": ("--entries=128", "--replicates=2", "--horizon=4", "--repetitions=1"),

@@ -100,6 +100,39 @@ def test_workers_killed_in_generation_and_in_derivation_change_nothing(
     assert_same(tmp_path / "store", here)
 
 
+@pytest.mark.parametrize("moment", ["amid a group", "before its units are stored", "after its units are stored"])
+def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
+    dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Two of four documents: one of them was generated, both were, or both were stored and nobody was told."""
+    monkeypatch.setattr("flows.cluster.groups._GUESS", 0.0)
+    worker = dask_cluster.add_worker(moment)
+    with run_in(tmp_path, dask_cluster.address) as run:
+        stages.prepare(run)
+        commits = run.store.version("events")
+        developing = Background(stages.develop, run)
+        worker.wait_until_it_halts()
+        dask_cluster.add_worker()
+        worker.kill()
+        developing.end()
+        assert run.store.version("events") == commits + 3  # a group of two documents, and two documents
+        evaluate(run)
+    assert_same(tmp_path / "store", here)
+
+
+def test_a_document_that_fails_takes_no_other_along(
+    dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.cluster.groups._GUESS", 0.0)
+    dask_cluster.add_worker(faulty="development-2")
+    with run_in(tmp_path, dask_cluster.address) as run:
+        stages.prepare(run)
+        with pytest.raises(OperationError, match=r"document 'development-2': worker .* failed: RuntimeError: faulty"):
+            stages.develop(run)
+        stored = sorted(unit["doc"] for unit in run.store.units(columns=["doc"]).to_pylist())
+        assert stored == sorted(["development-1", "development-3", "development-4"] * 2)
+
+
 def test_a_scheduler_that_is_killed_costs_nothing_that_was_stored(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path
 ) -> None:

@@ -14,20 +14,26 @@ import pytest
 from fixtures.finite_study import write_finite_study
 from fixtures.own_selectors import write_module
 from fixtures.small_study import run_of, write_study
+from fixtures.stored_units import killed_in
 from fixtures.study_files import load_study
 
 from flows.cluster import worker
 from flows.cluster.facts import facts, other_versions
 from flows.cluster.generator import check_stored
+from flows.cluster.groups import Group
 from flows.generate.laws import of_all_laws
+from flows.generate.local import LocalGenerator
 from flows.generate.named_work import named
 from flows.generate.pending import pending_development
 from flows.generate.stored_material import stored_identities
 from flows.run import stages
 from flows.run.study_run import StudyRun
+from generator.generation import Work
 from generator.identity import ActionIdentity, GpuKinds
+from log.store import Unit
+from log.units import commits
 from schema.errors import InputError, OperationError
-from schema.study import load_studies
+from schema.study import Study, load_studies
 
 
 @pytest.fixture
@@ -39,12 +45,20 @@ def at_work(monkeypatch: pytest.MonkeyPatch) -> worker._Kept:
     return worker._KEPT
 
 
-def assigned(run: StudyRun, **changes: Any) -> tuple[Any, worker.Assignment]:
-    """The first document of the run's development, and what its workers are told."""
+def assigned(
+    run: StudyRun, documents: int = 1, seconds: float = 60.0, **changes: Any
+) -> tuple[Group, worker.Assignment]:
+    """The first documents of the run's development, and what its workers are told."""
     work = pending_development(run.store, run.material)
     known = known_of(run)
     told = worker.Assignment(uuid4().hex, run.study, run.location, facts(run.location), GpuKinds.of_units([]), known)
-    return named(work[:1]), replace(told, **changes)
+    return Group(named(work[:documents]), seconds), replace(told, **changes)
+
+
+def new_units(answer: Any) -> int:
+    """How many new units a worker says that it has stored."""
+    assert isinstance(answer, worker.Stored)
+    return answer.units
 
 
 def known_of(run: StudyRun) -> dict[tuple[str, str, int], ActionIdentity]:
@@ -55,7 +69,7 @@ def known_of(run: StudyRun) -> dict[tuple[str, str, int], ActionIdentity]:
 
 def refused(run: StudyRun, **changes: Any) -> str:
     """What a worker says that has something else than it is told."""
-    answer = worker.generate_document(*assigned(run, **changes))
+    answer = worker.generate_group(*assigned(run, **changes))
     assert isinstance(answer, InputError)
     assert len(run.store.units()) == 0
     line = str(answer)
@@ -116,10 +130,10 @@ def test_another_dask_is_one_line() -> None:
 
 def test_a_worker_serves_one_study_after_another(at_work: worker._Kept, waiting: StudyRun, tmp_path: Path) -> None:
     """Of a model that is kept, and of one of the same description that has other systems."""
-    part, told = assigned(waiting)
-    assert worker.generate_document(part, told) == 2
+    group, told = assigned(waiting)
+    assert new_units(worker.generate_group(group, told)) == 2
     model = at_work.local.model(waiting.study)
-    assert worker.generate_document(part, replace(told, token=uuid4().hex)) == 0  # they are there
+    assert new_units(worker.generate_group(group, replace(told, token=uuid4().hex))) == 0  # they are there
     assert at_work.local.model(waiting.study) is model
     (tmp_path / "other").mkdir()
     study = load_study(
@@ -127,7 +141,44 @@ def test_a_worker_serves_one_study_after_another(at_work: worker._Kept, waiting:
     )
     other = run_of(study, tmp_path / "other" / "store")
     stages.prepare(other)
-    assert worker.generate_document(*assigned(other)) == 2
+    assert new_units(worker.generate_group(*assigned(other))) == 2
+
+
+@pytest.mark.usefixtures("at_work")
+def test_a_group_is_one_commit(waiting: StudyRun) -> None:
+    before = waiting.store.version("events")
+    group, told = assigned(waiting, documents=3)
+    stored = worker.generate_group(group, told)
+    assert isinstance(stored, worker.Stored)
+    assert (stored.documents, stored.units) == ({document.doc for document, _ in group.part}, 6)
+    assert waiting.store.version("events") == before + 1
+
+
+@pytest.mark.usefixtures("at_work")
+def test_the_documents_after_a_groups_seconds_are_left(waiting: StudyRun) -> None:
+    group, told = assigned(waiting, documents=3, seconds=0.0)
+    stored = worker.generate_group(group, told)
+    assert isinstance(stored, worker.Stored)
+    assert (stored.documents, stored.units) == ({group.part[0][0].doc}, 2)
+
+
+@pytest.mark.usefixtures("at_work")
+def test_units_that_are_stored_are_not_generated_again(waiting: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a worker that ended before its commit was reported; events without their rows count, too."""
+    group, told = assigned(waiting, documents=3)
+    with killed_in(monkeypatch, commits, "as_rows"):
+        worker.generate_group(group._replace(seconds=0.0), told)  # the first of them
+    monkeypatch.setattr(worker, "_KEPT", worker._Kept())
+    generated = list[str]()
+
+    def noted(local: LocalGenerator, study: Study, part: Work) -> list[list[Unit]]:
+        generated.extend(document.doc for document, _ in part)
+        return generate_part(local, study, part)
+
+    generate_part = LocalGenerator.generate_part
+    monkeypatch.setattr(LocalGenerator, "generate_part", noted)
+    assert new_units(worker.generate_group(group, told)) == 4
+    assert generated == [document.doc for document, _ in group.part[1:]]
 
 
 @pytest.mark.slow
@@ -138,13 +189,13 @@ def test_selectors_of_the_users_own_are_those_beside_the_study_file(tmp_path: Pa
     study = write_study(tmp_path, ('selector = "recent"', 'selector = "my_selector:Mine"'))
     run = run_of(load_study(study), tmp_path / "store")
     stages.prepare(run)
-    part, told = assigned(run)
+    group, told = assigned(run)
     module.write_text(module.read_text() + "\n# changed\n")
     assert "selector_sha256 of action 'recent-half' is " in refused(run)
     module.unlink()
     assert re.match(rf"action 'recent-half': selector 'my_selector:Mine': .*{re.escape(str(tmp_path))}", refused(run))
     write_module(tmp_path)
-    assert worker.generate_document(part, told) == 3
+    assert new_units(worker.generate_group(group, told)) == 3
 
 
 @pytest.mark.slow
@@ -158,7 +209,7 @@ def test_a_worker_generates_all_laws_of_a_document(tmp_path: Path) -> None:
     _, told = assigned(runs[0])
     told = replace(told, known={key: identity for run in runs for key, identity in known_of(run).items()})
     for one in work:
-        assert worker.generate_document(named([one]), told) == 2 * 3
+        assert new_units(worker.generate_group(Group(named([one]), 60.0), told)) == 2 * 3
     check_stored(runs[0].store, runs[0].study, work)
     alone = [run_of(run.study, tmp_path / run.study.name) for run in runs]
     for run in alone:
@@ -176,7 +227,7 @@ def test_what_fails_on_a_worker_says_where(waiting: StudyRun, monkeypatch: pytes
         raise MemoryError
 
     monkeypatch.setattr(worker, "store_units", fails)
-    failure = worker.generate_document(*assigned(waiting))
+    failure = worker.generate_group(*assigned(waiting))
     assert isinstance(failure, worker.Failure)
     assert failure.worker == "tcp://there:1"
     line = r"worker tcp://there:1 on .*: generation failed: MemoryError: MemoryError"
@@ -198,12 +249,12 @@ def test_a_worker_ends_where_its_gpu_computes_nothing_more(
 
     monkeypatch.setattr(worker, "store_units", fails)
     monkeypatch.setattr("os._exit", ends)
-    failure = worker.generate_document(*assigned(waiting))
+    failure = worker.generate_group(*assigned(waiting))
     assert isinstance(failure, worker.Failure)
     assert str(failure.error).endswith("generation failed: RuntimeError: CUDA error: invalid argument")
     said = "CUDA error: an illegal memory access was encountered"
     with pytest.raises(SystemExit):
-        worker.generate_document(*assigned(waiting))
+        worker.generate_group(*assigned(waiting))
     line = f"kvdrift: worker tcp://there:1 on .*: the GPU computes nothing more: {said}; this worker ends\n"
     assert re.fullmatch(line, capsys.readouterr().err)
 

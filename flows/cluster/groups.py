@@ -1,0 +1,90 @@
+"""How many documents a worker gets at once, and after how many seconds it commits what it has generated.
+
+A group of documents is one task, and its units are one commit. A commit costs a log what it costs however many units
+it has, so the commits of all workers together are kept below what a log takes: with more workers, each commits less
+often.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from flows.generate.named_work import NamedPart
+from schema.location import is_local
+
+
+class Pace(NamedTuple):
+    """How often workers commit.
+
+    Attributes:
+        least: Seconds that a worker generates before it commits, at least.
+        rate: Commits a second of all workers together, at most.
+
+    """
+
+    least: float
+    rate: float
+
+    def seconds(self, workers: int) -> float:
+        """Return how many seconds each of some workers generates before it commits, on average."""
+        return max(self.least, workers / self.rate)
+
+
+LOCAL, REMOTE = Pace(2.0, 10.0), Pace(10.0, 4.0)
+
+_GUESS = 5.0  # seconds that a document takes, until one has been generated
+_APART = 0.5  # the seconds of a group differ from their mean by so much of it at most
+
+
+class Group(NamedTuple):
+    """Documents of one task, and the seconds after which the worker leaves the rest of them."""
+
+    part: NamedPart
+    seconds: float
+
+
+class Groups:
+    """The documents that wait for a worker.
+
+    Args:
+        work: The documents.
+        location: The store's absolute path or URL.
+
+    """
+
+    def __init__(self, work: NamedPart, location: str) -> None:
+        self._waiting = deque(work)
+        self._pace = LOCAL if is_local(location) else REMOTE
+        self._documents, self._seconds = 0, 0.0
+
+    def take(self, count: int, workers: int) -> Iterator[Group]:
+        """Take some groups, or as many as there are.
+
+        Groups shrink as fewer documents wait, so that all workers end at about the same time: one group for each worker
+        is half of what waits (Hummel, Schonberg and Flynn, "Factoring", Communications of the ACM 35(8), 1992).
+        """
+        mean = self._pace.seconds(workers)
+        of_a_document = self._seconds / self._documents if self._documents else _GUESS
+        for _ in range(count):
+            if not self._waiting:
+                return
+            most = min(mean / max(of_a_document, 1e-9), len(self._waiting) / (2 * workers))
+            part = [self._waiting.popleft() for _ in range(max(1, int(most)))]
+            yield Group(part, spread(mean))
+
+    def give_back(self, part: NamedPart) -> None:
+        """Have documents wait again, before all others."""
+        self._waiting.extendleft(reversed(part))
+
+    def generated(self, documents: int, seconds: float) -> None:
+        """Learn how long documents took."""
+        self._documents += documents
+        self._seconds += seconds
+
+
+def spread(mean: float) -> float:
+    """Draw the seconds of a group, so that workers that begin together do not commit together."""
+    return mean * random.uniform(1 - _APART, 1 + _APART)  # noqa: S311 - no event depends on it
