@@ -1,4 +1,4 @@
-"""Stored moments of documents, held against what the views compute from steps."""
+"""Compare stored moments of documents with the moments that the views compute from steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOLERANCE = 1e-12  # several threads add in another order than the one that com
 
 
 def check_moments(store: Store, versions: Mapping[str, int]) -> Verified:
-    """Check that the moments which the store keeps are those of its steps."""
+    """Check that all stored moments equal those computed from steps."""
     stored_rows = store.row_count("document_moments")
     rows = number_of(stored_rows, "row")
     if not stored_rows:
@@ -39,7 +39,7 @@ def check_moments(store: Store, versions: Mapping[str, int]) -> Verified:
 
 
 def _differences(view: str, stored: pa.Table, computed: pa.Table) -> list[Fault]:
-    """The first row of a view whose stored values are not those that are computed; rows come sorted by key."""
+    """Return a fault for the first row whose stored values differ from computed ones; rows are sorted by key."""
     if stored.num_rows != computed.num_rows:
         return [Fault(f"view {view}", f"has {stored.num_rows} stored rows, must have {computed.num_rows}")]
     for name in computed.column_names:
