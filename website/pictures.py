@@ -218,7 +218,7 @@ def window(views: Views) -> Figure:
 
 
 def answers(views: Views) -> Figure:
-    """Draw the shares of right answers that are kept, lost and gained."""
+    """Draw the share of right answers of each action, and the part that is lost."""
     figure, axes = _single(1.9)
     for place, action in enumerate(reversed(ACTIONS)):
         row = _one(views, "answers", action=action)

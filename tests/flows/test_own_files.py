@@ -204,7 +204,7 @@ def test_a_number_of_entries_that_is_the_whole_cache_is_said(tmp_path: Path) -> 
         "action 'snapkv-half': keep = 500 is the whole cache of 5 of 10 documents (needle), so nothing can differ there"
     )
     (line,) = said_of('name = "snapkv-half"\npolicy = "sliding"\nkeep = 5000')
-    assert "5000 is the whole cache of 10 of 10 documents (needle, tracking), where" in line
+    assert "5000 is the whole cache of 10 of 10 documents (needle, tracking), so nothing" in line
     for kept in ('selector = "snapkv"\nkeep = "1/1"', 'selector = "snapkv"\nkeep = 5000\ncodec = "int8"'):
         assert said_of(f'name = "snapkv-half"\n{kept}') == []
 
