@@ -34,12 +34,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def has_product() -> bool:
-    """Whether torch was built with oneDNN."""
+    """Tell whether torch was built with oneDNN."""
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def fits_onednn(tensor: Tensor) -> bool:
-    """Return whether oneDNN can multiply a tensor: float32 on a CPU, and torch has oneDNN."""
+    """Tell whether oneDNN can multiply a tensor: float32 on a CPU, and torch has oneDNN."""
     return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and has_product()
 
 
@@ -51,7 +51,7 @@ class OneDNNLinear(nn.Linear):
         self.weight, self.bias = layer.weight, layer.bias
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's
-        """[..., in] -> [..., out]."""
+        """Return the layer's output: [..., in] -> [..., out]."""
         return product(input, self.weight, self.bias)
 
 
@@ -59,7 +59,7 @@ class SeamlessSiLU(nn.Module):
     """x / (1 + exp(-x)), elementwise, in float32: a row's values do not depend on the rows beside it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Activation of x, of any shape, in x's dtype."""
+        """Return the activation of x, of any shape, in x's dtype."""
         wide = x.float()
         divisor = wide.neg().exp_().add_(1.0)
         return torch.div(wide, divisor, out=divisor).to(x.dtype)
@@ -69,7 +69,7 @@ class SeamlessGELU(nn.Module):
     """x / (1 + exp(-2 z)) with z = sqrt(2 / pi) (x + .044715 x^3): GELU by its approximation with tanh, elementwise."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Activation of x, of any shape, in x's dtype."""
+        """Return the activation of x, of any shape, in x's dtype."""
         wide = x.float()
         inner = (wide * wide).mul_(0.044715).add_(1.0).mul_(wide).mul_(-2.0 * math.sqrt(2.0 / math.pi))
         return (wide / inner.exp_().add_(1.0)).to(x.dtype)

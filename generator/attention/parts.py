@@ -63,9 +63,9 @@ def attend_part(
 def attend_prompt(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None = None
 ) -> PartialAttention:
-    """Attend from queries [heads, T, size] to keys and values [heads, S, size], by oneDNN where that is faster.
+    """Attend from queries [heads, T, size] to keys and values [heads, S, size], by oneDNN if that is faster.
 
-    With a layer's soft cap, if it has one.
+    A layer's soft cap is applied, if there is one.
 
     Returns:
         The output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T].
@@ -85,9 +85,9 @@ def join_parts(
 
     Args:
         first: Attention to the keys of one set.
-        second: Attention to those of the other.
-        log_of_sum: log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need: their rows differ from
-            step to step. A prompt is computed once.
+        second: Attention to the keys of the other set.
+        log_of_sum: log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need, since their rows differ
+            from step to step. A prompt is computed only once.
     """
     (output, mass), (other, other_mass) = first, second
     joint = (log_of_sum or seamless_logaddexp)(mass, other_mass)
@@ -96,10 +96,10 @@ def join_parts(
 
 
 def seamless_logaddexp(one: Tensor, other: Tensor) -> Tensor:
-    """log(exp(a) + exp(b)), elementwise; an element's value does not depend on its place.
+    """Return log(exp(a) + exp(b)), elementwise; an element's value does not depend on its place.
 
-    A CPU computes the last elements of contiguous tensors one by one, and rounds them otherwise than those before them.
-    All are computed so where the results do not lie side by side.
+    A CPU computes the last elements of contiguous tensors one by one, and rounds them differently. If the results are
+    not contiguous, all elements are computed one by one.
     """
     return torch.logaddexp(one, other, out=one.new_empty((*one.shape, 2))[..., 0])
 
@@ -136,7 +136,7 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
 
 
 def _by_onednn(query: Tensor, key: Tensor) -> bool:
-    """Whether oneDNN can be used and is faster than the fused kernels, which multiply by MKL."""
+    """Tell whether oneDNN can be used and is faster than the fused kernels, which multiply by MKL."""
     return key.shape[1] >= _MANY_KEYS and fits_onednn(query)
 
 

@@ -67,9 +67,9 @@ def _on_cuda(*arguments: Any) -> Tensor:
 
 @tried_once
 def fault(device: torch.device) -> str | None:
-    """Why the kernel cannot be used on a device; None where it can. Tried once, on two streams.
+    """Return why the kernel cannot be used on a device; None if it can. It is tried once, on two streams.
 
-    Triton builds a kernel when it is first used, which takes a C compiler on this machine.
+    Triton builds a kernel at its first use, which needs a C compiler on this machine.
     """
     query, key, value, suffix_key, suffix_value, output = (
         torch.linspace(-1, phase, 2 * 2 * entries * 16).sin().view(2, 2, entries, 16).to(device)

@@ -1,1 +1,1 @@
-"""What streams hold while they are decoded: slots, suffixes, states, and what the rules of their caches keep."""
+"""The state of streams during decoding: slots, suffixes, states, and the scores that rules of their caches keep."""
