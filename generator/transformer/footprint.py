@@ -1,4 +1,4 @@
-"""What a study's model, caches and decoding take in bytes, before the model is loaded."""
+"""Estimate the bytes of a study's model, caches and decoding, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ class Footprint:
     weight_bytes: int
 
     def cache_bytes(self, entries: int, holding: Holding, *, indexed: bool) -> int:
-        """Bytes of payload, scales, index and metadata of ``entries`` per KV head and layer, as they are stored.
+        """Return the bytes of ``entries`` per KV head and layer as stored: payload, scales, index and metadata.
 
-        A layer with a window holds the window's own entries, of a prompt that is longer than the window, and a layer
-        with a state holds that.
+        A layer with a window holds at most the window's entries. A layer with a state holds the state.
 
-        ``indexed`` says whether entries are ever removed; without that there is no index.
+        ``indexed`` says whether entries are ever removed; otherwise there is no index.
         """
         shape = self.shape
         part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
@@ -47,7 +46,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How many replicates are decoded at once, and the bytes that it takes besides the weights."""
+    """The number of replicates decoded at once, and the bytes that decoding takes besides the weights."""
 
     replicates: int
     replicates_at_once: int
@@ -58,12 +57,12 @@ class MemoryPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most at any time."""
+        """The largest number of bytes at any time."""
         return self.prompt_bytes + max(self.prefill_bytes, self.replicates_at_once * self.replicate_bytes)
 
     @property
     def fits(self) -> bool:
-        """Whether so much is available."""
+        """Whether these bytes are available."""
         return self.peak_bytes <= self.available_bytes
 
 
@@ -71,12 +70,12 @@ def plan_memory(
     shape: ModelShape, entries: int, kept: Sequence[int], replicates: int, horizon: int, available_bytes: int,
     estimator: str, *, apart: bool = False, scored: int = 0, others: Sequence[tuple[ModelShape, Sequence[int]]] = (),
 ) -> MemoryPlan:  # fmt: skip
-    """Plan the memory of one document; at least one replicate is planned, whether or not it fits.
+    """Plan the memory of one document; at least one replicate is planned, even if it does not fit.
 
-    n is ``entries``, and ``kept`` has m of each action; ``available_bytes`` are left besides the weights.
-    ``apart`` says whether an action's prompt is prefilled apart; one such prompt is in memory at a time. Of ``scored``
-    prompt entries a policy keeps scores. ``others`` are the models of actions with weights of their own, each with m of
-    its actions: every model has the whole prompt.
+    n is ``entries``, and ``kept`` has m of each action; ``available_bytes`` are left besides the weights. ``apart``
+    says whether an action's prompt is prefilled separately; one such prompt is in memory at a time. A policy keeps
+    scores of ``scored`` prompt entries. ``others`` are the models of actions with weights of their own, each with m of
+    its actions; every model has the whole prompt.
     """
     sides = [(shape, kept), *others]
     prompt = sum(one.entry_bytes * (entries + sum(own)) for one, own in sides)
@@ -93,7 +92,7 @@ def plan_memory(
 
 
 def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> Footprint | None:
-    """Return the model's footprint; None where its ``config.json`` is not on this machine."""
+    """Return the model's footprint; None if its ``config.json`` is not on this machine."""
     config = local_configuration(model_id, revision)
     if config is None or dtype not in DTYPES:
         return None
@@ -109,7 +108,7 @@ def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> F
 
 
 def _numbers(file: Path) -> int:
-    """How many numbers a safetensors file has, by its header."""
+    """Return how many numbers a safetensors file has, by its header."""
     with file.open("rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
@@ -120,8 +119,8 @@ def matrix_bytes(shape: ModelShape, tables: int, inner: int | None = None) -> in
 
     Args:
         shape: The model's numbers.
-        tables: 1 if the embedding is the head, else 2.
-        inner: The inner width of an MLP or of all experts together, if it is not the one that a token goes through.
+        tables: 1 if the embedding is also the head, else 2.
+        inner: The inner width of an MLP or of all experts together, if a token does not go through all of it.
     """
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_size
     layers = shape.layers * shape.width * (attention + 3 * (inner or shape.inner_width))
@@ -129,7 +128,7 @@ def matrix_bytes(shape: ModelShape, tables: int, inner: int | None = None) -> in
 
 
 def memory_here(device: str, device_map: str | None) -> int | None:
-    """Bytes that can be allocated on the device, or on all GPUs of a device map; None where there is none."""
+    """Return the bytes that can be allocated on the device, or on all GPUs of a device map; None without one."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     devices = [device] if device_map is None else gpus or ["cpu"]
     try:

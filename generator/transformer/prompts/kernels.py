@@ -21,15 +21,16 @@ from generator.transformer.fused.layers import fused_layers
 
 @dataclass(frozen=True)
 class PromptCaches:
-    """What streams of one prompt start from.
+    """The starting point of a prompt's streams.
 
     Attributes:
         entries: n, the prompt's tokens.
         first_law: The law of position 1, [V].
         caches: Layers of the whole prompt and of each action's cache.
-        tiles: Of each of them, how many rows read it at once, at most; 0 for the usual number.
-        rules: Of each of them, what it does with its entries while streams are decoded, if anything.
-        states: Of each of them, states of layers without attention after the prompt; None if there are no such layers.
+        tiles: For each cache the most rows that read it at once; 0 for the usual number.
+        rules: For each cache its rule, if any.
+        states: For each cache the states of layers without attention after the prompt; None if there are no such
+            layers.
     """
 
     entries: int
@@ -41,12 +42,12 @@ class PromptCaches:
 
 
 class TransformerKernels:
-    """``StreamKernels`` of some prompts, whose caches are numbered on from one to the next.
+    """``StreamKernels`` of some prompts, whose caches are numbered through.
 
     Args:
         prompts: At least one.
-        streams: How many streams can be open at once.
-        parked: How many streams can be parked.
+        streams: The most streams that can be open at once.
+        parked: The most streams that can be parked.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class TransformerKernels:
 
     @property
     def slots(self) -> Tensor:
-        """The row that each open stream is computed in, int64 [streams], on the CPU."""
+        """The row in which each open stream is computed, int64 [streams], on the CPU."""
         return self._attention.slots
 
     @property
@@ -94,7 +95,7 @@ class TransformerKernels:
     def open(self, caches: Sequence[int]) -> Tensor:
         """Start one stream for each of ``caches``, which ascend, and return the laws of position 1, [streams, V].
 
-        Eviction follows prefill, so these laws are all the same for one prompt.
+        Eviction follows prefill, so these laws are equal for one prompt.
         """
         self._position = 0
         self._attention.open(caches)
@@ -108,7 +109,7 @@ class TransformerKernels:
         return self._first_laws[own["prompts"]]
 
     def send(self, indices: Tensor) -> None:
-        """Let integers go to the laws' device together with what the next ``open`` or ``advance`` needs there.
+        """Send integers to the laws' device together with the data that the next ``open`` or ``advance`` needs there.
 
         Args:
             indices: int64, of any shape, on the CPU.
@@ -116,7 +117,7 @@ class TransformerKernels:
         self._to_send = indices
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams: new stream i continues open stream ``rows[i]``; parked ones are counted after."""
+        """Replace the open streams: new stream i continues stream ``rows[i]``; higher numbers are parked ones."""
         self._attention.select(rows)
 
     @property
