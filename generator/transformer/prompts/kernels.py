@@ -130,7 +130,7 @@ class TransformerKernels:
 
         Args:
             rows: int64 [parked], on the CPU.
-            places: Likewise.
+            places: int64 [parked], on the CPU.
         """
         self._attention.park(rows, places)
 
@@ -140,11 +140,11 @@ class TransformerKernels:
         self._attention.rewind()
 
     def fill(self, contents: Tensor) -> None:
-        """Let slot s have the suffix ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
+        """Set the suffix of slot s to ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
         self._attention.fill(contents)
 
     def counts_to_try(self, streams: int) -> list[int]:
-        """Up to so many streams, numbers of them with which steps are tried, the largest first."""
+        """Return numbers of streams, up to ``streams``, with which steps are tried, the largest first."""
         return self._attention.counts_to_try(streams)
 
     def advance(self, tokens: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class TransformerKernels:
             return self._head.laws(hidden, self._laws[: len(hidden)])[: len(tokens)]
 
     def _hidden_states(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """The last hidden states, [rows, width], of one new token per row."""
+        """Return the last hidden states, [rows, width], of one new token per row."""
         if self._layers is not None:
             return self._layers.hidden_states(tokens, positions, self._attention)
         output: Tensor = self._model.network.model(
@@ -185,7 +185,7 @@ class TransformerKernels:
         return output[:, 0].to(self.device)  # with a device map, the last layers may lie elsewhere
 
     def _positions(self) -> Tensor:
-        """Positions of the tokens that are fed: [1, 1] where all rows have the same, else [rows, 1]."""
+        """Return the positions of the fed tokens: [1, 1] if all rows have the same, else [rows, 1]."""
         attention, after = self._attention, self._position - 1
         if len(self._entries) == 1:
             return torch.full((1, 1), self._entries[0] + after)
@@ -194,6 +194,6 @@ class TransformerKernels:
         return positions[:, None]
 
     def _head_rows(self) -> Tensor:
-        """The rows of the streams, and as many more as the model computes."""
+        """Return the rows of the streams, padded to the number of rows that the model computes."""
         slots = self._attention.slots
         return torch.cat([slots, slots[:1].expand(self._attention.rows - len(slots))])
