@@ -52,7 +52,8 @@ class Tiers(NamedTuple):
     small: int
 
 
-_LOCAL, _REMOTE = Tiers(16, 1), Tiers(4, 1 << 14)  # behind a URL each file is some requests
+_LARGE, _SMALL = Tiers(16, 1), Tiers(4, 1)  # every command opens all files of small tables, and few rows are rewritten
+_REMOTE = Tiers(4, 1 << 14)  # behind a URL each file is some requests
 _LARGE_BYTES = 1 << 26  # compressed; a small table's file of half of it is left as it is
 
 
@@ -83,8 +84,8 @@ def gather(folder: DeltaFolder, rows: UnitRows, table: str, most: int = GATHERED
         The number of replaced files. Damaged files stay as they are.
 
     """
-    count = 0
-    for sources in too_many(folder.load(table).files(), most, _LOCAL if is_local(folder.location) else _REMOTE):
+    count, tiers = 0, _LARGE if table in NUMBERED else _SMALL
+    for sources in too_many(folder.load(table).files(), most, tiers if is_local(folder.location) else _REMOTE):
         for part in _cut(sources, most):
             count += put_together(folder, rows, table, part).replaced
     return count
@@ -111,7 +112,7 @@ def compact(folder: DeltaFolder, rows: UnitRows, table: str, done: Callable[[int
     return Rewritten(replaced, tuple(damaged))
 
 
-def too_many(files: Iterable[StoredFile], most: int, tiers: Tiers = _LOCAL) -> list[list[StoredFile]]:
+def too_many(files: Iterable[StoredFile], most: int, tiers: Tiers = _LARGE) -> list[list[StoredFile]]:
     """Return the groups of files of one size that have too many members, small files first."""
     sizes = defaultdict[int, list[StoredFile]](list)
     for file in files:

@@ -5,10 +5,9 @@ The counts distinguish revisions, but do not say which revision is current.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +16,15 @@ import pyarrow.compute as pc
 from log.delta.folder import DeltaFolder
 from log.delta.snapshot import Snapshot
 from log.units.revisions import are_revised, current_documents, current_revision, current_scores
-from schema.rows import Wide, combined_codes, row_hashes, run_begins
+from schema.rows import Wide, combined_codes
 
 _ANSWERS = ("source", "task", "scoring")
 _OF_PLACES = ("study", "model", "split", "stratum", *_ANSWERS, "answers")
 _DOCUMENT = ("study", "model", "doc")
+_ACTION = ("action", "action_revision", "estimator")
 _OF_DOCUMENTS = (*_DOCUMENT, *_OF_PLACES[2:], "document_revision")
 _OF_SCORES = (*_DOCUMENT, "action", "action_revision")
-_OF_UNITS = (*_DOCUMENT, "action", "action_revision", "estimator", "replicates", "weights_sha256")
+_OF_UNITS = (*_DOCUMENT, *_ACTION, "replicates", "weights_sha256")
 
 
 class Answers(NamedTuple):
@@ -79,6 +79,8 @@ class Scored(NamedTuple):
     action_revision: int
 
 
+_Made = TypeVar("_Made")
+
 Holdings = Counter[tuple[Place, tuple[Held, ...]]]
 """The number of documents of a place that have exactly these units."""
 
@@ -131,16 +133,9 @@ def count_scores(scores: pa.Table, documents: pa.Table) -> Counter[Scored]:
 
     """
     splits = documents["split"].combine_chunks().dictionary_encode()
-    split = np.append(splits.indices.to_numpy(), len(splits.dictionary))[_documents_of(scores, documents)]
-    names = ("study", "model", "action", "action_revision")
-    codes = combined_codes([*(_coded(scores[name]) for name in names), (split, len(splits) + 1)], len(split))
-    _, first, counts = np.unique(codes, return_index=True, return_counts=True)
-    words, found = [*splits.dictionary.to_pylist(), None], Counter[Scored]()
-    for (study, model, *action), at, count in zip(
-        _rows(scores.take(pa.array(first)), names), split[first].tolist(), counts.tolist(), strict=True
-    ):
-        found[Scored(study, model, words[at], *action)] = count
-    return found
+    scored = scores.append_column("split", splits.take(_documents_of(scores, documents)))
+    counted = scored.group_by([*Scored._fields], use_threads=False).aggregate([([], "count_all")])
+    return Counter({Scored(*row): count for *row, count in _rows(counted, (*Scored._fields, "count_all"))})
 
 
 def count_units(units: pa.Table, documents: pa.Table) -> Holdings:
@@ -153,26 +148,23 @@ def count_units(units: pa.Table, documents: pa.Table) -> Holdings:
     """
     if not units.num_rows:
         return Holdings()
-    names = ("action", "action_revision", "estimator")
-    owner, of_action = _codes(units, _DOCUMENT), _codes(units, names)
-    order = np.lexsort((of_action, owner))
-    begins = np.flatnonzero(run_begins(owner[order], of_action[order]))
-    first = order[begins]
-    unknown = pc.is_null(units["weights_sha256"]).to_numpy().astype(np.int64)
-    replicates = units["replicates"].to_numpy().astype(np.int64)
-    sums = [np.add.reduceat(values[order], begins) for values in (replicates, np.ones_like(unknown), unknown)]
-    held, example, kind = np.unique(np.stack([of_action[first], *sums]), axis=1, return_index=True, return_inverse=True)
-    actions = _rows(units.take(pa.array(first[example])), names)
-    kinds = [Held(*action, *counts) for action, counts in zip(actions, held[1:].T.tolist(), strict=True)]
-
-    of_document = np.flatnonzero(run_begins(owner[first]))
-    place, places = _places_of(units.take(pa.array(first[of_document])), documents)
-    spans = itertools.pairwise([*of_document.tolist(), len(kind)])
-    own = Counter((at, *kind[begin:end].tolist()) for at, (begin, end) in zip(place, spans, strict=True))
-    # Sorted, since the order of codes is that of first appearance, and counts of several files are subtracted.
-    return Counter(
-        {(places[at], tuple(sorted(kinds[one] for one in ones))): count for (at, *ones), count in own.items()}
+    held = (
+        units.append_column("unknown", pc.is_null(units["weights_sha256"]).cast(pa.int64()))
+        .group_by([*_DOCUMENT, *_ACTION], use_threads=False)
+        .aggregate([("replicates", "sum"), ([], "count_all"), ("unknown", "sum")])
     )
+    kinds, kind = _numbered(held.drop_columns(_DOCUMENT).rename_columns(Held._fields), Held)
+    actions, action = _firsts(_codes(held, _ACTION))
+    documents_first, document = _firsts(_codes(held, _DOCUMENT))
+    places, place = _places_of(held.take(pa.array(documents_first)), documents)
+    own = np.full((len(actions), len(place)), len(kinds), dtype=np.int32)  # of each document; the last is none
+    own[action, document] = kind
+    firsts, alike = _firsts(combined_codes([(place, len(places)), *((row, len(kinds) + 1) for row in own)], len(place)))
+    found = Holdings()
+    for at, count in zip(firsts.tolist(), np.bincount(alike).tolist(), strict=True):
+        # Sorted, since kinds come in the order of their first appearance, and counts of several files are subtracted.
+        found[places[place[at]], tuple(sorted(kinds[one] for one in own[:, at] if one < len(kinds)))] = count
+    return found
 
 
 def stored_counts(folder: DeltaFolder, units_and_missing: Callable[[], tuple[Snapshot, pa.Table]]) -> Counts:
@@ -200,30 +192,47 @@ def _with_missing(rows: pa.Table, missing: pa.Table) -> pa.Table:
 
 def _places(documents: pa.Table) -> tuple[list[Place], Wide]:
     """Return the places of documents, and the number of each document's place."""
-    rows, names = _with_answered(documents), [*_OF_PLACES[:-1], "answered"]
-    _, first, place = np.unique(_codes(rows, names), return_index=True, return_inverse=True)
-    return [_place(*row) for row in _rows(rows.take(pa.array(first)), names)], place
+    return _numbered(_with_answered(documents).select([*_OF_PLACES[:-1], "answered"]), _place)
 
 
-def _places_of(keys: pa.Table, documents: pa.Table) -> tuple[list[int], list[Place]]:
-    """Return the place of each row's document as a number, and the places."""
+def _places_of(keys: pa.Table, documents: pa.Table) -> tuple[list[Place], Wide]:
+    """Return the places of the documents of all rows of ``keys``, and the number of each row's place."""
     places, place = _places(documents)
-    at = np.append(place, -1)[_documents_of(keys, documents)]
+    at = pa.array(place).take(_documents_of(keys, documents)).fill_null(-1).to_numpy().copy()
     without = np.flatnonzero(at < 0)  # no row of it yet
-    names = [Place(study, model, None, None, None) for study, model in _rows(keys.take(without), _DOCUMENT[:2])]
     at[without] = np.arange(len(without)) + len(places)
-    everywhere = [*places, *names]
-    same = {one: number for number, one in reversed([*enumerate(everywhere)])}
-    return [same[everywhere[number]] for number in at.tolist()], everywhere
+    places += [Place(study, model, None, None, None) for study, model in _rows(keys.take(without), _DOCUMENT[:2])]
+    found, number = _distinct(places)
+    return found, number[at]
 
 
-def _documents_of(rows: pa.Table, documents: pa.Table) -> Wide:
-    """Return the number of each row's document, int64 [rows]; the number after the last for rows without a document."""
-    wanted, there = (row_hashes(part[name] for name in _DOCUMENT) for part in (rows, documents))
-    order = np.argsort(there)
-    at = np.searchsorted(there[order], wanted)
-    order, there = np.append(order, len(there)), np.append(there[order], np.uint64(0))
-    return np.where(there[at] == wanted, order[at], len(there) - 1)
+def _numbered(rows: pa.Table, make: Callable[..., _Made]) -> tuple[list[_Made], Wide]:
+    """Return the distinct results of ``make`` for the values of each row, and the number of each row's result."""
+    firsts, number = _firsts(_codes(rows, rows.column_names))
+    found, same = _distinct([make(*row) for row in _rows(rows.take(pa.array(firsts)), rows.column_names)])
+    return found, same[number]
+
+
+def _firsts(codes: Wide) -> tuple[Wide, Wide]:
+    """Return the first row of each code, ascending, and for each row the number of its code in this order."""
+    number: Wide = pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.int64)
+    firsts = np.zeros(number.max(initial=-1) + 1, dtype=np.int64)
+    firsts[number[::-1]] = np.arange(len(number))[::-1]
+    return firsts, number
+
+
+def _distinct(things: Sequence[_Made]) -> tuple[list[_Made], Wide]:
+    """Return equal things once, and for each thing its number among these."""
+    numbers = {one: number for number, one in enumerate(dict.fromkeys(things))}
+    return [*numbers], np.array([numbers[one] for one in things], dtype=np.int64)
+
+
+def _documents_of(rows: pa.Table, documents: pa.Table) -> pa.Array:
+    """Return the number of each row's document, int32 [rows]; null for rows without a document."""
+    names = pa.schema([(name, pa.dictionary(pa.int32(), pa.string())) for name in _DOCUMENT])
+    parts = [part.select(_DOCUMENT).cast(names).combine_chunks() for part in (rows, documents)]
+    codes = pa.array(_codes(pa.concat_tables(parts).unify_dictionaries(), _DOCUMENT))
+    return pc.index_in(codes[: rows.num_rows], value_set=codes[rows.num_rows :])
 
 
 def _with_answered(documents: pa.Table) -> pa.Table:

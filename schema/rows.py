@@ -17,6 +17,7 @@ Reals = npt.NDArray[np.float64]
 Hashes = npt.NDArray[np.uint64]
 
 _LARGEST = 2**62
+_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def combined_codes(columns: Sequence[tuple[npt.NDArray[Any], int]], rows: int) -> Wide:
@@ -76,7 +77,7 @@ def row_hashes(columns: Iterable[pa.ChunkedArray]) -> Hashes:
     for column in columns:
         whole = column.combine_chunks()
         hashes = _list_hashes(whole) if pa.types.is_list(whole.type) else _value_hashes(whole)
-        found = hashes if found is None else _mixed(_mixed(found) + hashes)  # the order of columns counts
+        found = hashes if found is None else found * _ODD + hashes  # the order of columns counts
     return np.zeros(0, dtype=np.uint64) if found is None else found
 
 
@@ -97,7 +98,7 @@ def _list_hashes(lists: pa.Array) -> Hashes:
 
 def _mixed(values: Hashes) -> Hashes:
     """Apply the last steps of SplitMix64 (Steele, Lea and Flood 2014), which spread each bit over all bits."""
-    values = (values + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
+    values = (values + _ODD).astype(np.uint64)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Hashes = values ^ (values >> np.uint64(31))

@@ -66,7 +66,7 @@ class DeltaFolder(TableReading):
         try:
             if self._local:
                 make_folder(Path(uri))
-            if not DeltaTable.is_deltatable(uri):
+            if not self._exists(table):
                 if self._local:
                     write_first_commit(table, Path(uri), properties)
                 else:

@@ -174,7 +174,8 @@ class TableReading(TableVersions):
     def _each_file(self, snapshot: Snapshot, columns: Sequence[str], paths: Sequence[str]) -> dict[str, pa.Table]:
         """Read several files at once, with texts coded, and return the rows of each by path."""
         texts = [name for name in columns if TABLES[snapshot.table].schema.field(name).type == pa.string()]
-        scanner = self.dataset(snapshot, paths, texts).scanner(columns=list(columns))
+        # What threads hand to each other costs as much as a small table's rows.
+        scanner = self.dataset(snapshot, paths, texts).scanner(columns=list(columns), use_threads=False)
         batches = {path: list[pa.RecordBatch]() for path in paths}
         beginning = len(join(self._root, snapshot.table, ""))
         declared = _declared(snapshot.table, texts)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,6 +21,7 @@ from log.units.kept_sets import COMPARED, check_alike
 from log.units.records import as_rows, footer_of, missing_records
 from log.units.unit import SPAN, conform_unit, group_of, unit_name, unit_number
 from schema.errors import InputError
+from schema.rows import Hashes, row_hashes
 from schema.tables import GROUP_KEY
 
 if TYPE_CHECKING:
@@ -149,18 +151,18 @@ class UnitCommits:
         wanted = {group_of(record) for record in of}
         return [*stored, *(record for record in missing if group_of(record) in wanted)], taken
 
-    def _rows_of(self, units: Snapshot, of: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def _rows_of(self, units: Snapshot, of: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows of ``units`` that share study, model, document and action with a record."""
-        wanted = {hash(tuple(row[name] for name in GROUP_KEY)) for row in of}
+        names = {name: [row[name] for row in of] for name in GROUP_KEY}
+        wanted = _hashes(pa.table(names, schema=pa.schema([(name, pa.string()) for name in names])))
         files = {file.path: file for file in units.files()}
         small = [path for path, file in files.items() if (file.rows or 0) <= ROW_GROUP_ROWS]
         # A writer of new units reads none of their rows.
         groups = self._folder.of_files(units, GROUP_KEY, _hashes, small)
-        paths = [path for path in files if path not in groups or not wanted.isdisjoint(groups[path])]
-        if not paths or not wanted:
+        paths = [path for path in files if path not in groups or np.isin(groups[path], wanted).any()]
+        if not paths or not of:
             return []
-        names = {name: {row[name] for row in of} for name in GROUP_KEY}
-        same = [pc.field(name).isin(pa.array(sorted(values), pa.string())) for name, values in names.items()]
+        same = [pc.field(name).isin(pa.array(sorted({*values}), pa.string())) for name, values in names.items()]
         first, last = min(names["doc"]), max(names["doc"])
         # The bounds tell Arrow which row groups of a large file, which is sorted, need not be read.
         where = (pc.field("doc") >= first) & (pc.field("doc") <= last) & same[0] & same[1] & same[2] & same[3]
@@ -168,9 +170,9 @@ class UnitCommits:
         return found
 
 
-def _hashes(rows: pa.Table) -> frozenset[int]:
-    """Return the hashes of all combinations of values among the rows."""
-    return frozenset(map(hash, zip(*(column.to_pylist() for column in rows.columns), strict=True)))
+def _hashes(rows: pa.Table) -> Hashes:
+    """Return a hash of each row's combination of values."""
+    return row_hashes(rows.columns)
 
 
 def _guards(records: Iterable[Mapping[str, Any]]) -> list[Any]:

@@ -11,7 +11,6 @@ import json
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -65,20 +64,19 @@ def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events
     If row counts agree, no row is missing and no file is read. Otherwise files are read, newest first, until all events
     have a row.
     """
-    counts = rows.counts(units)
-    unknown = bool(np.any(counts.event_rows < 0))
-    left = folder.count_rows(events) - int(counts.event_rows.sum())
-    if not left and not unknown:
+    counted, there = rows.total(units, "events"), folder.count_rows(events)
+    if there == counted:
         return []
-    if left < 0 and not unknown:
-        raise folder.damaged(f"'events' has {-left:,} rows fewer than its units have: events are lost")
-    known, found = set(counts.number.tolist()), dict[int, dict[str, Any]]()
+    if counted is not None and there < counted:
+        raise folder.damaged(f"'events' has {counted - there:,} rows fewer than its units have: events are lost")
+    left = None if counted is None else there - counted
+    known, found = set(rows.counts(units).number.tolist()), dict[int, dict[str, Any]]()
     for path in events.newest_paths():
         new = {number: count for number, count in rows.rows_by_unit(events, path).items() if number not in known}
         if new:
             found |= records_of(folder, events, path, new, known)
-            left -= sum(new.values())
-        if not left and not unknown:
+            left = left and left - sum(new.values())
+        if left == 0:
             break
     return [found[number] for number in sorted(found)]
 

@@ -61,7 +61,7 @@ class UnitCounts:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def rows_in(self, table: str) -> Wide:
-        """Return how many rows each unit has in a table, int64 [units]; 0 if it has none there, -1 if unknown."""
+        """Return how many rows each unit has in a table, int64 [units], 0 without any; ``_UNKNOWN`` if unknown."""
         if table == "events":
             return self.event_rows
         if table == "trajectories":
@@ -71,6 +71,12 @@ class UnitCounts:
         if table == "branchings":
             return np.where(self.swrb, self.replicates, 0)
         return np.where(self.swrb, self.replicates * self.horizon, 0)
+
+    def total(self, table: str, without: Wide | None = None) -> int | None:
+        """Return how many rows all units (or all except ``without``) have in a table; None if a number is unknown."""
+        rows = self.rows_in(table)
+        rows = rows if without is None else rows[np.isin(self.number, without, invert=True)]
+        return None if np.any(rows == _UNKNOWN) else int(rows.sum())
 
 
 class Pending(NamedTuple):
@@ -119,8 +125,13 @@ class UnitRows:
 
     def known(self, units: Snapshot, numbers: Sequence[int]) -> set[int]:
         """Return those numbers that have a row in ``units``."""
-        there = self.counts(units).number
-        return set(there[np.isin(there, numbers)].tolist())
+        there = [part.number for part in self._counts(units).values()]
+        return {number for part in there for number in part[np.isin(part, numbers)].tolist()}
+
+    def total(self, units: Snapshot, table: str, without: Wide | None = None) -> int | None:
+        """Return how many rows units have in a table, as ``UnitCounts.total`` does for the units of one file."""
+        totals = [part.total(table, without) for part in self._counts(units).values()]
+        return None if None in totals else sum(filter(None, totals))
 
     def numbers_in(self, table: Snapshot) -> Wide:
         """Return the numbers of all units with rows in a table, sorted."""
@@ -168,14 +179,13 @@ class UnitRows:
         """
         at = versions or {}
         derived = {table: self._folder.load(table, at.get(table)) for table in NUMBERED[1:]}  # before ``units``
-        counts = self.counts(self._folder.load("units", at.get("units")))
+        units = self._folder.load("units", at.get("units"))
         found: dict[str, Wide] = {}
         for few, many in DERIVED.values():
-            found[few] = self._lacking(derived[few], counts)
+            found[few] = self._lacking(derived[few], units)
             # Rows of the small table are committed first, so a unit that it lacks is lacking in the large one, too.
-            expected = counts.rows_in(many)[~np.isin(counts.number, found[few])]
-            whole = not np.any(expected < 0) and expected.sum() == self._folder.count_rows(derived[many])
-            found[many] = found[few] if whole else self._lacking(derived[many], counts)
+            whole = self.total(units, many, found[few]) == self._folder.count_rows(derived[many])
+            found[many] = found[few] if whole else self._lacking(derived[many], units)
         return found
 
     def files_with(self, table: Snapshot, numbers: Collection[int]) -> list[str]:
@@ -189,9 +199,7 @@ class UnitRows:
         units = self._folder.load("units")
         events = self._folder.load("events")  # last: it has the events of all these units
         lacking = self.lacking(versions | {"units": units.version})
-        rows = self.counts(units).event_rows
-        whole = bool(rows.min(initial=0) >= 0 and rows.sum() == self._folder.count_rows(events))
-        return Pending(lacking, events.version, whole)
+        return Pending(lacking, events.version, self.total(units, "events") == self._folder.count_rows(events))
 
     def there(self, table: Snapshot, numbers: Collection[int]) -> set[int]:
         """Return those of some units that have rows in a derived table.
@@ -210,14 +218,13 @@ class UnitRows:
                 return set()
         return set(np.intersect1d(wanted, self.numbers_in(table)).tolist())
 
-    def _lacking(self, table: Snapshot, counts: UnitCounts) -> Wide:
-        rows = counts.rows_in(table.table)
-        if not np.any(rows < 0) and rows.sum() == self._folder.count_rows(table):
+    def _lacking(self, table: Snapshot, units: Snapshot) -> Wide:
+        if self.total(units, table.table) == self._folder.count_rows(table):
             return np.zeros(0, dtype=np.int64)
-        there = self.numbers_in(table)
+        counts, there = self.counts(units), self.numbers_in(table)
         if lost := np.count_nonzero(np.isin(there, counts.number, invert=True)):
             raise self._folder.damaged(f"'{table.table}' has rows of {lost} units that 'units' does not have")
-        wanted = counts.number[rows != 0]
+        wanted = counts.number[counts.rows_in(table.table) != 0]
         return np.unique(wanted[np.isin(wanted, there, invert=True)])
 
     def check_whole(self, versions: Mapping[str, int]) -> None:
@@ -228,12 +235,11 @@ class UnitRows:
 
         """
         tables = {name: self._folder.load(name, versions.get(name)) for name in reversed(NUMBERED)}
-        counts = self.counts(self._folder.load("units", versions.get("units")))
+        units = self._folder.load("units", versions.get("units"))
         for name, table in tables.items():
-            rows = counts.rows_in(name)
-            if np.any(rows < 0):  # of an older version, which has not been counted yet
+            expected, there = self.total(units, name), self._folder.count_rows(table)
+            if expected is None:  # of an older version, which has not been counted yet
                 continue
-            expected, there = int(rows.sum()), self._folder.count_rows(table)
             if name == "events" and there < expected and self._is_lost(expected):
                 raise self._folder.damaged(f"'events' has {there:,} rows, its units have {expected:,}: events are lost")
             if name != "events" and there > expected:

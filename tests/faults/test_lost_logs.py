@@ -15,6 +15,7 @@ from fixtures.refusals import refused
 from flows.estimate.current import estimates_are_current
 from flows.estimate.scores import score_stored
 from flows.generate.tokens import record_tokens
+from log.delta.commits import changes_rows
 from log.delta.table_log import RELIED_ON, TableLog
 from log.store import Store
 from schema.errors import DamagedStoreError
@@ -50,6 +51,11 @@ def location(finished: Path, tmp_path: Path, request: pytest.FixtureRequest) -> 
 def newest(location: Path, table: str) -> Path:
     log = TableLog(location / table)
     return log.file(log.newest())
+
+
+def is_relied_on(location: Path, table: str, version: int) -> bool:
+    """Whether a commit of another table says that it relies on a version of this one."""
+    return any(TableLog(location / other).seen().get(table, -1) >= version for other in TABLES)
 
 
 def rows(location: Path) -> dict[str, list[str]]:
@@ -106,7 +112,10 @@ def test_damaged_newest_log_files_are_mended(location: Path, kind: str, *, relie
 
 
 def test_a_lost_newest_log_file(location: Path) -> None:
-    """Of what other tables rely on it is refused; what can be made again is."""
+    """Of what other tables rely on it is refused; what can be made again is.
+
+    The last commit of a compaction has no commit after it that could tell. Without it the files before are there again.
+    """
     before = rows(location)
     for table in TABLES:
         path = newest(location, table)
@@ -114,7 +123,9 @@ def test_a_lost_newest_log_file(location: Path) -> None:
         if path.name == f"{0:020d}.json":
             continue
         path.unlink()
-        if table in RELIED_ON:
+        if not changes_rows(data.splitlines()) and not is_relied_on(location, table, int(path.stem)):
+            assert rows(location) == before
+        elif table in RELIED_ON:
             line = refused(Store.open, location, error=DamagedStoreError)
             assert line.startswith(f"{location}: table '{table}' has lost commits: '")
             assert line == refused(Store.create, location, error=DamagedStoreError)

@@ -29,6 +29,7 @@ from log.checked_files import MEMORY
 from log.delta.parquet_files import content_digest, encode_parquet
 from log.store import Store, Unit
 from log.units.commits import UnitCommits
+from log.units.numbers import NUMBERED
 from log.units.records import FOOTER
 from log.units.unit import conform_unit
 from schema.errors import InputError
@@ -203,9 +204,9 @@ def forge_rows(store: Store, table: str, edit: Callable[[list[dict[str, Any]]], 
     return forge(store, table, path, edited(store, table, path, edit, **values))
 
 
-def add_file(store: Store, table: str, data: bytes) -> None:
-    """Commit one more file, without asking what is there."""
-    path = f"{content_digest(data)}.parquet"
+def add_file(store: Store, table: str, data: bytes, path: str | None = None) -> None:
+    """Commit one more file, by default with its digest for a name, without asking what is there."""
+    path = path or f"{content_digest(data)}.parquet"
     place(store, table, path).write_bytes(data)
     rows = pq.read_metadata(pa.BufferReader(data)).num_rows
     added = AddAction(path, len(data), {}, 0, data_change=True, stats=json.dumps({"numRecords": rows}))
@@ -421,6 +422,25 @@ def test_a_unit_that_is_there_twice(made: Store) -> None:
     rows = made.read("events").filter((pc.field("action") == "full") & (pc.field("doc") == "d0"))
     add_file(made, "events", encode_parquet(rows))
     assert_found(made, r"^events: unit \(s, m/x, d0, full\) replicates \[0, 3\): has 36 of 18 rows$")
+
+
+@pytest.mark.parametrize("table", [*NUMBERED, "units"])
+def test_a_file_that_is_there_twice(made: Store, table: str) -> None:
+    """Another program added its bytes once more, under a name of its own: each unit of it is named, and mended."""
+    before, path = rows_of(made, table), made.paths(table)[0]
+    units = len(made.rows_by_unit(table, path)) if table in NUMBERED else made.row_count("units")
+    data = made.read_bytes(table, path)
+    add_file(made, table, data, "part-00000.parquet")
+    twice = {
+        "events": r"events: unit \(.*\): has \d+ of \d+ rows$",
+        "units": r"units \(.*\): 2 rows have this key, must be 1$",
+    }
+    said = twice.get(table, rf"{table}: unit \(.*\): there are \d+ rows, must be \d+ as its events give$")
+    found = [line for line in file_faults(made) if re.match(said, line)]
+    assert len(found) == units, file_faults(made)
+    assert list(repair(made, [fault for check in verify(made) for fault in check.faults]))
+    assert rows_of(made, table) == before
+    assert file_faults(made) == []
 
 
 def test_rows_deleted_by_another_program(made: Store) -> None:
