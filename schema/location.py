@@ -60,7 +60,7 @@ def filesystem_of(location: str) -> tuple[pa.fs.FileSystem, str]:
 
 
 def check_regular(path: Path) -> None:
-    """Raise InputError if a path is a folder, a pipe or a device; reading a pipe waits, a device may have no end."""
+    """Refuse a folder, a pipe or a device: reading a pipe waits, and a device may have no end."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: is {'a folder' if path.is_dir() else 'no regular file'}; give a file")
 

@@ -61,7 +61,7 @@ def read_only(views: Views, store: Store) -> ReadOnlyViews:
 
 
 def check_reads(query: str) -> int:
-    """Raise InputError if a statement is not a select, an explain of a select, or a pragma of ``PRAGMAS``.
+    """Refuse a statement that is not a select, an explain of a select, or a pragma of ``PRAGMAS``.
 
     Returns:
         The number of statements.

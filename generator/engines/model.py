@@ -94,7 +94,7 @@ class EngineModel:
         return PreparedSides(self, document, tuple(actions), horizon, prepared, self.law)
 
     def check_prompt(self, document: Document, horizon: int) -> None:
-        """Raise InputError if a side cannot read the prompt."""
+        """Refuse a prompt that a side cannot read."""
         for name, side in {"the reference": self.reference, **self.sides}.items():
             _check_prompt(document, horizon, side, name)
 

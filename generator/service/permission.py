@@ -28,7 +28,7 @@ def load_modules(names: Iterable[str]) -> frozenset[str]:
 
 
 def check_modules(pending: Collection[PendingMessage], allowed: Collection[str]) -> None:
-    """Raise InputError if a request names a module that is not allowed."""
+    """Refuse a request that names a module which is not allowed."""
     for number, item in enumerate(pending):
         parts = {
             "selector": item.action.selector, "codec": item.action.codec_name, "policy": item.action.policy_name,

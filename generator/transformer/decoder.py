@@ -141,7 +141,7 @@ def is_device_lost(error: Exception) -> bool:
 def check_prompt(
     document: Document, horizon: int, positions: int | None, vocabulary: int | None, switch: int | None = None
 ) -> None:
-    """Raise InputError if the model cannot read a document; ``positions`` and ``vocabulary`` are None if unknown.
+    """Refuse a document that the model cannot read; ``positions`` and ``vocabulary`` are None if unknown.
 
     If RoPE has other frequencies beyond ``switch`` positions, prompt and continuation must be on one side of it.
     """

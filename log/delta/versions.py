@@ -160,7 +160,7 @@ class TableVersions(DataFiles):
         return f"{self.location} is not a kvdrift store: it has no '{table}' table"
 
     def check_nothing_lost(self) -> None:
-        """Raise DamagedStoreError if a table has lost commits that another table relies on."""
+        """Check that no table has lost commits on which another table relies."""
         for table, wanted, other in () if self._disk is None else lost_commits(self._disk.logs):
             raise self.damaged(f"table '{table}' has lost commits: '{other}' relies on its version {wanted}")
 
