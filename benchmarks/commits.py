@@ -1,11 +1,11 @@
-"""What the log of a store takes of many workers: commits, races that they lose for a version, and their waits.
+"""The cost of many workers on the log of one store: commits, races lost for a version, and waits.
 
     python -m benchmarks.commits                           # 200 and 1,000 workers, in a folder
     python -m benchmarks.commits --workers 200 --where s3  # moto's S3 server on this machine
 
 A simulated worker is a thread with a store of its own. It sleeps as long as a worker of a cluster generates between two
-commits, by ``flows.cluster.groups``, and then commits the units of two documents. With ``--at-once`` no worker sleeps.
-Afterwards the store's events are compared with what the workers gave it.
+commits (``flows.cluster.groups``), and then commits the units of two documents. With ``--at-once`` no worker sleeps.
+Afterwards the store's events are compared with the events that the workers appended.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ TABLES = ("events", "units")  # that a commit of units makes a version of
 
 @dataclass(frozen=True)
 class Simulated:
-    """What became of the commits of simulated workers.
+    """The result of simulated workers.
 
     Attributes:
-        commits: Groups of units, each of which is a version of two tables.
-        lost_races: For versions of both tables.
-        seconds: From the first worker's beginning to the last one's end.
-        cpu_seconds: Of this process.
-        waited: Seconds that each group's commit took.
+        commits: Groups of units; each group is one version of two tables.
+        lost_races: Lost races for versions of both tables.
+        seconds: Seconds from the first worker's beginning to the last worker's end.
+        cpu_seconds: CPU seconds of this process.
+        waited: Seconds of each group's commit.
         lost: Rows of events that the store lacks.
-        doubled: Rows of events that it has and should not.
+        doubled: Rows of events that the store has too often.
 
     """
 
@@ -71,12 +71,12 @@ class Simulated:
 def simulate(
     location: str, workers: int, commits: int, races: AbstractContextManager[Any], *, at_once: bool = False
 ) -> Simulated:
-    """Have simulated workers commit groups of units to a new store's log.
+    """Let simulated workers commit groups of units to a new store's log.
 
     Args:
-        location: Where the store is made.
-        workers: How many workers there are.
-        commits: How many groups each commits.
+        location: The location of the new store.
+        workers: The number of workers.
+        commits: The number of groups of each worker.
         races: Counts lost races.
         at_once: Whether workers commit without any sleep.
 
@@ -114,7 +114,7 @@ def units_of(number: int) -> list[Unit]:
 
 
 def compared(store: Store, given: list[Unit]) -> tuple[int, int]:
-    """Return how many rows of events the store lacks of those that it was given, and how many it has beside them."""
+    """Return how many given rows of events the store lacks, and how many rows it has besides."""
     names = list(given[0].events.column_names)
     key = [(name, "ascending") for name in EVENTS.key if name in names]
     rows = [
@@ -126,7 +126,7 @@ def compared(store: Store, given: list[Unit]) -> tuple[int, int]:
 
 @contextmanager
 def place(where: str) -> Iterator[tuple[str, Any]]:
-    """A place for stores, and what counts the lost races of a store there."""
+    """Yield a place for stores, and a counter of lost races of a store there."""
     if where == "s3":
         with s3_server() as server, patch.dict(os.environ, server.environment):
             yield server.url, lambda _: lost_races_there(server)
@@ -136,7 +136,7 @@ def place(where: str) -> Iterator[tuple[str, Any]]:
 
 
 def main() -> None:
-    """Simulate, and print what it took."""
+    """Simulate workers, and print the cost."""
     parser = benchmark_parser("commits", "Commits of many workers to one log.")
     parser.add_argument("--workers", type=int, nargs="+", default=[200, 1_000], metavar="N")
     parser.add_argument("--commits", type=int, default=2, metavar="N", help="of each worker")

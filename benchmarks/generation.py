@@ -65,7 +65,7 @@ _FEWEST = 128  # prompt entries, of which SnapKV's window is half
 
 @dataclass(frozen=True)
 class Case:
-    """A model's shape, and what is generated with it."""
+    """A model's shape, and the sizes of the generation."""
 
     layers: int = 8
     width: int = 512
@@ -103,10 +103,10 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What one run took and drew.
+    """The cost and the tokens of one run.
 
     Attributes:
-        replicates: K, which is smaller where K copies do not fit into memory.
+        replicates: K, which is smaller if K copies do not fit into memory.
         prompt_seconds: Seconds of prefill and eviction.
         decode_seconds: Seconds of decoding.
         streams: Next-token laws computed per step.
@@ -213,7 +213,7 @@ def _device_peak(case: Case) -> int | None:
 
 
 def fitting_copies(case: Case) -> int:
-    """Return for how many replicates of one action the copies fit into memory, at most K."""
+    """Return for how many replicates of one action, at most K, the copies fit into memory."""
     shape = model_shape(case)
     entries = case.entries + 2 * max(case.kept()) + 3 * case.horizon
     growing = 2 * case.entries / case.layers  # a layer's keys and values before and after a token is appended
@@ -235,7 +235,7 @@ def weight_bytes(case: Case) -> int:
 
 
 def measure_phase(case: Case, name: str, peaks: Peaks) -> dict[str, Any]:
-    """Decode at one phase; returns steps per second, their bound, and what a step does at least."""
+    """Decode at one phase; return steps per second, their bound, and the least work of a step."""
     replicates = 1 if name == "start" else case.replicates
     savings = ALL_SAVINGS if name == "start" else Savings(share_equal_histories=False, share_until_parting=False)
     run = measure(partial(run_shared, control=True), replace(case, replicates=replicates), savings).value
@@ -253,7 +253,7 @@ def measure_phase(case: Case, name: str, peaks: Peaks) -> dict[str, Any]:
 
 
 def roofline(case: Case, runs: RunsByPart) -> dict[str, Any]:
-    """Return both phases, the peaks, and how many times as long copies take for the parted phase's pairs."""
+    """Return both phases, the peaks, and the ratio of times for the parted phase's pairs with copies."""
     peaks = measure(measure_peaks, case.device, case.dtype, case.threads).value
     phases = {name: measure_phase(case, name, peaks) for name in ("start", "parted")}
     pairs = case.replicates * (len(case.actions()) + 1)
@@ -276,7 +276,7 @@ PHASES = {"all": attrgetter("seconds"), "decode": attrgetter("decode_seconds")}
 
 
 def compare(case: Case, parts: Sequence[str], repetitions: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
-    """Measure one prompt length; returns rows and facts."""
+    """Measure one prompt length; return rows and facts."""
     copied = replace(case, replicates=max(fitting_copies(case), 1))
     runs: RunsByPart = {name: [] for name in parts}
     for _ in range(repetitions):
@@ -346,7 +346,7 @@ def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
 
 
 def _different_tokens(one: MeasuredRun, other: MeasuredRun) -> int:
-    """Count different tokens in the replicates that both have; other kernels round differently."""
+    """Count different tokens in the replicates that both runs have; other kernels round differently."""
     count = min(one.replicates, other.replicates)
     return sum(
         int((tokens[action][:count] != others[action][:count]).sum())
