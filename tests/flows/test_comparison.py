@@ -1,4 +1,4 @@
-"""The study file against a finished store: what is refused, what is grown, and what the lines say."""
+"""Compare a study file with a finished store: refusals, growth, and the lines about them."""
 
 from __future__ import annotations
 

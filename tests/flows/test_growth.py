@@ -1,4 +1,4 @@
-"""Growth of a finished study's plan, and planning anew: a later revision, exact, marked seen where it came after outcomes."""
+"""Growth of a finished study's plan, and new plans, exact and marked seen if made after outcomes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def plan_of(run: StudyRun) -> FrozenPlan:
 
 
 def values(run: StudyRun) -> dict[str, pa.Table]:
-    """What the views show, but for versions, times, what is said of the plan, and the last bits of sums in views."""
+    """Return the values in the views without versions, times, words about the plan, and the last bits of sums."""
     left_out = {"status", "plan_sha256", "events_version", "inputs_sha256", "prefill_seconds", "decode_seconds"}
     with open_views(run.store) as views:
         found = {view: views.rows(view) for view in VIEWS}
@@ -113,7 +113,7 @@ def statuses(run: StudyRun) -> set[tuple[str, str]]:
 
 
 def faults(run: StudyRun, last: str = "calibration") -> list[str]:
-    """What ``verify`` finds up to its check of this subject; the views come after."""
+    """Return the faults that ``verify`` finds up to its check of this subject; checks of views come later."""
     found = []
     for check in verify(run.store):
         found += map(str, check.faults)

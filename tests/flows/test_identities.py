@@ -257,7 +257,7 @@ def test_more_documents_of_the_same_file_are_no_other_laws(laws: Path) -> None:
 
 
 def test_units_from_before_identities_are_not_added_to(laws: Path, tmp_path: Path) -> None:
-    """An older store goes on as it is while nothing is to be generated; what is added must be redone."""
+    """An older store stays usable while nothing is generated; actions must be redone before units are added."""
     run = finite_run(laws)
     older = Store.create(tmp_path / "older")
     for table in ("studies", "documents", "actions", "plans", "exact_values"):

@@ -1,4 +1,4 @@
-"""A study as it moves: what is counted as it comes is what is there, and the quick interval is the textbook's."""
+"""A running study: units counted as they come are those of the store, and the quick interval is the textbook's."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_study_that_stopped_has_nothing_to_do(laws: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("documents", [1, 5])
 def test_a_study_that_is_killed_stops_at_the_same_look(laws: Path, documents: int) -> None:
-    """Runs of a few documents each end within looks; what a run has not derived, another one does."""
+    """Runs of a few documents each end within looks; a run derives what an earlier run has not derived."""
     for _ in range(12):
         run = study_run(laws, "other", limit=documents)
         begin(run)
