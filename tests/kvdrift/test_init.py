@@ -186,7 +186,7 @@ def test_a_model_that_no_folder_and_no_hub_has_is_refused_at_once(
         (("--model", "./nowhere"), "--model ./nowhere: no such folder"),
         (("--documents", "x.jsonl"), "--documents x.jsonl: kvdrift/tiny reads no text; give --model too"),
         (("--documents", "x.jsonl", "--model", "org/m"), "--documents x.jsonl: no such file, expected JSON Lines"),
-        (("--documents", "x.jsonl", "--task", "needle"), "--task: belongs to prompts that are made here"),
+        (("--documents", "x.jsonl", "--task", "needle"), "--task: names prompts that kvdrift makes"),
     ],
 )
 def test_mistakes_write_nothing(

@@ -94,7 +94,7 @@ def test_a_path_that_only_the_working_folder_has_is_refused_with_the_right_one(
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (("length = 384\n", ""), "documents[0].length: missing; write length = 768, say (How many tokens a prompt has at most)"),
+        (("length = 384\n", ""), "documents[0].length: missing; write length = 768, say (The most tokens that a prompt has)"),
         (('name = "small"\n', ""), 'study.name: missing; write name = "my-study", say'),
         (('primary = ["gap", "mismatch"]\n', ""), 'plan.primary: missing; write primary = ["gap"], say'),
         (('keep = "1/2"\n', ""), 'actions[0].keep: missing; write keep = "1/2", say'),
