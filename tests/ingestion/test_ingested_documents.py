@@ -1,4 +1,4 @@
-"""Documents files that ``kvdrift ingest`` reads: every format, what they are about, and what is wrong in them."""
+"""Documents files that ``kvdrift ingest`` reads: every format, the documents they apply to, and their errors."""
 
 from __future__ import annotations
 

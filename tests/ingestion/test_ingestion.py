@@ -1,4 +1,4 @@
-"""``kvdrift ingest``: right logs go in whole and once, whatever their format and order; what is wrong is named and stays out."""
+"""``kvdrift ingest``: correct logs go in whole and once, in any format and order; errors are named and stay out."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_portions_are_whole_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_memory_does_not_take_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, write_ipc: bool
 ) -> None:
-    """A group has 48 rows, the log 384; a small file may hold any number of them."""
+    """A group has 48 rows, the log 384; even a small file may claim any number of rows."""
     path, shuffled = tmp_path / "log", tmp_path / "shuffled"
     order = pa.array(np.random.default_rng(1).permutation(LOG.num_rows))
     for target, rows in ((path, LOG), (shuffled, LOG.take(order))):
@@ -526,7 +526,7 @@ def test_a_row_without_a_name_has_no_unit(run: Run) -> None:
 @pytest.mark.parametrize("empty", ["", " \t"])
 @pytest.mark.parametrize("column", GROUP_KEY)
 def test_an_empty_name_is_none(run: Run, column: str, empty: str) -> None:
-    """Nobody could ask for what has it."""
+    """Nobody could query rows with an empty name."""
     value = LOG[column][0].as_py()
     names = pa.array([empty if name == value else name for name in LOG[column].to_pylist()])
     log = LOG.set_column(LOG.schema.get_field_index(column), column, names)

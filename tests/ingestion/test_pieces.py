@@ -49,7 +49,7 @@ def later(log: pa.Table = LOG, last: int = 5) -> pa.Table:
 
 
 def tables(location: Path) -> dict[str, pa.Table]:
-    """Events and what is derived of them, in the order of their keys, without the units that they came in."""
+    """Return events and derived rows in the order of their keys, without the units that they came in."""
     watch(location, 0.0, iter([False, True]).__next__)
     store = Store.open(location)
     return {

@@ -331,7 +331,7 @@ def test_derive_with_nothing_to_do_where_nothing_may_be_written(
 
 
 def test_status_says_what_is_left_and_the_next_command(finished: Path, tmp_path: Path) -> None:
-    """After an action was redone, one dropped and one added, before anything of them is generated."""
+    """An action was redone, one dropped and one added, and none of their units is generated yet."""
     location = shutil.copytree(finished, tmp_path / "store")
     store = Store.open(location)
     rows = {row["action"]: row for row in store.read("actions").to_pylist()}
@@ -364,7 +364,7 @@ def test_status_of_what_is_not_derived_estimated_or_written(finished: Path, tmp_
 def test_a_compacted_study_is_as_finished_as_before(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there are many files, status names the command that makes them few."""
+    """If there are many files, status names the command that merges them."""
     location = shutil.copytree(finished, tmp_path / "store")
     before = list(status_lines(Store.open(location)))
     files = len(Store.open(location).paths("events"))

@@ -1,4 +1,4 @@
-"""Examples below the help, what shells complete, answers as JSON, and what is said before anything is loaded."""
+"""Examples below the help, completion in shells, answers as JSON, and the lines printed before anything is loaded."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_python_takes_who_generates_as_the_command_does(tmp_path: Path) -> None:
 
 
 def completed(words: str, folder: Path) -> list[str]:
-    """What bash is offered for the last word."""
+    """Return the words that bash offers for the last word."""
     environment = os.environ | {
         "_KVDRIFT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1),
         "PYTHONPATH": str(ROOT),
@@ -152,7 +152,7 @@ def test_verify_and_list_as_json(finished: Path, capsys: pytest.CaptureFixture[s
 def test_without_a_terminal_a_line_says_what_takes_long(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is done by then gets none, and neither does what was to be done before a stage began."""
+    """A stage that ends by then gets no line, and neither does work done before a stage began."""
     monkeypatch.setattr("kvdrift.console._QUIET_SECONDS", 0.2)
     with ConsoleProgress() as console:
         console.doing("loading")
@@ -172,7 +172,7 @@ def test_without_a_terminal_a_line_says_what_takes_long(
 
 
 def test_a_terminal_is_told_what_is_done_before_it_is_done(tmp_path: Path) -> None:
-    """The libraries take seconds to load, and nothing of them is loaded when the first words are there."""
+    """Libraries take seconds to load, and none is loaded when the first words appear."""
     ours, theirs = pty.openpty()
     program = (
         "import sys\nfrom kvdrift.console import ConsoleProgress\n"

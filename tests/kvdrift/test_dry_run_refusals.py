@@ -76,7 +76,7 @@ def _copy(model: Path, name: str, changes: dict[str, Any]) -> Path:
 
 
 def same_line(capsys: pytest.CaptureFixture[str], study: Path, store: Path, *options: str) -> str:
-    """What both say; nothing is written."""
+    """Return the line that both commands print; nothing may be written."""
     lines = [mistake(capsys, "run", study, "--store", store, *options, *dry) for dry in ((), ("--dry-run",))]
     assert lines[0] == lines[1]
     return lines[0]
@@ -136,7 +136,7 @@ def test_a_store_of_a_newer_version_is_no_missing_one(capsys: pytest.CaptureFixt
 
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing may be measured, or what is measured does not matter."""
+    """Replace the measurement of time, for tests in which it must not run or does not matter."""
     monkeypatch.setattr("kvdrift.dry_run.needs._time_lines", lambda *_, **__: iter(()))
 
 

@@ -1,4 +1,4 @@
-"""``kvdrift list``, and what is found of models on this machine."""
+"""``kvdrift list``, and the models found on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def listing(capsys: pytest.CaptureFixture[str], what: str) -> str:
-    """What ``kvdrift list`` prints."""
+    """Return the output of ``kvdrift list``."""
     code, out, _ = call(capsys, "list", what)
     assert code == 0
     return out

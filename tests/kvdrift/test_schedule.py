@@ -1,4 +1,4 @@
-"""What ``kvdrift schedule`` refuses before it asks a server; tests/flows/scheduling has a server."""
+"""Mistakes that ``kvdrift schedule`` refuses before it asks a server; tests/flows/scheduling has a server."""
 
 from __future__ import annotations
 

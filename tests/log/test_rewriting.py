@@ -1,4 +1,4 @@
-"""Files that are rewritten, by kvdrift or by any other Delta tool: the same rows, whoever reads or writes meanwhile."""
+"""Files rewritten by kvdrift or by any other Delta tool have the same rows, whoever reads or writes meanwhile."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def test_a_store_of_version_1(tmp_path: Path) -> None:
 
 
 def test_files_of_every_size_that_are_too_many_are_put_together() -> None:
-    """Small ones that come all the time do not keep larger ones from it."""
+    """Small files that keep coming do not prevent merging larger ones."""
     small, large, few = (
         [StoredFile(f"{rows}-{n}", 1, rows) for n in range(n)] for rows, n in ((20, 20), (900, 18), (2, 3))
     )
@@ -387,7 +387,7 @@ def _rewrite(table: DeltaTable) -> None:
 
 
 def _clean_up(table: DeltaTable) -> None:
-    """Delete what a checkpoint makes needless, whatever its age."""
+    """Delete the files that a checkpoint makes unnecessary, whatever their age."""
     table.create_checkpoint()
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
     again = DeltaTable(table.table_uri)
@@ -413,7 +413,7 @@ TOOLS: dict[str, Callable[[DeltaTable], object]] = {
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_any_delta_tool_may_work_on_any_table(store: Store, tmp_path: Path, tool: str) -> None:
-    """Between two halves of what is done to a store, and after them: every row is there, once, and all goes on."""
+    """A Delta tool works between two steps of every operation, and after it: every row is there once, and work goes on."""
     whole, store = store, Store.open(shutil.copytree(store.location, tmp_path / "plain"))  # delta-rs writes to no other
     for one in (store, whole):
         one.append_units(some_units("d1", first=2))  # not derived yet

@@ -35,7 +35,7 @@ def column(tab: Page, head: str) -> list[str]:
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_page_is_wider_than_its_window(tabs: Tabs, page: Path, width: int) -> None:
-    """Also with all of it open, and in the dark, where grounds, text and curves change together."""
+    """The page may be fully open, and dark; background, text and curves then change together."""
     grounds, curves = set(), set()
     for scheme in ("light", "dark"):
         tab = tabs.open(page, width=width, scheme=scheme)

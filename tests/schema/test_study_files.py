@@ -1,4 +1,4 @@
-"""Study files: hashes that stay, paths that begin at the file's folder, and lines that say what would be right."""
+"""Study files: stable hashes, paths relative to the file's folder, and error lines that say what would be right."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_value_that_is_not_taken_says_what_would_be(tmp_path: Path, old: str, 
 
 
 def _several(many: int, section: str) -> str:
-    """A section of a study file so many times."""
+    """Return a section of a study file, repeated."""
     return "".join(section.format(number) for number in range(many))
 
 

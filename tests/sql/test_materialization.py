@@ -1,4 +1,4 @@
-"""Stored moments of documents: equal to the last bit to what the views compute, and taken only where they still are."""
+"""Stored moments of documents: equal to the views' to the last bit, and used only while they are current."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def generate(store: Store, *units: Unit) -> None:
 
 
 def assert_as_computed(store: Store, views: Iterable[str] = MATERIALIZED) -> None:
-    """Views have the same bits with stored moments and without.
+    """Assert that views have the same bits with stored moments and without.
 
-    The views of moments have other texts where moments are stored, and no other view has: it suffices to compare those
-    wherever what is taken is another, and all views once where moments are stored, and once where some of them wait.
+    Only views of moments have other texts if moments are stored. It suffices to compare these views for every kind of
+    source, and all views once with stored moments and once if some moments wait.
     """
     with open_views(store) as stored, open_views(store, materialized=False) as computed:
         for view in views:
@@ -100,7 +100,7 @@ def test_stored_moments_are_those_that_are_computed(store: Store) -> None:
 
 
 def test_moments_are_kept_in_the_order_of_their_grain(store: Store) -> None:
-    """Or the last bits of what is summed over documents would say in which order their moments were stored."""
+    """Otherwise the last bits of sums over documents would depend on the order in which moments were stored."""
     add_documents(store, "a")
     generate(store, *(make_unit("a", action=action) for action in ("two", "one")))
     assert materialize_moments(store, 1) == 2
@@ -288,7 +288,7 @@ def test_moments_of_a_commit_that_was_lost_are_not_taken(store: Store, again: bo
 
 
 def test_no_moments_are_stored_of_steps_without_units(made: Store, tmp_path: Path) -> None:
-    """Steps are found by their units: those without would be left out of the means."""
+    """Steps are found by their units, so steps without a unit would be missing in the means."""
     store = Store.open(shutil.copytree(made.location, tmp_path / "plain"))  # a folder whose name delta-rs takes
     generate(store, make_unit("d1", action="one", first=4))
     steps = DeltaTable(f"{store.location}/steps")

@@ -1,4 +1,4 @@
-"""What ``kvdrift sql`` takes: queries that read. What writes or leaves the store is one line, and nothing is written."""
+"""``kvdrift sql`` accepts queries that only read. Other queries get one error line, and nothing is written."""
 
 from __future__ import annotations
 
