@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepScores:
-    """What one step measured.
+    """The measurements of one step.
 
     Attributes:
         loss: The training loss.

@@ -36,7 +36,7 @@ PARTIAL = "derive-partial"
 NAMED_FAILURES = 3  # how many failures an error line names
 
 SEGMENT_ROWS: Final = 1 << 19
-"""Events of one segment: what a worker holds, and what becomes one file of each derived table."""
+"""The most events of a segment, which a worker holds in memory; a segment becomes one file of each derived table."""
 
 Row = dict[str, Any]
 

@@ -14,7 +14,7 @@ from generator.generation import Work
 from schema.errors import InputError, KvdriftError, OperationError
 
 IN_A_ROW = 3
-"""Failing documents: the cause then lies elsewhere."""
+"""The number of documents that may fail in a row; generation then stops, since the cause lies elsewhere."""
 
 
 class Trying:

@@ -32,7 +32,7 @@ from schema.progress import Progress
 from schema.study import Study
 
 Identities = Mapping[tuple[str, str, int], ActionIdentity]
-"""What makes the units of each study, action and revision, as the store has it."""
+"""The identity of each study, action and revision, as the store has it."""
 
 Generate = Callable[[Study, Work], Generator[list[Unit], None, None]]
 """Makes the units of a study's work: yields one list for each document, in any order."""

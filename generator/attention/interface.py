@@ -33,7 +33,7 @@ class LayerAttention(Protocol):
             query: [B, heads, T, size], rotated.
             key: [B, KV heads, T, size], rotated.
             value: [B, KV heads, T, size].
-            scaling: What products of queries and keys are multiplied by.
+            scaling: The factor of products of queries and keys.
             terms: What the layer's attention has beside a softmax over all earlier positions.
 
         Returns:

@@ -55,7 +55,7 @@ def attend_capped(query: Tensor, key: Tensor, value: Tensor, scaling: float, sof
         query: [..., T, size].
         key: [..., S, size].
         value: [..., S, size].
-        scaling: What products of queries and keys are multiplied by.
+        scaling: The factor of products of queries and keys.
         softcap: c.
 
     Returns:

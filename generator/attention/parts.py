@@ -35,7 +35,7 @@ def attend_part(
         query: [B, heads, T, size].
         key: [B, heads, S, size].
         value: [B, heads, S, size].
-        scaling: What products of queries and keys are multiplied by.
+        scaling: The factor of products of queries and keys.
         causal: Whether query t sees no key after t; then T = S.
         softcap: The layer's soft cap, if it has one; not of causal attention.
 
@@ -111,7 +111,7 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
         query: [1, heads, T, size].
         key: [KV heads, S, size].
         value: [KV heads, S, size].
-        scaling: What products of queries and keys are multiplied by.
+        scaling: The factor of products of queries and keys.
 
     Returns:
         The attention output, [1, heads, T, size].

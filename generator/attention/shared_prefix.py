@@ -217,7 +217,7 @@ class SharedPrefix:
             query: [rows, heads, 1, size].
             key: [rows, KV heads, 1, size].
             value: Likewise.
-            scaling: What products of queries and keys are multiplied by.
+            scaling: The factor of products of queries and keys.
             terms: Not used: those that the prompt was prefilled with count.
 
         Returns:

@@ -37,7 +37,7 @@ class QueryChunk:
         hidden: [T, width], what the queries were projected from.
         cos: [T, size], by which the queries were rotated.
         sin: [T, size], by which the queries were rotated.
-        scaling: What products of queries and keys are multiplied by.
+        scaling: The factor of products of queries and keys.
         module: The layer's attention module.
         rotary: A copy of the model's rotary embedding.
     """

@@ -50,12 +50,13 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Check a selector, codec or policy on small models: what it keeps, stores or reads, and what is generated with it.
+    """Check a selector, codec or policy on small models: its kept entries, its storage, and the events generated with
+    it.
 
-    The name of an engine, such as llama.cpp, checks its adapter; a study file checks the servers or the weights that
-    its sides have.
+    The name of an engine, such as llama.cpp, checks the engine's adapter. A study file with an engine checks its
+    servers or weights.
 
-    A module is found in the working folder, or else among installed ones. Exit code 1: a check fails.
+    A module is found in the working folder, or else among installed modules. Exit code 1: a check fails.
     """
     from generator.generation.engine_models import ENGINES
 

@@ -30,7 +30,7 @@ def confirm(
 ) -> None:
     """Write a study file of some actions and the baseline, on documents that no study in the store has evaluated.
 
-    Run in the same store, what it plans is prespecified.
+    If the new study runs in the same store, its plan is prespecified.
     """
     from flows.plan.confirmation import write_confirmation
     from flows.run.options import default_location

@@ -57,7 +57,7 @@ def ingest(
         float, typer.Option("--interval", min=0.05, help="Seconds between two checks with --watch.")
     ] = 1.0,
 ) -> None:
-    """Append events that another generator made, after checking every one of them.
+    """Check the events that another generator made, and append those without errors.
 
     With --pieces a replicate may be spread over files, in any order: it goes in once all its positions are there. With
     --watch files are taken as they appear.

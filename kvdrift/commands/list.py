@@ -1,4 +1,4 @@
-"""``kvdrift list``: what can be named in a study file or a query."""
+"""``kvdrift list``: the names that a study file or a query can use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """List what can be named in a study file or a query."""
+    """List the names that a study file or a query can use."""
     listers = {
         "selectors": _selectors, "codecs": _codecs, "policies": _policies, "tasks": _tasks, "views": _views,
         "models": _models, "quantities": _quantities,
@@ -63,7 +63,7 @@ def _policies() -> list[tuple[str, str]]:
 
 
 def _of_kind(part: PartKind[Any], known: Mapping[str, type[Any]]) -> list[tuple[str, str]]:
-    """List the package's classes, those of entry points, and how a study names a class of the user's own."""
+    """List the package's classes, the classes of entry points, and the form in which a study names a user's class."""
     from generator.selectors.own.names import distribution_of, entry_point, entry_point_names, own_class
 
     rows = [(name, _described(kind)) for name, kind in known.items()]

@@ -43,12 +43,12 @@ def report(
 ) -> None:
     """Write the report of a store's studies, one page each, or one page that compares several stores.
 
-    Several stores, or with --side-by-side the studies of one, stand side by side on a leaderboard: models, say, or
-    versions of a selector. If two of them have the same documents, their actions are subtracted over these. Studies
-    that differ in temperature alone have a figure of divergence against it.
+    Several stores, or with --side-by-side the studies of one, are compared on a leaderboard: models, for example, or
+    versions of a selector. If two of them have the same documents, their actions are subtracted over these documents.
+    Studies that differ only in temperature have a figure of divergence against temperature.
 
-    With --live a study that runs has a page of what is there, in the folder live of its report: it says that it is
-    preliminary, recommends nothing and reloads itself. It ends with the study.
+    With --live a running study has a page of its present results, in the folder live of its report. The page says that
+    it is preliminary, recommends nothing and reloads itself. It ends with the study.
     """
     # A report shows tokens as text if the tokenizer is on this machine; nothing is downloaded for that.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

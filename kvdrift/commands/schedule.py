@@ -56,10 +56,10 @@ def schedule(
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Keep this process running, and run the study in it.")] = False,
 ) -> None:
-    """Have a Prefect server start a study: each run goes on where the one before stopped.
+    """Have a Prefect server start a study: each run goes on where the run before stopped.
 
-    The server is the one that PREFECT_API_URL or the active Prefect profile names. One run of a deployment goes on at
-    a time; others wait.
+    The server is that of PREFECT_API_URL or of the active Prefect profile. Only one run of a deployment works at a
+    time; others wait.
     """
     from flows.cluster.address import check_gpus
     from flows.run.options import default_location, named_service, named_workers

@@ -48,11 +48,12 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Print a trajectory: both tokens of each position as text, where they differ, delta and f.
+    """Print a trajectory: both tokens of each position as text, the positions of mismatches, delta and f.
 
-    Of a document with answers it prints the lines of the prompt that state them and that the action does not keep.
+    For a document with answers, it also prints the lines of the prompt that state them and that the action does not
+    keep.
 
-    A model whose tokenizer is not on this machine has the tokens' numbers in place of their text.
+    If the model's tokenizer is not on this machine, tokens are printed as numbers.
     """
     from generator.transformer.files.tokenizer import token_reader
     from kvdrift.queries.formats import print_table

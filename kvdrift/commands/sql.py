@@ -51,10 +51,10 @@ def sql(
 ) -> None:
     """Answer SQL over a store's tables and views, also while a study is running.
 
-    Views show what is derived: 'kvdrift derive STORE --watch' beside a run keeps them up. Where units lack, a note on
-    standard error says how many.
+    Views show derived rows: 'kvdrift derive STORE --watch' beside a run keeps them up to date. If units are not derived
+    yet, a note on standard error says how many.
 
-    Queries read: what writes, or reaches a file outside the store or the network, is refused.
+    Queries can only read: a statement that writes, or that reaches a file outside the store or the network, is refused.
     """
     from kvdrift.queries.prompt import Prompt
     from log.store import Store

@@ -1,4 +1,4 @@
-"""``kvdrift status``: what a store holds and what is left to do in it."""
+"""``kvdrift status``: a store's content, and the work left to do in it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def status(
     ] = 2.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a store holds, what is left to generate, derive, estimate and write, and the command that does it.
+    """Show a store's content, the work left to generate, derive, estimate and write, and the next command.
 
-    With --watch: units done of those planned, rate, time left, and the divergence so far, which is preliminary. It
-    reads only, beside whatever writes the store.
+    With --watch: done and planned units, rate, time left, and the divergence so far, which is preliminary. It only
+    reads, and does not disturb writers of the store.
     """
     from log.store import Store
 
@@ -73,7 +73,7 @@ def status_lines(store: Store) -> Iterator[str]:
 
 
 def store_status(store: Store) -> Row:
-    """Return what a store holds and what is left to do, and the same of each study and model in it, as plain values."""
+    """Return a store's content and the work left, for the store and for each study and model in it, as plain values."""
     from flows.estimate.scores import Scoring
 
     version = store.version("events")
@@ -204,7 +204,7 @@ def _study_lines(study: Row) -> Iterator[str]:
 
 
 def _splits(places: Counter[Place], current: Holdings, by_now: Mapping[str, int] | None) -> list[Row]:
-    """Count the documents of each split, and those that are generated."""
+    """Count the documents of each split, and how many of them are generated."""
     documents, generated, units = Counter[str | None](), Counter[str | None](), Counter[str | None]()
     for place, count in places.items():
         documents[place.split] += count
@@ -264,7 +264,7 @@ def _underived(store: Store, numbers: Wide) -> Counter[tuple[str, str]]:
 
 
 def _superseded(held: Holdings, actions: Mapping[str, Row]) -> Iterator[Row]:
-    """List the superseded revisions: those whose units no view shows."""
+    """List the superseded revisions, whose units no view shows."""
     revisions = Counter[tuple[str, int]]()
     for (_, own), count in held.items():
         for one in own:

@@ -42,9 +42,9 @@ def verify(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read everything in a store and compare it with the log and with what it was made from.
+    """Read everything in a store, and compare it with the log and with its sources.
 
-    No row is changed unless --repair asks for it. What is taken away then lies in STORE/set-aside.
+    No row is changed unless --repair asks for it. Files taken away by a repair are then in STORE/set-aside.
     STORE/.checked says which files were found whole, and when.
     """
     from kvdrift.console import ConsoleProgress

@@ -1,4 +1,4 @@
-"""``kvdrift run --dry-run``: what a run would refuse or do. Nothing is fetched or written."""
+"""``kvdrift run --dry-run``: the work or the refusal of a run. Nothing is fetched or written."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Prompt:
         return pa.table({"column": names, "type": [str(kind) for kind in types], "meaning": meanings})
 
     def _typed(self) -> Iterator[str]:
-        """Yield what a person types, entry by entry; Ctrl-C drops an unfinished entry."""
+        """Yield the entries that a person types; Ctrl-C drops an unfinished entry."""
         session = _session([*self._described], [*{name for one in self._described.values() for name in one.columns}])
         while True:
             try:

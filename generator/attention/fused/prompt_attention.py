@@ -31,7 +31,7 @@ def plain_prompt_attention(
         packed: The slot of each stream, grouped by cache, int64 [streams].
         tiles: As ``tables`` makes them.
         partials: The number of partial results.
-        scaling: What products of queries and keys are multiplied by.
+        scaling: The factor of products of queries and keys.
 
     Returns:
         For each stream and chunk the output, float32 [partials, heads, size], and the logarithm of the sum of

@@ -29,7 +29,7 @@ def plain_suffix_attention(
         chunk_mass: Likewise, float32 [partials, heads].
         places: As ``tables`` makes them, [rows, PLACE_COLUMNS].
         caches: ``cache_table`` of this layer's prompt entries.
-        scaling: What products of queries and keys are multiplied by.
+        scaling: The factor of products of queries and keys.
 
     Returns:
         The attention output of every slot, [rows, heads, size]; zeros where there is no stream.
