@@ -50,8 +50,7 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Check a selector, codec or policy on small models: its kept entries, its storage, and the events generated with
-    it.
+    """Check a selector, codec or policy on small models: its kept entries, its storage, and its events.
 
     The name of an engine, such as llama.cpp, checks the engine's adapter. A study file with an engine checks its
     servers or weights.
