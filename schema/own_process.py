@@ -39,10 +39,17 @@ class OwnProcesses(ProcessPoolExecutor):
         )
 
     def kill(self) -> None:
-        """End the processes at once; their unfinished work is lost."""
+        """End the processes at once; their unfinished work is lost.
+
+        The pool's own thread is ended, too: if the interpreter ended while that thread closes its pipe, Python would print a
+        traceback.
+        """
+        thread: object = self._executor_manager_thread  # ``shutdown`` forgets it; None before any work
         self.shutdown(wait=False, cancel_futures=True)
         for process in self._context.started:
             process.kill()
+        if isinstance(thread, threading.Thread):
+            thread.join()
 
 
 class _Process(SpawnProcess):
