@@ -41,8 +41,8 @@ class OwnProcesses(ProcessPoolExecutor):
     def kill(self) -> None:
         """End the processes at once; their unfinished work is lost.
 
-        The pool's own thread is ended, too: if the interpreter ended while that thread closes its pipe, Python would print a
-        traceback.
+        The pool's own thread is ended, too. If the interpreter ended while that thread closes its pipe, Python would
+        print a traceback.
         """
         thread: object = self._executor_manager_thread  # ``shutdown`` forgets it; None before any work
         self.shutdown(wait=False, cancel_futures=True)
