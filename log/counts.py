@@ -222,7 +222,7 @@ def _firsts(codes: Wide) -> tuple[Wide, Wide]:
 
 
 def _distinct(things: Sequence[_Made]) -> tuple[list[_Made], Wide]:
-    """Return equal things once, and for each thing its number among these."""
+    """Return the distinct things, and for each thing the number of its equal among these."""
     numbers = {one: number for number, one in enumerate(dict.fromkeys(things))}
     return [*numbers], np.array([numbers[one] for one in things], dtype=np.int64)
 

@@ -216,12 +216,12 @@ class SharedPrefix:
             layer: The layer's number.
             query: [rows, heads, 1, size].
             key: [rows, KV heads, 1, size].
-            value: Likewise.
+            value: [rows, KV heads, 1, size].
             scaling: The factor of products of queries and keys.
-            terms: Not used: those that the prompt was prefilled with count.
+            terms: Not used, since the terms stored with the prompt count.
 
         Returns:
-            [rows, heads, 1, size]; zeros where there is no stream.
+            [rows, heads, 1, size]; zeros in rows without a stream.
         """
         if self._fused is not None:
             indices = self._indices[query.device]

@@ -42,7 +42,7 @@ class EngineFootprint:
 
 
 def engine_footprint(model: EngineModel, lengths: Sequence[int], horizon: int) -> EngineFootprint:
-    """Return the footprint of the study's longest prompt.
+    """Return the bytes that generation takes for the study's longest prompt.
 
     Args:
         model: The study's model.

@@ -41,7 +41,7 @@ _KEYWORDS = (
 
 
 class Prompt:
-    """The prompt, which answers queries and commands until the end of input, also after errors.
+    """The interactive prompt of ``kvdrift sql``: answers queries and commands until the end of input.
 
     Args:
         views: The views that queries read.

@@ -25,8 +25,8 @@ def plain_prompt_attention(
 
     Args:
         query: Rotated queries of all slots, [rows, heads, size]; those of one KV head lie beside each other.
-        keys: Of each cache, [KV heads, m, size]; m may differ.
-        values: Likewise.
+        keys: For each cache the keys, [KV heads, m, size]; m may differ.
+        values: For each cache the values, of the same shapes.
         caches: ``cache_table`` of both.
         packed: The slot of each stream, grouped by cache, int64 [streams].
         tiles: As ``tables`` makes them.

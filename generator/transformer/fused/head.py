@@ -50,7 +50,7 @@ class Head:
 
         Args:
             hidden: Last hidden states, [rows, width].
-            room: As many rows of ``room``, where they are written.
+            room: An array of ``room`` for these rows; the laws are written into it.
         """
         # On other devices than a CPU, products of other numbers of rows may round differently: all rows go together.
         at_once = _ROWS if self._device.type == "cpu" else len(hidden)
