@@ -69,16 +69,19 @@ class MemoryPlan:
 def plan_memory(
     shape: ModelShape, entries: int, kept: Sequence[int], replicates: int, horizon: int, available_bytes: int,
     estimator: str, *, apart: bool = False, scored: int = 0, others: Sequence[tuple[ModelShape, Sequence[int]]] = (),
+    packed: bool = False,
 ) -> MemoryPlan:  # fmt: skip
     """Plan the memory of one document; at least one replicate is planned, even if it does not fit.
 
     n is ``entries``, and ``kept`` has m of each action; ``available_bytes`` are left besides the weights. ``apart``
     says whether an action's prompt is prefilled separately; one such prompt is in memory at a time. A policy keeps
     scores of ``scored`` prompt entries. ``others`` are the models of actions with weights of their own, each with m of
-    its actions; every model has the whole prompt.
+    its actions; every model has the whole prompt. ``packed`` says whether a packed copy of the keys is held too, as on
+    a CPU.
     """
     sides = [(shape, kept), *others]
     prompt = sum(one.entry_bytes * (entries + sum(own)) for one, own in sides)
+    prompt += prompt // 2 * packed
     replicate = sum(one.replicate_bytes(len(own), entries, horizon, estimator, scored) for one, own in sides)
     activations = max(one.activation_bytes for one, _ in sides)
     return MemoryPlan(

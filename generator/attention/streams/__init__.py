@@ -1,1 +1,1 @@
-"""The state of streams during decoding: slots, suffixes, states, and the scores that rules of their caches keep."""
+"""The state of streams during decoding: slots, suffixes, states, prompts, and the scores that caches' rules keep."""

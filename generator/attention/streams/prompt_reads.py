@@ -1,0 +1,149 @@
+"""Attention of decoding streams to prompt entries; streams that read the same entries are multiplied together.
+
+Caches with equal entries (the reference's and a control's) hold the same tensors, so their streams read together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from generator.attention.layer_terms import PLAIN, LayerTerms
+from generator.attention.parts import PartialAttention, attend_prompt, by_onednn, packed_keys
+from generator.attention.streams.rows import Tile, pack_tiles
+
+
+@dataclass(frozen=True)
+class PrefixLayer:
+    """One layer of one cache: its prompt keys and values, [KV heads, m, size] each, and the layer's terms.
+
+    If the layer's attention has a window, the entries are the prompt's last entries, in every cache of the prompt.
+    """
+
+    key: Tensor
+    value: Tensor
+    terms: LayerTerms = PLAIN
+
+
+@dataclass(frozen=True)
+class PackedLayer(PrefixLayer):
+    """A layer that also holds its keys as ``packed_keys`` returns them; nothing changes its entries."""
+
+    keys: Sequence[Sequence[Tensor]] | None = None
+
+
+def with_packed_keys(layers: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
+    """Pack the keys of layers whose keys oneDNN multiplies all at once; leave the other layers as they are."""
+    return tuple(
+        PackedLayer(layer.key, layer.value, layer.terms, packed_keys(layer.key))
+        if layer.terms.window is None and layer.terms.softcap is None and by_onednn(layer.key, layer.key)
+        else layer
+        for layer in layers
+    )
+
+
+def same_entries(one: Sequence[PrefixLayer], other: Sequence[PrefixLayer]) -> bool:
+    """Tell whether two caches have equal keys and values in all layers."""
+    pairs = list(zip(one, other, strict=True))
+    return all(torch.equal(own.key, its.key) and torch.equal(own.value, its.value) for own, its in pairs)
+
+
+class PromptReads:
+    """The groups of streams that read the same prompt entries, and the attention of these groups.
+
+    Args:
+        caches: The layers of each cache.
+        at_once: For each cache the most streams that read its entries together.
+        multiple: The number of a tile's streams is padded to a multiple of this.
+        few: The same for products of oneDNN, which need less padding.
+    """
+
+    def __init__(
+        self, caches: Sequence[Sequence[PrefixLayer]], at_once: Sequence[int], multiple: int, few: int
+    ) -> None:
+        self._caches, self._at_once, self._multiple, self._few = caches, at_once, multiple, few
+        kinds = [(tile, *_tensors(cache)) for tile, cache in zip(at_once, caches, strict=True)]
+        self._read = torch.tensor(_first_alike(kinds))  # of each cache, the first one that has its entries
+        self._tiles: list[Tile] = []
+
+    def alike(self, stream_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Put streams that read the same entries side by side.
+
+        Args:
+            stream_cache: The cache of each stream, ascending, int64 [streams].
+            slots: The slot of each stream, int64 [streams].
+
+        Returns:
+            For each stream, in the new order: the cache whose entries the stream reads, ascending, and the stream's
+                slot.
+        """
+        read, order = self._read[stream_cache].sort(stable=True)
+        return read, slots[order]
+
+    def pack(self, stream_cache: Tensor, slots: Tensor) -> dict[str, Tensor]:
+        """Pack the open streams; return the indices that ``attend`` needs on the layers' devices, by name.
+
+        Args:
+            stream_cache: The cache of each stream, ascending, int64 [streams].
+            slots: The slot of each stream, int64 [streams].
+        """
+        self._tiles, indices = pack_tiles(*self.alike(stream_cache, slots), self._at_once, self._multiple)
+        return indices
+
+    def attend(
+        self, layer: int, grouped: Tensor, indices: Mapping[str, Tensor], scaling: float, length: int,
+        replaced: Callable[[int], bool],
+    ) -> PartialAttention:  # fmt: skip
+        """Attend from one new token per row to the prompt entries of the row's cache.
+
+        Args:
+            layer: The layer's number.
+            grouped: Queries, [rows, KV heads, query heads per KV head, size].
+            indices: The indices that ``pack`` returned, on the layer's device.
+            scaling: The factor of products of queries and keys.
+            length: The number of entries of every suffix.
+            replaced: Tells whether a cache's attention is computed elsewhere; not asked in layers with windows.
+
+        Returns:
+            For each stream, by its slot: the output, [streams, KV heads, query heads per KV head, size], and the
+                logarithm of the sum of exponentials, float32; minus infinity if a window has left all prompt entries of
+                the cache.
+        """
+        _, kv_heads, group, size = grouped.shape
+        terms = self._caches[0][layer].terms
+        # [KV heads, packed rows x group, size]
+        packed = grouped[indices["packed"]].transpose(0, 1).reshape(kv_heads, -1, size)
+        output = torch.empty_like(packed, dtype=packed.dtype if terms.softcap is None else torch.float32)
+        mass = torch.empty_like(packed[..., 0], dtype=torch.float32)
+        for tile in self._tiles:
+            prompt = self._caches[tile.cache][layer]
+            keys = prompt.keys if isinstance(prompt, PackedLayer) else None
+            key, value = prompt.key, prompt.value
+            first = terms.first_seen(key.shape[1] + length)
+            key, value = key[:, first:], value[:, first:]
+            rows = tile.rows(self._few if by_onednn(packed, key) else self._multiple)
+            queries = slice(rows.start * group, rows.stop * group)
+            if not key.shape[1] or (terms.window is None and replaced(tile.cache)):
+                output[:, queries], mass[:, queries] = 0.0, 0.0 if terms.window is None else -torch.inf
+                continue
+            found = attend_prompt(packed[:, queries], key, value, scaling, terms.softcap, keys)
+            output[:, queries], mass[:, queries] = found
+        unpacked = indices["unpacked"]
+        return (
+            output.view(kv_heads, -1, group, size).transpose(0, 1)[unpacked],
+            mass.view(kv_heads, -1, group).transpose(0, 1)[unpacked],
+        )
+
+
+def _tensors(cache: Sequence[PrefixLayer]) -> list[int]:
+    """Return the identities of the tensors that a cache reads."""
+    return [id(part) for layer in cache for part in (layer.key, layer.value)]
+
+
+def _first_alike(kinds: Sequence[tuple[int, ...]]) -> list[int]:
+    """Return for each kind the place of the first kind that is equal to it."""
+    places = {kind: place for place, kind in reversed(list(enumerate(kinds)))}
+    return [places[kind] for kind in kinds]
