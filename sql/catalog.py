@@ -15,15 +15,15 @@ import duckdb
 
 from schema.errors import InputError, KvdriftError, OperationError, nearest
 from schema.location import is_local
-from schema.tables import TABLES
+from schema.tables import TABLES, UNIT_MOMENTS
 from sql.carried_tables import keep_views
 from sql.contracts import Contract, contract, contracts
 from sql.empty_views import create_views
 from sql.quoting import literal, quoted
-from sql.stored_moments import NO_MOMENTS, stored_moments
 from sql.stored_tables import create_stored_view, parquet_sources
 from sql.unlike_units import refuse_unlike_units
 from sql.view_texts import view_texts
+from sql.waiting import waiting_documents, with_computed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Contract", "Views", "describe_views", "open_views", "view_texts"]
 
-# Tables are pinned in this order. Derived tables come before their sources and before the tables written ahead of
-# events, so that a commit in between never leaves a row without the row that it refers to. Depths come after their
-# branchings: views join the two, and the join leaves out the depths of a later unit.
+# Tables are pinned in this order, the derived before what they were derived from and before the tables written ahead
+# of events, so that a commit in between never leaves a row without what it refers to. Depths come after their
+# branchings, with which views join them: those of a later unit are then left out. Moments are committed before the
+# trajectories of their units and come after them, so that no unit with trajectories lacks its moments.
 PINNING = (
-    "results", "calibration", "looks", "plans", "document_moments", "branchings", "branching_depths", "scores", "steps",
-    "trajectories", "units", "events", "exact_values", "identities", "prompts", "actions", "documents", "tokens",
+    "results", "calibration", "looks", "plans", "branchings", "branching_depths", "scores", "steps", "trajectories",
+    "unit_moments", "units", "events", "exact_values", "identities", "prompts", "actions", "documents", "tokens",
     "studies",
 )  # fmt: skip
 
@@ -52,6 +53,7 @@ MOMENT_VIEWS = ("windows", "moments", "position_moments", "lag_moments")
 
 # Most compressed bytes of a table behind a URL that is read into memory, where it becomes a few times as large.
 _HELD_BYTES, _SMALL_BYTES = 1 << 25, 1 << 20  # if many views are going to be read, and if one is
+_SCANNED = frozenset({"events", "steps"})
 
 
 @dataclass(frozen=True)
@@ -156,26 +158,23 @@ def open_views(
     *,
     threads: int = 1,
     kept: Sequence[str] = (),
-    materialized: bool = True,
     checked_within: float | None = None,
     without: Collection[str] = (),
 ) -> Views:
     """Open all views over ``store`` in a new in-memory connection.
 
     Args:
-        store: An existing store, local or behind a URL. Tables behind a URL are scanned when a query asks for rows.
-        versions: Delta version by table name; a table without an entry is read at its latest version.
-        threads: The number of threads that DuckDB may use. With one thread, the same versions give the same rows bit
-            for bit in every run, as stored estimates need. With more, the order of floating-point sums varies, and so
-            does their last bit.
-        kept: Views to compute now and keep as tables in memory (``MOMENT_VIEWS``). A caller that reads many views which
-            depend on these saves computing them for each. Small tables behind a URL are then kept in memory too.
-        materialized: Whether to use the moments of documents that the store has; False computes all from steps.
-        checked_within: Check first that no file of a local store is damaged. Small tables are read whole. A file of a
-            large table is read unless it was found whole within this many seconds; 0 reads all files. None checks
-            nothing.
-        without: Stored tables to open without rows, since the caller reads none. This saves the time of listing their
-            files.
+        store: an existing store, local or behind a URL; tables behind a URL are scanned when a query asks for rows.
+        versions: Delta version by table name; a table that is not named is read at its latest version.
+        threads: how many DuckDB may use. With one, the same versions give the same rows bit for bit in every run, as
+            estimates that are stored once need; with more, the order of floating-point sums, so their last bit, varies.
+        kept: views to compute now and to keep as tables in memory (``MOMENT_VIEWS``), for callers that read many of the
+            views that depend on them, each of which would compute them again. Small tables behind a URL are then kept
+            in memory too.
+        checked_within: make sure first that no file of a local store is damaged. Small tables are read whole; files of
+            large ones only if they were not found whole within so many seconds: 0 reads all. None looks at none.
+        without: stored tables that have no rows here, since the caller reads none; of many files it takes time to name
+            them.
 
     Returns:
         The views. Each stored table is pinned to one version, so later commits do not show.
@@ -200,16 +199,19 @@ def open_views(
     store.check_made_from_events(pinned)
     if checked_within is not None:
         store.check_files(pinned, checked_within)
-    moments = stored_moments(store, pinned) if materialized else NO_MOMENTS
+    waiting = waiting_documents(store, pinned)
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
         be_quiet(connection)
-        create_views(connection, stored=moments.stored, waiting=moments.waits)
+        create_views(connection)
         for table, version in pinned.items():
             most = _HELD_BYTES if kept else _SMALL_BYTES
-            sources = {} if table in without else _sources(connection, store, table, version, most)
+            sources: Mapping[str, Sequence[str]] = (
+                {} if table in without else _sources(connection, store, table, version, most)
+            )
+            if table == UNIT_MOMENTS.name:
+                sources = with_computed(connection, waiting, sources)
             create_stored_view(connection, table, sources)
-        moments.insert_waiting(connection)
         refuse_unlike_units(connection, store, pinned, kept)
         keep_views(connection, kept)
     except duckdb.Error as error:
@@ -234,14 +236,14 @@ def _sources(
 ) -> dict[str, Sequence[str]]:
     """Return a table as sources of ``create_stored_view``.
 
-    A table behind a URL with at most ``most`` bytes is read into memory, since one view can read a small table ten
-    times. Arrow scans a larger table when a query asks for rows. DuckDB passes the query's columns and conditions to
-    the scan, which skips the rest of the files.
+    A table behind a URL of at most ``most`` bytes is read into memory: one view reads a small table ten times. Arrow
+    scans a larger table when a query asks for rows, and also events and steps, which few views read: DuckDB hands the
+    columns and the conditions of the query to the scan, which leaves the rest of the files unread.
     """
     if is_local(store.location):
         return parquet_sources(store, table, version)
     name = f"stored_{table}"
-    small = sum(file.size for file in store.stored_files(table, version)) <= most
+    small = table not in _SCANNED and sum(file.size for file in store.stored_files(table, version)) <= most
     connection.register(name, store.read(table, version) if small else store.dataset(table, version))
     return {quoted(name): ()}
 
