@@ -40,10 +40,17 @@ class OwnProcesses(ProcessPoolExecutor):
         )
 
     def kill(self) -> None:
-        """End the processes at once; what they are doing is lost."""
+        """End the processes at once; what they are doing is lost.
+
+        The pool's own thread has ended too: if the interpreter ends while that thread closes its pipe, Python prints a
+        traceback.
+        """
+        thread: object = self._executor_manager_thread  # ``shutdown`` forgets it; None before any work
         self.shutdown(wait=False, cancel_futures=True)
         for process in self._context.started:
             process.kill()
+        if isinstance(thread, threading.Thread):
+            thread.join()
 
 
 class _Process(SpawnProcess):

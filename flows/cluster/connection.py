@@ -17,9 +17,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from flows.cluster.address import ClusterAddress
-from flows.cluster.facts import check_facts, check_source, facts, facts_there, lacking, other_versions, source_sha256
+from flows.cluster.facts import (
+    check_facts,
+    check_source,
+    facts,
+    facts_there,
+    has_dashboard,
+    lacking,
+    other_versions,
+    source_sha256,
+)
+from flows.cluster.gpus import ONE_GPU, having
 from log.store import Store
-from schema.errors import NobodyLeftError, OperationError, first_line
+from schema.errors import InputError, NobodyLeftError, OperationError, first_line
 
 if TYPE_CHECKING:
     from distributed import Client, Future, SpecCluster
@@ -29,6 +39,7 @@ _CONNECT_SECONDS = 20
 _LOOK_SECONDS = 2.0  # waited for a first worker before a line says that there is none
 _WAIT_SECONDS = 0.1  # between two looks for a worker
 _CLOSE_SECONDS = 10
+_ANY: Mapping[str, float] = {}  # resources that every worker has
 _FAULTS = (OSError, RuntimeError, ValueError, TimeoutError)  # raised by Dask's client
 
 
@@ -44,6 +55,7 @@ class Cluster:
         self._address, self._say = address, say
         self._client: Client | None = None
         self._local: SpecCluster | None = None
+        self._said = set[str]()
         self._security: Security | None = None  # of workers started here; others use Dask's
 
     def __enter__(self) -> Self:
@@ -80,15 +92,19 @@ class Cluster:
             raise self.lost()
         return str(scheduler.address)
 
-    def check(self, store: Store | None = None, *, threads: int | None = 1) -> None:
+    def check(
+        self, store: Store | None = None, resources: Mapping[str, float] = _ANY, *, threads: int | None = 1
+    ) -> None:
         """Check that scheduler and present workers run this kvdrift and see the store; wait for a first worker.
 
         Args:
             store: The store; None before there is one.
+            resources: The resources that a worker must declare to get work; others are not looked at.
             threads: How many threads a worker may have; None for any number.
 
         Raises:
-            InputError: A process does not; the line names the process, and what the process needs.
+            InputError: A process does not; the line names the process, and what the process needs. Or no worker
+                declares the resources.
             OperationError: No scheduler answers.
 
         """
@@ -96,7 +112,7 @@ class Cluster:
         self._wait_for_worker()
         location = None if store is None else store.location
         here = facts(location, threads)
-        answers = self.client.run(facts_there, location, on_error="return")
+        answers = self.client.run(facts_there, location, workers=self._having(resources), on_error="return")
         for address, answer in answers.items():
             if isinstance(answer, tuple):
                 check_facts(answer[0], answer[1], here, location)
@@ -118,9 +134,15 @@ class Cluster:
         with dask.config.set({f"distributed.comm.{key}": value for key, value in shown.items()}):
             yield
 
-    def workers(self) -> list[str]:
-        """Return the addresses of the present workers."""
-        return [*self.client.scheduler_info()["workers"]]
+    def workers(self, resources: Mapping[str, float] = _ANY) -> list[str]:
+        """Return the addresses of the present workers that declare some resources."""
+        return having(self.client.scheduler_info()["workers"], resources)
+
+    def say(self, line: str) -> None:
+        """Say a line about the cluster, unless it was said before."""
+        if line not in self._said:
+            self._said.add(line)
+            self._say(f"cluster {self.name}: {line}")
 
     def result(self, task: Future) -> Any:
         """Return the result of a task.
@@ -188,6 +210,15 @@ class Cluster:
                 raise self.lost()
             time.sleep(_WAIT_SECONDS)
 
+    def _having(self, resources: Mapping[str, float]) -> list[str]:
+        """Return the addresses of the workers that declare some resources; none is the user's mistake."""
+        if found := self.workers(resources):
+            return found
+        remedy = "start those that have one with dask worker … --resources GPU=1"
+        if self._address.workers is not None:
+            remedy = "--gpus all starts a worker for each GPU of this machine"
+        raise InputError(f"cluster {self.name}: the model computes on a GPU, and no worker declares one; {remedy}")
+
     def _connected(self) -> Client:
         import dask  # noqa: PLC0415 - a run without a cluster needs none
         from distributed import Client, SpecCluster  # noqa: PLC0415
@@ -212,14 +243,17 @@ class Cluster:
             raise OperationError(f"cluster {self.name}: no scheduler answers ({first_line(error)})") from None
 
     def _tell(self, client: Client) -> None:
-        """Print how many workers there are, and the address of Dask's dashboard."""
+        """Print how many workers there are, and the address of Dask's dashboard if the scheduler has bokeh."""
         end = time.monotonic() + _LOOK_SECONDS
         while not (workers := len(client.scheduler_info()["workers"])) and time.monotonic() < end:
             time.sleep(_WAIT_SECONDS)
         many = f"{workers} worker{'s' if workers > 1 else ''}" if workers else "no worker yet, the work waits for one"
-        self._say(f"cluster {self.name}: {many}; dashboard {client.dashboard_link}")
+        dashboard: Any = False
+        with suppress(ImportError):  # ``check`` says that the scheduler lacks this kvdrift
+            dashboard = client.run_on_scheduler(has_dashboard)
+        self.say(f"{many}; dashboard {client.dashboard_link}" if dashboard else many)
         if (line := other_versions(client.get_versions())) is not None:
-            self._say(f"cluster {self.name}: {line}")
+            self.say(line)
 
 
 def local_processes(
@@ -244,8 +278,13 @@ def local_processes(
         "preload": ["flows.cluster.own_workers"],
     }
     workers = {
-        number: {"cls": Nanny, "options": options | {"env": dict(environment)}}
+        number: {"cls": Nanny, "options": options | {"env": dict(environment), "resources": _resources(environment)}}
         for number, environment in enumerate(environments)
     }
     scheduler = {"cls": Scheduler, "options": own | {"port": 0, "dashboard": True, "dashboard_address": "127.0.0.1:0"}}
     return workers, scheduler
+
+
+def _resources(environment: Mapping[str, str]) -> Mapping[str, float]:
+    """Return the resources that a worker with an environment declares."""
+    return ONE_GPU if "CUDA_VISIBLE_DEVICES" in environment else _ANY

@@ -112,6 +112,14 @@ def other_versions(found: Mapping[str, Any]) -> str | None:
     return None
 
 
+def has_dashboard(dask_scheduler: Any) -> bool:
+    """Tell whether a scheduler serves Dask's dashboard, which needs bokeh; Dask passes the scheduler.
+
+    A link to the dashboard is there in any case: the same server says how the scheduler is.
+    """
+    return bool(dask_scheduler.http_application.applications)
+
+
 def worker_name(address: str) -> str:
     """Return the name of this process's worker in error lines."""
     return f"worker {address} on {socket.gethostname()}"

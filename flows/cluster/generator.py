@@ -11,6 +11,7 @@ from contextlib import closing
 
 from flows.cluster.connection import Cluster
 from flows.cluster.facts import facts
+from flows.cluster.gpus import resources_of, who_has_which
 from flows.cluster.groups import Groups
 from flows.generate.local import LocalGenerator
 from flows.generate.named_work import named
@@ -48,7 +49,7 @@ class ClusterGenerator:
             OperationError: No scheduler answers.
 
         """
-        self._cluster.check()
+        self._cluster.check(resources=resources_of(study.model for study, _ in studies))
         for study, made_on in studies:
             self._gpus(study, made_on)
 
@@ -62,13 +63,14 @@ class ClusterGenerator:
         from flows.cluster.handing_out import HandingOut  # noqa: PLC0415 - it imports Dask
         from flows.cluster.worker import Assignment  # noqa: PLC0415 - as above
 
-        self._cluster.check(store)
+        resources = resources_of([study.model])
+        self._cluster.check(store, resources)
         asked = {(unit.study(study.name), unit.action.name, unit.revision) for _, units in work for unit in units}
         made_on = (stored_gpus(store, name, study.model.id) for name in studies_of(study, work))
         gpus = self._gpus(study, GpuKinds.together(made_on))
         own = {key: known[key] for key in asked}
         assignment = Assignment(uuid.uuid4().hex, study, store.location, facts(store.location), gpus, own)
-        handing_out = HandingOut(self._cluster, assignment, Groups(named(work), store.location))
+        handing_out = HandingOut(self._cluster, assignment, Groups(named(work), store.location), resources)
         with closing(handing_out.stored()) as groups:
             for stored in groups:
                 yield len(stored.documents), stored.units
@@ -92,13 +94,16 @@ class ClusterGenerator:
 
     def _gpus(self, study: Study, made_on: GpuKinds) -> GpuKinds:
         """Return the GPU models that workers must have: those of the present units, or else the first worker's."""
-        if study.model.device == "cpu" and study.model.device_map is None:
+        if not (resources := resources_of([study.model])):
             return made_on
         from flows.cluster.worker import gpu_there  # noqa: PLC0415 - it imports Dask
 
-        for who, gpu in sorted(self._cluster.client.run(gpu_there, study.model, on_error="ignore").values()):
+        workers = self._cluster.workers(resources)
+        found = sorted(self._cluster.client.run(gpu_there, study.model, workers=workers, on_error="ignore").values())
+        for who, gpu in found:
             made_on.check(who, gpu, study.model)
             made_on = made_on if made_on.names else GpuKinds.at(who, gpu)
+        self._cluster.say(who_has_which(found, len(self._cluster.workers()) - len(workers)))
         return made_on
 
     def _weights_of(self, study: Study) -> str | None:
@@ -106,7 +111,9 @@ class ClusterGenerator:
 
         key = (study.model.id, study.model.revision)
         if key not in self._weights:
-            found = self._cluster.result(self._cluster.client.submit(model_weights, study, pure=False))
+            resources = resources_of([study.model]) or None
+            task = self._cluster.client.submit(model_weights, study, pure=False, resources=resources)
+            found = self._cluster.result(task)
             if isinstance(found, KvdriftError):
                 raise found
             self._weights[key] = found

@@ -7,7 +7,7 @@ replaced.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,10 +48,13 @@ class HandingOut:
         cluster: The cluster.
         assignment: The common input of the tasks.
         groups: The documents.
+        resources: The resources that a worker must declare.
     """
 
-    def __init__(self, cluster: Cluster, assignment: Assignment, groups: Groups) -> None:
-        self._cluster, self._groups = cluster, groups
+    def __init__(
+        self, cluster: Cluster, assignment: Assignment, groups: Groups, resources: Mapping[str, float]
+    ) -> None:
+        self._cluster, self._groups, self._resources = cluster, groups, dict(resources)
         self._generate = partial(generate_group, assignment=assignment)
         self._done = as_completed(loop=cluster.client.loop)
         self._under_way = dict[str, tuple[Future, _Attempt]]()  # by the task's key
@@ -95,7 +98,7 @@ class HandingOut:
 
     def _count_workers(self) -> int:
         if (now := time.monotonic()) >= self._looked + _LOOK_SECONDS:
-            self._workers, self._looked = max(1, len(self._cluster.workers())), now
+            self._workers, self._looked = max(1, len(self._cluster.workers(self._resources))), now
         return self._workers
 
     def _submit(self, attempt: _Attempt) -> None:
@@ -103,11 +106,11 @@ class HandingOut:
 
         If that worker is busy, Dask may move the group to an idle worker that failed at it, which declines.
         """
-        limits: dict[str, Any] = {}
+        limits: dict[str, Any] = {"resources": self._resources} if self._resources else {}
         if attempt.failed:
-            others = [address for address in self._cluster.workers() if address not in attempt.failed]
+            others = [address for address in self._cluster.workers(self._resources) if address not in attempt.failed]
             if others:
-                limits = {"declined_by": attempt.failed, "workers": others, "allow_other_workers": True}
+                limits |= {"declined_by": attempt.failed, "workers": others, "allow_other_workers": True}
         task = self._cluster.client.submit(self._generate, attempt.group, pure=False, retries=_RETRIES, **limits)
         self._under_way[task.key] = task, attempt
         self._done.add(task)

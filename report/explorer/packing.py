@@ -81,6 +81,7 @@ def pack(
         "jumps": _jumps(sample),
         "total": len(outcomes),
         "layers": next((prompt.layers for prompt in prompts if prompt.layers), None),
+        "stored": bool(prompts),
         "prompts": [{"document": places.index(one.pop("place"))} | one for one in said],
     }
     # Tokens may be halves of characters; JSON escapes carry them.

@@ -96,16 +96,17 @@ def test_records_of_lost_answers_in_words() -> None:
         return records_sentence(content_of(views))
 
     assert said({"recent-half": (1995, 0.899, 0, 0.101, 0.63, 0, 0.37), "snapkv-half": (0, 0, 0, 0, 0, 0.7, 0.3)}) == (
-        "recent-half loses 1,995 answers: the record of 89.9% was wholly evicted. Of all answers, lost or not, 63.0% "
-        "have such a record. The further the two shares are apart, the more of the loss goes with eviction. In part "
-        "means that some layers or KV heads lack some tokens of the record, which others may still read. An answer "
-        "whose record is whole is lost by something else: entries by which the model finds the record are missing or "
-        "less exact; or the pair had parted, and Y drew other tokens by chance."
+        "recent-half loses 1,995 answers: the record of 89.9% was wholly evicted, that of 0.0% in part, and 10.1% have "
+        "their whole record. Of all answers, lost or not, these shares are 63.0%, 0.0% and 37.0%. The further these "
+        "shares are from those of all answers, the more of the loss goes with eviction. In part means that some layers "
+        "or KV heads lack some tokens of the record, which others may still read. An answer whose record is whole is "
+        "lost by something else: entries by which the model finds the record are missing or less exact; or the pair "
+        "had parted, and Y drew other tokens by chance."
     )
     both = said({"snapkv-half": (40, 0.25, 0.75, 0, 0.1, 0.5, 0.4)})
     assert both.startswith(
-        "snapkv-half loses 40 answers: the record of 25.0% was wholly evicted and that of 75.0% was evicted in part. "
-        "Of all answers, lost or not, 60.0% have a record that was evicted wholly or in part."
+        "snapkv-half loses 40 answers: the record of 25.0% was wholly evicted, that of 75.0% in part, and 0.0% have "
+        "their whole record. Of all answers, lost or not, these shares are 10.0%, 50.0% and 40.0%."
     )
     assert "is whole" not in both
     assert said({"snapkv-half": (3, 0, 0, 1, 0, 0, 1)}).startswith("An answer whose record is whole is lost by")

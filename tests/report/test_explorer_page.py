@@ -217,6 +217,23 @@ def test_choosing_keys_and_the_back_button(tabs: Tabs, path: Path, views: Views)
     assert name.startswith(", ".join((where(tab)[1], f"replicate {where(tab)[2]}")))
 
 
+def test_the_report_leads_to_a_lost_answer_of_each_action(tabs: Tabs, path: Path, finished: Path, views: Views) -> None:
+    """By addresses that name a jump; an address of a jump that is not there leads to a typical trajectory."""
+    report = tabs.open(finished / "report" / "small" / "index.html")
+    assert report.locator("header a[href='trajectories.html']").count() == 1
+    links = {one.inner_text(): one.get_attribute("href") for one in report.locator("#answers a[href*=jump]").all()}
+    losing = "select distinct action from trajectory_answers where lost = 1 and split = 'evaluation' order by action"
+    assert sorted(links) == [action for (action,) in rows_of(views, losing)]
+    for action, link in links.items():
+        file, _, fragment = str(link).partition("#")
+        assert file == path.name
+        tab = opened(tabs, path, f"#{fragment}")
+        ((doc, replicate),) = rows_of(views, f"{WITHIN} {LOST} limit 1", action, None)
+        assert where(tab) == (doc, action, replicate)
+        assert tab.locator("[data-jump=lost]").get_attribute("aria-current") == "true"
+    where(opened(tabs, path, "#action=nobody&jump=lost"))
+
+
 def test_an_address_of_what_is_not_there(tabs: Tabs, path: Path) -> None:
     tab = opened(tabs, path, "#doc=it's%20gone&action=x&replicate=7")
     assert "replicate 7 of it's gone under x" in tab.inner_text("#notice")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -55,10 +56,18 @@ def test_after_some_calls_another_process_takes_over() -> None:
 
 
 def test_what_is_killed_says_so() -> None:
+    """And leaves no thread behind, whose pipe the interpreter would find half closed at its end."""
+    before = threading.active_count()
     processes = OwnProcesses(1)
     under_way = processes.submit(time.sleep, 1e6)
     while not under_way.running():
         time.sleep(0.01)
+    assert threading.active_count() > before
     processes.kill()
+    assert threading.active_count() == before
     with pytest.raises(BrokenProcessPool):
         under_way.result()
+
+
+def test_what_never_worked_is_killed_too() -> None:
+    OwnProcesses(1).kill()

@@ -30,15 +30,15 @@ def records_table(content: PageContent) -> PrintedTable | None:
 
 
 def records_sentence(content: PageContent) -> str:
-    """Say how many lost answers have an evicted record, compared with all answers, and how else answers are lost."""
+    """Say of how many lost answers the record was evicted, compared with all answers, and how else answers are lost."""
     rows = [row for row in _rows(content) if row["lost"]]
     evicted = [row for row in rows if row["lost_whole"] < 1]
     named = sorted(evicted, key=lambda row: -row["lost"])[:_MOST] if len(evicted) > _MOST else evicted
     told = [_sentence(row) for row in named]
     if told:
         told.append(
-            "The further the two shares are apart, the more of the loss goes with eviction. In part means that some "
-            "layers or KV heads lack some tokens of the record, which others may still read."
+            "The further these shares are from those of all answers, the more of the loss goes with eviction. In part "
+            "means that some layers or KV heads lack some tokens of the record, which others may still read."
         )
     if any(row["lost_whole"] > 0 for row in rows):
         told.append(
@@ -54,13 +54,12 @@ def _rows(content: PageContent) -> list[ViewRow]:
 
 
 def _sentence(row: ViewRow) -> str:
-    """Write such as ``recent-half loses 1,995 answers: the record of 89.9% was wholly evicted. Of all answers, …``"""
-    shares = {"wholly evicted": row["lost_gone"], "evicted in part": row["lost_partly"]}
-    told = " and ".join(f"that of {fixed(100 * share, 1)}% was {how}" for how, share in shares.items() if share)
-    alike = "a record that was evicted wholly or in part" if all(shares.values()) else "such a record"
+    """Write the shares of an action's lost answers, and below them the same shares of all answers."""
+    gone, partly, whole, *of_all = (f"{fixed(100 * row[name], 1)}%" for name in _SHARES)
     return (
-        f"{row['action']} loses {count(row['lost'])} answers: {told.replace('that of', 'the record of', 1)}. Of all "
-        f"answers, lost or not, {fixed(100 * (row['gone'] + row['partly']), 1)}% have {alike}."
+        f"{row['action']} loses {count(row['lost'])} answers: the record of {gone} was wholly evicted, that of "
+        f"{partly} in part, and {whole} have their whole record. Of all answers, lost or not, these shares are "
+        f"{of_all[0]}, {of_all[1]} and {of_all[2]}."
     )
 
 

@@ -42,7 +42,9 @@ TEMPLATE = """
 {% if tables.answer_differences is defined %}{{ table(tables.answer_differences) }}
 {% endif %}
 {% if tables.lost_records is defined %}<p>{{ records }}</p>
-<p class="how">The record of an answer is where the prompt states it. An answer that the prompt states in several pieces needs all of them, and the piece counts of which least is kept; of several places of a piece the best one counts. Every lost answer counts once a pair, over all strata alike. The trajectory explorer shows the records in the prompt.</p>
+{% if losing %}<p>In the trajectory explorer, a pair that loses a right answer, above its prompt: {% for action in losing %}<a href="trajectories.html#action={{ action | urlencode }}&amp;jump=lost">{{ action }}</a>{{ "." if loop.last else ", " }}{% endfor %}</p>
+{% endif %}
+<p class="how">The record of an answer is where the prompt states it. An answer that the prompt states in several pieces needs all of them, and the piece counts of which least is kept; of several places of a piece the best one counts. Every lost answer counts once a pair, over all strata alike.</p>
 {{ table(tables.lost_records) }}
 {% endif %}
 {{ by_stratum("Answers in each stratum", tables.answers_by_stratum) -}}
@@ -84,6 +86,7 @@ def section(content: PageContent) -> Section | None:
         "correlation": correlation_sentence(content),
         "basis": _basis_sentence(content, rows),
         "records": records_sentence(content) if lost is not None else "",
+        "losing": [action for action in content.actions if content.estimates.get("lost", action).estimate],
     }
     return Section("answers", "Does it matter?", TEMPLATE, tuple(tables), drawings, values)
 

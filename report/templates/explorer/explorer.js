@@ -52,7 +52,7 @@ class Explorer {
     return `#${Object.entries(parts).map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}`;
   }
 
-  /** Go where the address says; where it names nothing, to the first jump's trajectory that is typical. */
+  /** Go where the address says: to a trajectory, or to a jump of an action; else to the first typical trajectory. */
   follow() {
     const asked = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
     byId("notice").hidden = true;
@@ -65,6 +65,10 @@ class Explorer {
           + `${asked.get("action")}. If the store has it, this prints it: ${this.command(asked.get("doc"),
             asked.get("action") ?? "ACTION", asked.get("replicate") ?? 0)}`);
       }
+    }
+    if (asked.has("jump")) {
+      const action = this.data.actions.indexOf(asked.get("action"));
+      row = this.data.jumps.find((jump) => jump.kind === asked.get("jump") && jump.stratum === null && jump.action === action)?.to[0];
     }
     this.compare = asked.get("compare") === "1";
     const start = this.data.jumps.find((jump) => jump.kind === "median") ?? this.data.jumps[0];

@@ -24,7 +24,9 @@ class PromptView {
       byId("prompt").hidden = true;
       byId("prompt-note").textContent = data.prompts.length
         ? `This document’s prompt is not in this file, which has those of ${many(data.prompts.length)} of ${many(data.documents.length)} documents: those that jumps lead to, then the first ones of each stratum, until they take 1.5 MB.`
-        : "The store has no prompts: it was written without them, or store_prompts = false is in its study file.";
+        : data.stored
+          ? "The store’s prompts are too long for this file, which has 1.5 MB for them; kvdrift show prints the records of the answers."
+          : "The store has no prompts: it was written without them, or store_prompts = false is in its study file.";
       return;
     }
     if (!this.unpacked.has(place)) this.unpacked.set(place, await data.prompt(place));
@@ -95,7 +97,8 @@ class PromptView {
       parts.push(`${own.name} has ${percent(kept.share(1, entries))} of the entries${
         kept.step ? ` after token ${kept.step}, over its streams` : ""}; ${many(kept.gone)} tokens are gone in all layers and heads`);
       const lost = records.filter(({ first, last }) => kept.share(first, last) === 0).length;
-      if (records.length) parts.push(`of ${many(records.length)} records of answers ${lost ? many(lost) : "none"} ${lost === 1 ? "is" : "are"} gone`);
+      if (records.length === 1) parts.push(`the answer’s record is ${lost ? "gone" : "not gone"}`);
+      else if (records.length) parts.push(`of ${many(records.length)} records of answers ${lost ? many(lost) : "none"} ${lost === 1 ? "is" : "are"} gone`);
     }
     byId("prompt-note").textContent = `${parts.join("; ")}.`;
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -18,7 +19,9 @@ from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
 
 from flows.cluster.address import ClusterAddress
+from flows.cluster.connection import Cluster
 from flows.cluster.generator import ClusterGenerator
+from flows.cluster.gpus import ONE_GPU
 from flows.generate.local import LocalGenerator
 from flows.run import stages
 from flows.run.study_run import StudyRun
@@ -218,6 +221,46 @@ def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path
             stages.develop(run)
         stages.develop(run_of(run.study, run.location))
         assert run.derived_by(run.location).units == 8  # which takes any number
+
+
+def test_workers_that_declare_no_gpu_get_no_work_of_a_gpu(
+    dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not even asked whether they fit. The model computes on the CPU, and is taken for one of a GPU."""
+    monkeypatch.setattr("flows.cluster.generator.resources_of", lambda _: ONE_GPU)
+    monkeypatch.setattr("flows.cluster.worker.gpu_there", gpu_there)
+    dask_cluster.add_worker(threads=2, sick=True)
+    with run_in(tmp_path, dask_cluster.address) as run:
+        stages.prepare(run)
+        assert isinstance(run.made_by, ClusterGenerator)
+        said: list[str] = []
+        monkeypatch.setattr(run.made_by._cluster, "_say", said.append)
+        with pytest.raises(InputError, match=r"on a GPU, and no worker declares one; start .* --resources GPU=1$"):
+            stages.develop(run)
+        dask_cluster.add_worker(resources={"GPU": 1})
+        stages.develop(run)
+        assert len(run.store.units()) == 8
+    _, line = said
+    assert line.startswith(f"cluster {dask_cluster.address}: pretended GPU: 1 worker on ")
+    assert line.endswith("; workers that declare no GPU, and get no documents: 1")
+
+
+def gpu_there(_: object, dask_worker: Any) -> tuple[str, str]:
+    return f"worker {dask_worker.address} on machine", "pretended GPU"
+
+
+@pytest.mark.parametrize("dashboard", [True, False])
+def test_the_address_of_a_dashboard_is_said_if_there_is_one(tmp_path: Path, *, dashboard: bool) -> None:
+    """Of a scheduler without bokeh, Dask knows a link, too."""
+    served, said = DaskCluster(tmp_path, dashboard=dashboard), list[str]()
+    try:
+        served.add_worker()
+        with Cluster(ClusterAddress.parse(served.address), said.append) as cluster:
+            link = cluster.client.dashboard_link
+            assert re.fullmatch(r"http://127.0.0.1:\d+/status", link)
+    finally:
+        served.close()
+    assert said == [f"cluster {served.address}: 1 worker" + (f"; dashboard {link}" if dashboard else "")]
 
 
 def test_a_scheduler_that_does_not_fit_is_refused(tmp_path: Path) -> None:

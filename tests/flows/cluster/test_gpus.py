@@ -15,8 +15,10 @@ from fixtures.study_files import load_study
 from flows.cluster.address import ClusterAddress
 from flows.cluster.connection import Cluster, local_processes
 from flows.cluster.generator import ClusterGenerator
+from flows.cluster.gpus import having, resources_of, who_has_which
 from flows.run import stages
 from flows.run.study_run import StudyRun
+from generator.identity import GpuKinds
 from generator.transformer.model_checks import visible_gpus
 from kvdrift.dry_run.timing import DocumentTime, Seconds, StudyTime
 from schema.errors import InputError
@@ -61,6 +63,35 @@ def test_a_worker_for_each_gpu(text: str, name: str, taken: str, tmp_path: Path)
     assert address.workers is not None
     workers, _ = local_processes(address.workers, Security.temporary())
     assert [worker["options"]["env"] for worker in workers.values()] == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in taken]
+    assert [worker["options"]["resources"] for worker in workers.values()] == [{"GPU": 1}] * len(taken)
+
+
+def test_work_of_a_gpu_needs_a_worker_that_declares_one(tmp_path: Path) -> None:
+    on_cuda = load_study(write_study(tmp_path, CUDA)).model
+    spread = load_study(write_study(tmp_path, (TINY, f'{TINY}\ndevice_map = "auto"'))).model
+    on_cpu = load_study(write_study(tmp_path)).model
+    assert [resources_of([model]) for model in (on_cuda, spread, on_cpu)] == [{"GPU": 1}, {"GPU": 1}, {}]
+    assert resources_of([on_cpu, on_cuda]) == {"GPU": 1}
+    workers = {"tcp://a": {"resources": {}}, "tcp://b": {"resources": {"GPU": 1.0, "MEM": 2.0}}}
+    assert having(workers, {"GPU": 1}) == ["tcp://b"]
+    assert having(workers, {}) == ["tcp://a", "tcp://b"]
+
+
+def test_workers_of_this_machine_have_no_gpu_unless_they_are_started_with_one(tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path, CUDA))
+    with (
+        Cluster(ClusterAddress.parse("local:1"), lambda _: None) as cluster,
+        pytest.raises(InputError, match=r"^cluster local:1: .* no worker declares one; --gpus all starts a worker for"),
+    ):
+        ClusterGenerator(cluster).check([(study, GpuKinds.of_units([]))])
+
+
+def test_who_has_which_gpu() -> None:
+    found = [("worker tcp://a:1 on x", "H100"), ("worker tcp://a:2 on y", "H100"), ("worker tcp://a:3 on y", "A10")]
+    assert who_has_which(found, 0) == "A10: 1 worker on y; H100: 2 workers on x, y"
+    assert who_has_which([("worker tcp://a:1 on x", None)], 3) == (
+        "no GPU that torch finds: 1 worker on x; workers that declare no GPU, and get no documents: 3"
+    )
 
 
 @pytest.mark.usefixtures("two_gpus")
@@ -144,7 +175,7 @@ def test_workers_of_two_gpus_load_their_model_once_and_generate_the_same(tmp_pat
             ("0", True, True),
             ("1", True, True),
         ]
-    assert said[0].startswith("cluster of GPUs 0, 1: 2 workers; dashboard http://127.0.0.1:")
+    assert said[0].startswith("cluster of GPUs 0, 1: 2 workers")
     stages.develop(expected)
     for run in runs:
         assert content(tmp_path / "expected", "events").equals(content(Path(run.location), "events"))
