@@ -62,6 +62,14 @@
   document.addEventListener("toggle", reach, true);
   reach();
 
+  // On a phone a tap shows a figure so large that its text is read with ease; the styles say how large, and where.
+  document.querySelectorAll("figure svg").forEach(function (figure) {
+    figure.addEventListener("click", function () {
+      figure.closest("figure").classList.toggle("large");
+      reach();
+    });
+  });
+
   function open(element) {
     for (; element; element = element.parentElement) {
       if (element.tagName === "DETAILS") { element.open = true; }

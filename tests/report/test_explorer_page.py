@@ -222,7 +222,10 @@ def test_the_report_leads_to_a_lost_answer_of_each_action(tabs: Tabs, path: Path
     report = tabs.open(finished / "report" / "small" / "index.html")
     assert report.locator("header a[href='trajectories.html']").count() == 1
     links = {one.inner_text(): one.get_attribute("href") for one in report.locator("#answers a[href*=jump]").all()}
-    losing = "select distinct action from trajectory_answers where lost = 1 and split = 'evaluation' order by action"
+    losing = """
+        select distinct action from analyzed_trajectories inner join scores using (study, model, doc, action, replicate)
+        where split = 'evaluation' and score_x = 1 and score_y < 1 order by action
+    """
     assert sorted(links) == [action for (action,) in rows_of(views, losing)]
     for action, link in links.items():
         file, _, fragment = str(link).partition("#")
@@ -255,6 +258,22 @@ def test_nothing_is_wider_than_its_window(tabs: Tabs, path: Path, scheme: Any) -
     tab.set_viewport_size({"width": 700, "height": 500})
     tab.locator("#overview svg[viewBox^='0 0 6']").wait_for()
     assert overflow(tab) == 0
+
+
+def test_paper_has_what_fits_on_it(tabs: Tabs, path: Path) -> None:
+    """Browsers lay a page out for paper without a change of the window's size, and say so before."""
+    tab = opened(tabs, path, "#compare=1")
+    parts = "main :is(section, table, svg, p)"
+    right = f"Math.max(...[...document.querySelectorAll('{parts}')].map(one => one.getBoundingClientRect().right))"
+    assert tab.evaluate(right) > 702
+    tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    tab.emulate_media(media="print")
+    tab.evaluate("document.body.style.cssText = 'width: 702px; margin: 0'")  # A4 less its margins
+    assert tab.evaluate(right) <= 702
+    tab.emulate_media(media="screen")
+    tab.evaluate("document.body.style.cssText = ''; window.dispatchEvent(new Event('afterprint'))")
+    assert tab.locator("#overview svg").get_attribute("width") != "680"
+    assert tab.evaluate(right) > 702
 
 
 def test_texts_of_strangers_stay_texts(tabs: Tabs, tmp_path: Path, undrawn: None) -> None:  # noqa: ARG001 - by its effect

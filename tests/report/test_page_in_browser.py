@@ -134,6 +134,26 @@ def test_a_phone_shows_verdicts_and_figures_whole(tabs: Tabs, page: Path, scheme
     assert max(figures) <= 390
 
 
+def test_a_tap_enlarges_a_figure_on_a_phone_and_another_one_shows_it_whole(tabs: Tabs, page: Path) -> None:
+    """Its smallest text is larger than 10 pixels then, and the figure scrolls in its own box."""
+    smallest = """one => one.getBoundingClientRect().width / one.viewBox.baseVal.width
+        * Math.min(...[...one.querySelectorAll('text')].map(text => parseFloat(getComputedStyle(text).fontSize)))"""
+    tab = tabs.open(page, width=390)
+    figure = tab.locator("#figure-answers svg")
+    assert tab.locator("#figure-answers .on-phone").is_visible()
+    for size in (1, 2):
+        figure.click()
+        assert (figure.evaluate(smallest) > 10) == (size == 1)
+        assert (figure.evaluate("one => one.getBoundingClientRect().right") > 390) == (size == 1)
+        assert overflow(tab) == 0
+    wide = tabs.open(page)
+    width = "one => one.getBoundingClientRect().width"
+    before = wide.locator("#figure-answers svg").evaluate(width)
+    wide.locator("#figure-answers svg").click()
+    assert wide.locator("#figure-answers svg").evaluate(width) == before
+    assert wide.locator("#figure-answers .on-phone").is_hidden()
+
+
 def test_the_first_table_is_on_the_first_screen(tabs: Tabs, page: Path) -> None:
     for width in (1280, 390):
         tab = tabs.open(page, width=width, height=844)

@@ -5,6 +5,7 @@ const KINDS = {
   exposure: "Longest exposure", agreement: "Longest agreement", lost: "Lost answers",
 };
 const ALL = -1; // the stratum of all strata
+const PAPER = 680; // the width that is printed, in CSS pixels: A4 or Letter within the margins of browsers
 
 class Explorer {
   constructor(data) {
@@ -118,8 +119,8 @@ class Explorer {
   }
 
   /** Draw what depends on the width of the window, but for the prompt. */
-  draw() {
-    this.width = Math.max(Math.floor(byId("overview").clientWidth), 200); // a window may have no size for a moment
+  draw(width = Math.floor(byId("overview").clientWidth)) {
+    this.width = Math.max(width, 200); // a window may have no size for a moment
     this.overview.draw(this.shown, this.width);
     this.score.draw(this.shown, this.width);
     this.score.mark(this.t);
@@ -369,6 +370,8 @@ class Explorer {
     });
     document.addEventListener("keydown", (event) => this.press(event));
     window.addEventListener("hashchange", () => { if (location.hash !== this.fragment()) this.follow(); });
+    window.addEventListener("beforeprint", () => this.draw(PAPER));
+    window.addEventListener("afterprint", () => this.draw());
     window.addEventListener("resize", () => {
       cancelAnimationFrame(this.frame);
       this.frame = requestAnimationFrame(() => { if (Math.floor(byId("overview").clientWidth) !== this.width) this.resize(); });
