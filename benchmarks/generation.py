@@ -3,6 +3,7 @@
     python -m benchmarks.generation                                  # n = 1k and 4k, K = 64: about half an hour
     python -m benchmarks.generation --entries 512 --replicates 8 --horizon 8 --json
     python -m benchmarks.generation --entries 16384 --parts shared   # what it takes where copies do not fit
+    python -m benchmarks.generation --parts --before ../earlier      # phases alone, in turn with another commit's
     python -m benchmarks.generation --device cuda --preset llama-8b-32k
 
 Random weights, one random document, three actions: SnapKV and recent keeping half of the prompt, SnapKV keeping 512
@@ -16,9 +17,8 @@ entries. Parts, each run in a process of its own, in turn with the others, ``--r
 of the least and, below, of the medians. Where K copies do not fit into memory, as many as do are decoded, the row says
 how many, and ratios compare seconds per replicate.
 
-The roofline is a step's least time by bytes and by products (``benchmarks.roofline``), with the control as a fourth
-action, at two phases: "start" decodes one replicate, whose few streams are shared as ever; "parted" decodes K with all
-streams apart. Each is measured beside the device's own peaks.
+Steps before pairs part and after have rows of their own, with their share of the bound (``benchmarks.phases``), against
+those of another commit if ``--before`` names its working tree, and against copies.
 
 The rate is in steps of one pair. On a CPU the peak is that of the process, on CUDA that of device memory, without the
 libraries' own. The presets on CUDA have not been measured yet.
@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from benchmarks.cases import PRESETS, Case, model_shape, weight_bytes
 from benchmarks.copied_caches import copied_rollout
 from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, measure, mib, show
-from benchmarks.roofline import Peaks, measure_peaks, step_work
+from benchmarks.phases import NAMES, Phase, measure_phase
+from benchmarks.roofline import measure_peaks
 from generator.actions import Action
 from generator.attention.cpu_products import replace_activations, replace_linear_layers
 from generator.attention.holding import DTYPES
@@ -49,9 +52,8 @@ from generator.attention.interface import IMPLEMENTATION
 from generator.attention.row_invariance import find_row_multiple
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full, Recent, SnapKV
+from generator.selectors import Full
 from generator.transformer.decoder import whole_sums
-from generator.transformer.footprint import matrix_bytes
 from generator.transformer.fused.layers import join_weights, layers_fault
 from generator.transformer.memory import ModelShape, available_bytes
 from generator.transformer.model import LoadedModel
@@ -61,44 +63,6 @@ from schema.retention import Retention
 
 SEED = 3
 _FEWEST = 128  # prompt entries, of which SnapKV's window is half
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model's shape, and what is generated with it."""
-
-    layers: int = 8
-    width: int = 512
-    inner_width: int = 1408
-    heads: int = 8
-    kv_heads: int = 4
-    vocabulary: int = 32_000
-    dtype: str = "float32"
-    device: str = "cpu"
-    threads: int = 1
-    entries: int = 1024
-    replicates: int = 64
-    horizon: int = 32
-
-    def actions(self) -> list[Action]:
-        """Return the three measured actions."""
-        half = Retention.parse("1/2")
-        return [
-            Action("snapkv-half", "snapkv", SnapKV(), half),
-            Action("recent-half", "recent", Recent(), half),
-            Action("snapkv-512", "snapkv", SnapKV(), Retention(512)),
-        ]
-
-    def kept(self) -> list[int]:
-        """Return how many prompt entries each action keeps."""
-        return [action.retention.kept(self.entries) for action in self.actions()]
-
-
-PRESETS = {
-    "small": (Case(), (1024, 4096)),
-    # The shape of Llama-3.1-8B.
-    "llama-8b-32k": (Case(32, 4096, 14_336, 32, 8, 128_256, "bfloat16", horizon=128), (32_768,)),
-}
 
 
 @dataclass(frozen=True)
@@ -221,52 +185,6 @@ def fitting_copies(case: Case) -> int:
     return min(case.replicates, int(room / (shape.entry_bytes * (entries + growing))))
 
 
-def model_shape(case: Case) -> ModelShape:
-    """Return the model's shape as the memory planner reads it."""
-    size = case.width // case.heads
-    return ModelShape(
-        case.layers, case.width, case.inner_width, case.heads, case.kv_heads, size, case.vocabulary, case.dtype
-    )
-
-
-def weight_bytes(case: Case) -> int:
-    """Return the bytes of all weights, with both embeddings."""
-    return matrix_bytes(model_shape(case), tables=2)
-
-
-def measure_phase(case: Case, name: str, peaks: Peaks) -> dict[str, Any]:
-    """Decode at one phase; returns steps per second, their bound, and what a step does at least."""
-    replicates = 1 if name == "start" else case.replicates
-    savings = ALL_SAVINGS if name == "start" else Savings(share_equal_histories=False, share_until_parting=False)
-    run = measure(partial(run_shared, control=True), replace(case, replicates=replicates), savings).value
-    entries = [case.entries, *case.kept(), case.entries]
-    actions = len(entries) - 1
-    compressed = (run.streams - replicates) / actions
-    work = step_work(
-        model_shape(case), entries, [replicates] + [compressed] * actions, case.horizon / 2, replicates * actions
-    )
-    steps, bound = (case.horizon - 1) / run.decode_seconds, 1 / work.seconds(peaks)
-    return {
-        "streams": round(run.streams, 1), "steps_per_second": round(steps, 3), "bound": round(bound, 3),
-        "share_of_bound": round(steps / bound, 3), **work.facts(),
-    }  # fmt: skip
-
-
-def roofline(case: Case, runs: RunsByPart) -> dict[str, Any]:
-    """Return both phases, the peaks, and how many times as long copies take for the parted phase's pairs."""
-    peaks = measure(measure_peaks, case.device, case.dtype, case.threads).value
-    phases = {name: measure_phase(case, name, peaks) for name in ("start", "parted")}
-    pairs = case.replicates * (len(case.actions()) + 1)
-    for name in (name for name in runs if name != "shared"):
-        pair = min(one.value.decode_seconds / one.value.replicates for one in runs[name]) / len(case.actions())
-        naive = pair * pairs / (case.horizon - 1)  # seconds of a step
-        phases["parted"][f"times_{name.replace(' ', '_')}"] = round(naive * phases["parted"]["steps_per_second"], 2)
-    return {
-        "copy_gib_per_second": round(peaks.bytes_per_second / 2**30, 2),
-        "product_teraflop_per_second": round(peaks.flops_per_second / 1e12, 4), **phases,
-    }  # fmt: skip
-
-
 PARTS: dict[str, Callable[[Case], MeasuredRun]] = {
     "shared": run_shared,
     "copies": partial(run_copies, preallocated=False),
@@ -275,7 +193,9 @@ PARTS: dict[str, Callable[[Case], MeasuredRun]] = {
 PHASES = {"all": attrgetter("seconds"), "decode": attrgetter("decode_seconds")}
 
 
-def compare(case: Case, parts: Sequence[str], repetitions: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
+def compare(
+    case: Case, parts: Sequence[str], repetitions: int, before: Path | None
+) -> tuple[list[BenchmarkRow], dict[str, Any]]:
     """Measure one prompt length; returns rows and facts."""
     copied = replace(case, replicates=max(fitting_copies(case), 1))
     runs: RunsByPart = {name: [] for name in parts}
@@ -287,7 +207,35 @@ def compare(case: Case, parts: Sequence[str], repetitions: int) -> tuple[list[Be
         for name in parts:
             peers: list[str | None] = [peer for peer in parts if name == "shared" != peer]
             rows += [_row(case, name, phase, runs, peer) for peer in peers or [None]]
-    return rows, _facts(case, runs)
+    peaks = measure(measure_peaks, case.device, case.dtype, case.threads).value
+    facts: dict[str, Any] = {
+        "copy_gib_per_second": round(peaks.bytes_per_second / 2**30, 2),
+        "product_teraflop_per_second": round(peaks.flops_per_second / 1e12, 4),
+    }
+    for name in NAMES:
+        found = measure_phase(case, name, peaks, before, repetitions)
+        rows += _phase_rows(case, found, runs)
+        facts[name.replace(" ", "_")] = found.facts()
+    return rows, _facts(case, runs) | facts
+
+
+def _phase_rows(case: Case, phase: Phase, runs: RunsByPart) -> list[BenchmarkRow]:
+    """Steps at one phase, beside each peer: another commit, and copies for all pairs."""
+    pairs = phase.replicates * (len(case.actions()) + 1)
+    peers: list[tuple[str | None, float | None]] = []
+    if phase.before is not None:
+        peers.append(("the other commit", phase.steps_per_second / phase.before))
+    for name in (name for name in runs if name != "shared"):
+        copied = runs[name] if phase.name == NAMES[1] else [measure(PARTS[name], replace(case, replicates=1))]
+        pair = min(one.value.decode_seconds / one.value.replicates for one in copied) / len(case.actions())
+        peers.append((name, pair * pairs / (case.horizon - 1) * phase.steps_per_second))
+    return [
+        BenchmarkRow(
+            part=f"n = {case.entries}, K = {phase.replicates}, a step {phase.name}, {phase.share:.0%} of its bound",
+            seconds=1 / phase.steps_per_second, rate=phase.steps_per_second * pairs, peer=peer, ratio=ratio,
+        )
+        for peer, ratio in peers or [(None, None)]
+    ]  # fmt: skip
 
 
 def _row(case: Case, name: str, phase: str, runs: RunsByPart, peer: str | None) -> BenchmarkRow:
@@ -311,7 +259,7 @@ def _ratio(runs: RunsByPart, phase: str, peer: str, of: Callable[[list[float]], 
 
 
 def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
-    """Return medians, agreement, bytes and roofline of one prompt length."""
+    """Return medians, agreement and bytes of one prompt length."""
     facts: dict[str, Any] = {
         "repeated_seconds": {
             f"{name}, {phase}": [round(seconds(one.value), 3) for one in found]
@@ -341,7 +289,6 @@ def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
         facts["mismatch"] = round(float(np.mean(mismatches)), 3)
         steps = max((case.horizon - 1) / one.value.decode_seconds for one in runs["shared"])
         facts["steps_per_second"] = round(steps, 3)
-        facts["roofline"] = roofline(case, runs)
     return facts
 
 
@@ -364,7 +311,8 @@ def main() -> None:
     parser.add_argument("--horizon", type=int, help="H")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a CPU")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="none for the phases alone")
+    parser.add_argument("--before", type=Path, help="a working tree of another commit")
     parser.add_argument("--repetitions", type=int, default=2)
     options = parser.parse_args()
     if options.entries and min(options.entries) < _FEWEST:
@@ -375,7 +323,7 @@ def main() -> None:
     rows: list[BenchmarkRow] = []
     facts: dict[str, Any] = {"preset": options.preset, "case": asdict(case) | {"entries": options.entries or lengths}}
     for entries in options.entries or lengths:
-        some, about = compare(replace(case, entries=entries), options.parts, options.repetitions)
+        some, about = compare(replace(case, entries=entries), options.parts, options.repetitions, options.before)
         rows += some
         facts[f"n_{entries}"] = about
     show("generation", rows, "steps", facts, as_json=options.json)

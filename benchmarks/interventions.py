@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.generation import SEED, Case, random_document, random_model
+from benchmarks.cases import Case
+from benchmarks.generation import SEED, random_document, random_model
 from benchmarks.measurement import BenchmarkRow, benchmark_parser, show
 from generator.actions import Action, build_action
 from generator.generation import PendingUnit, generate_units

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.generation import SEED, Case, random_document, random_model
+from benchmarks.cases import Case
+from benchmarks.generation import SEED, random_document, random_model
 from benchmarks.measurement import benchmark_parser
 from benchmarks.pretend_device import SECOND, TwoDevices, tensors_of, to_second_device
 from generator.actions import Action

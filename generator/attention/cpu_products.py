@@ -1,7 +1,8 @@
 """Linear layers and activations for CPUs, in place of torch's.
 
 torch computes float32 matrix products by MKL, which reaches half the speed of processors other than Intel's and rounds
-products of few rows differently. oneDNN, which torch has too, does neither.
+products of few rows differently. oneDNN, which torch has too, does neither: from two rows on, a row's product has the
+same bits whatever the number of rows, and whether the weights were packed before or are packed in the call.
 
 torch computes SiLU with vector instructions, except the last elements of each thread's share, which it computes one by
 one and rounds differently in the last bit. Which elements these are depends on the number of rows. torch's exponential
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 _SMALLEST = 2**16  # weights; with fewer of them calling oneDNN takes longer than it saves
+_PACKED_FOR = 16  # rows; oneDNN lays weights out alike for other numbers
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -23,7 +25,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Args:
         x: float32 [..., in], on a CPU.
-        weight: float32 [out, in], in any layout.
+        weight: float32 [out, in], in any layout, or as ``packed`` returns it.
         bias: float32 [out], or None.
 
     Returns:
@@ -31,6 +33,16 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # noqa: SLF001
     return output
+
+
+def packed(weight: Tensor) -> Tensor:
+    """Lay a weight out as oneDNN reads it, once for many products; ``to_dense`` of the result is the weight again.
+
+    Args:
+        weight: float32 [out, in], in any layout, on a CPU.
+    """
+    layout: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR)  # noqa: SLF001
+    return layout
 
 
 def has_product() -> bool:
@@ -55,6 +67,24 @@ class OneDNNLinear(nn.Linear):
         return product(input, self.weight, self.bias)
 
 
+class PackedLinear(OneDNNLinear):
+    """A linear layer with the weights of another, packed. The other's own can then be freed."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.bias = layer.in_features, layer.out_features, layer.bias
+        self.packed = nn.Parameter(packed(layer.weight), requires_grad=False)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The weights [out, in], laid out anew in each call."""
+        return self.packed.to_dense()
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's
+        """[..., in] -> [..., out]."""
+        return product(input, self.packed, self.bias)
+
+
 class SeamlessSiLU(nn.Module):
     """x / (1 + exp(-x)), elementwise, in float32: a row's values do not depend on the rows beside it."""
 
@@ -76,25 +106,32 @@ class SeamlessGELU(nn.Module):
 
 
 def replace_linear_layers(network: nn.Module) -> None:
-    """Replace the network's large float32 linear layers by ``OneDNNLinear``, if torch has oneDNN."""
+    """Replace the network's large float32 linear layers, if torch has oneDNN, by layers that multiply by it.
+
+    Weights are packed, and those before are freed, layer by layer. A head that shares the embedding's weights keeps
+    them as they are: packed, they would take memory twice.
+    """
     if not has_product():
         return
-    for module, name, child in _children(network):
+    tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
+    for module, name in _children(network):
+        child = getattr(module, name)
         if isinstance(child, nn.Linear) and child.weight.dtype == torch.float32 and child.weight.numel() >= _SMALLEST:
-            setattr(module, name, OneDNNLinear(child))
+            setattr(module, name, (OneDNNLinear if id(child.weight) in tables else PackedLinear)(child))
 
 
 def replace_activations(network: nn.Module) -> None:
     """Replace every SiLU of the network by ``SeamlessSiLU``, and every GELU by tanh by ``SeamlessGELU``."""
     from transformers.activations import GELUTanh, SiLUActivation  # noqa: PLC0415 - products are computed without transformers
 
-    for module, name, child in _children(network):
+    for module, name in _children(network):
+        child = getattr(module, name)
         if isinstance(child, (nn.SiLU, SiLUActivation)):
             setattr(module, name, SeamlessSiLU())
         elif isinstance(child, GELUTanh):
             setattr(module, name, SeamlessGELU())
 
 
-def _children(network: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Every module of the network with its parent and its name there."""
-    return [(module, name, child) for module in network.modules() for name, child in module.named_children()]
+def _children(network: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Where each module of the network lies: its parent, and its name there."""
+    return [(module, name) for module in network.modules() for name, _ in module.named_children()]

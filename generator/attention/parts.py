@@ -7,13 +7,13 @@ chunks before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from generator.attention.cpu_products import fits_onednn, product
+from generator.attention.cpu_products import fits_onednn, packed, product
 from generator.attention.layer_terms import attend_capped
 
 _aten = torch.ops.aten
@@ -61,19 +61,20 @@ def attend_part(
 
 
 def attend_prompt(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None = None
-) -> PartialAttention:
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None = None,
+    keys: Sequence[Sequence[Tensor]] | None = None,
+) -> PartialAttention:  # fmt: skip
     """Attend from queries [heads, T, size] to keys and values [heads, S, size], by oneDNN where that is faster.
 
-    With a layer's soft cap, if it has one.
+    With a layer's soft cap, if it has one. ``keys`` are the same keys, as ``packed_keys`` returns them.
 
     Returns:
         The output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T].
     """
     if softcap is not None:
         return attend_capped(query, key, value, scaling, softcap)
-    if _by_onednn(query, key):
-        return _attend_by_onednn(query * scaling, key, value)
+    if by_onednn(query, key):
+        return _attend_by_onednn(query * scaling, keys or keys_in_chunks(key), value)
     output, mass = attend_part(query[None], key[None], value[None], scaling)
     return output[0], mass[0]
 
@@ -119,7 +120,7 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
     _, heads, length, size = query.shape
     kv_heads, positions, _ = key.shape
     group, before = heads // kv_heads, positions - length
-    if _by_onednn(query, key):
+    if by_onednn(query, key):
         grouped = (query * scaling).view(kv_heads, group, length, size)
         return _attend_causally_by_onednn(grouped, key, value).view(query.shape)
     if not before:
@@ -135,20 +136,37 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
     return output.to(query.dtype)
 
 
-def _by_onednn(query: Tensor, key: Tensor) -> bool:
+def by_onednn(query: Tensor, key: Tensor) -> bool:
     """Whether oneDNN can be used and is faster than the fused kernels, which multiply by MKL."""
     return key.shape[1] >= _MANY_KEYS and fits_onednn(query)
 
 
-def _attend_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> PartialAttention:
-    """Attend from scaled queries [heads, T, size], some rows at a time: their scores fit the processor's cache."""
-    found = [
-        _attend_rows(rows, *keys_and_values)
-        for head, *keys_and_values in zip(query, key, value, strict=True)
-        for rows in torch.split(head, _QUERIES)
-    ]
-    output, mass = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return output.view(query.shape), mass.view(query.shape[:2])
+def keys_in_chunks(key: Tensor) -> list[Sequence[Tensor]]:
+    """Of each head of keys [heads, S, size], those that are attended to at once, [chunk, size] each."""
+    return [torch.split(head, CHUNK) for head in key]
+
+
+def packed_keys(key: Tensor) -> list[Sequence[Tensor]]:
+    """As ``keys_in_chunks``, each packed for products of oneDNN."""
+    return [[packed(chunk) for chunk in head] for head in keys_in_chunks(key)]
+
+
+def _attend_by_onednn(query: Tensor, keys: Sequence[Sequence[Tensor]], value: Tensor) -> PartialAttention:
+    """Attend from scaled queries [heads, T, size], some rows at a time: their scores fit the processor's cache.
+
+    These are rows of several heads where a head has few. The parts of a head are about equally long: a single row takes
+    other code paths than several.
+    """
+    heads, length, _ = query.shape
+    together = max(_QUERIES // length, 1)
+    found = []
+    for first in range(0, heads, together):
+        some = slice(first, first + together)
+        rows = torch.tensor_split(query[some], -(-length // _QUERIES), 1)
+        parts = [_attend_rows(part, keys[some], value[some]) for part in rows]
+        found.append(parts[0] if len(parts) == 1 else tuple(torch.cat(part, 1) for part in zip(*parts, strict=True)))
+    output, mass = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
+    return output, mass
 
 
 def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -164,28 +182,33 @@ def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Ten
             own = slice(before + first, before + last)
             scores = product(rows, head_key[own])
             scores.view(group, last - first, -1).add_(ahead[: last - first, : last - first])
-            part = _weigh(scores, head_value[own])
+            part = _weigh(scores[None], head_value[None, own])
             if own.start:
-                before_them = _attend_rows(rows, head_key[: own.start], head_value[: own.start])
+                earlier = keys_in_chunks(head_key[None, : own.start])
+                before_them = _attend_rows(rows[None], earlier, head_value[None, : own.start])
                 part = join_parts(before_them, part, log_of_sum=torch.logaddexp)
             output[head, :, first:last] = part[0].view(group, -1, size)
     return output
 
 
-def _attend_rows(query: Tensor, key: Tensor, value: Tensor) -> PartialAttention:
-    """Attend from scaled queries [rows, size] to keys and values [S, size], some keys at a time."""
-    if len(key) <= CHUNK:
-        return _weigh(product(query, key), value)
+def _attend_rows(query: Tensor, keys: Sequence[Sequence[Tensor]], value: Tensor) -> PartialAttention:
+    """Attend from scaled queries [heads, rows, size] to each head's keys in chunks, and to values [heads, S, size]."""
     parts = (
-        _weigh(product(query, some_keys), some_values)
-        for some_keys, some_values in zip(torch.split(key, CHUNK), torch.split(value, CHUNK), strict=True)
+        _weigh(_products(query, chunk), values)
+        for chunk, values in zip(zip(*keys, strict=True), torch.split(value, CHUNK, 1), strict=True)
     )
     return reduce(join_parts, parts)
 
 
 def _weigh(scores: Tensor, value: Tensor) -> PartialAttention:
-    """Average values [S, size] by the softmax of scores [rows, S], which are overwritten."""
+    """Average values [heads, S, size] by the softmax of scores [heads, rows, S], which are overwritten."""
     top = scores.amax(-1)
     torch.softmax(scores, -1, out=scores)
     mass = top - scores.amax(-1).log_()  # the largest share is exp(top) over the sum
-    return product(scores, value.t()), mass
+    return _products(scores, value.mT), mass
+
+
+def _products(rows: Tensor, others: Iterable[Tensor]) -> Tensor:
+    """Rows [heads, R, in] times each head's others [out, in], [heads, R, out]; of one head without a copy."""
+    found = [product(some, other) for some, other in zip(rows, others, strict=True)]
+    return found[0][None] if len(found) == 1 else torch.stack(found)

@@ -18,11 +18,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from generator.attention.cpu_products import fits_onednn
 from generator.attention.network_layers import attention_modules
 from generator.attention.parts import attend_prompt
 from generator.attention.streams.rows import TILE, tile_of
 
 _MULTIPLES = (8, 16, 32, TILE)  # with the last one, attention to a prompt always has one shape
+_FEW = (1, 2, 4)  # streams, likewise, that read a prompt at once by oneDNN
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them
 _ENTRIES = 1000  # prompt entries attended to
 _LAWS = 64  # that are compared at once
@@ -34,12 +36,15 @@ class RowInvariance:
 
     Attributes:
         multiple: What the number of rows is a multiple of.
+        few: What the number of streams that read a prompt at once is a multiple of in products of oneDNN; 0 for
+            ``multiple``.
         deviation: The largest difference that the number of rows made with it, relative to the largest output of the
             same product; 0 where results are equal bit for bit.
     """
 
     multiple: int
     deviation: float
+    few: int = 0
 
 
 class FilledKernels(Protocol):
@@ -119,7 +124,18 @@ def find_row_multiple(network: Any) -> RowInvariance:
         deviation = max(_deviations(network, multiple))
         if deviation == 0.0:
             break
-    return RowInvariance(multiple, deviation)
+    return RowInvariance(multiple, deviation, _find_few(network, multiple))
+
+
+def _find_few(network: Any, multiple: int) -> int:
+    """Test attention to a prompt by oneDNN, from two rows on: a single one takes other code paths."""
+    if multiple == TILE or not fits_onednn(next(network.parameters())):
+        return 0
+    group = next(iter(attention_modules(network).values())).num_key_value_groups
+    for few in (few for few in _FEW if few * group > 1):
+        if not max(_attention_deviations(network, 2 * TILE, [few * count for count in _COUNTS])):
+            return few
+    return 0
 
 
 def _deviations(network: Any, multiple: int) -> Iterator[float]:
@@ -132,7 +148,9 @@ def _deviations(network: Any, multiple: int) -> Iterator[float]:
         for count in _COUNTS:
             for part in (slice(count * multiple), slice(-count * multiple, None)):
                 yield _relative(module(rows[part]), whole[part])
-    yield from _attention_deviations(network, multiple, generator)
+    tile = tile_of(embedding, multiple)
+    counts = [*range(multiple, TILE, multiple), *range(TILE, tile, TILE // 2)]
+    yield from _attention_deviations(network, tile, counts)
 
 
 def _modules(network: Any) -> list[tuple[nn.Module, int]]:
@@ -148,17 +166,18 @@ def _modules(network: Any) -> list[tuple[nn.Module, int]]:
     return list(tried.values())
 
 
-def _attention_deviations(network: Any, multiple: int, generator: torch.Generator) -> Iterator[float]:
+def _attention_deviations(network: Any, tile: int, counts: Sequence[int]) -> Iterator[float]:
+    """Attention of so many streams to a prompt, against that of ``tile`` streams."""
     weight, attention = next(network.parameters()), next(iter(attention_modules(network).values()))
-    group = attention.num_key_value_groups
+    group, scaling = attention.num_key_value_groups, attention.scaling
     kv_heads, size = network.config.num_attention_heads // group, attention.head_dim
-    tile, scaling = tile_of(weight, multiple), attention.scaling
+    generator = torch.Generator().manual_seed(1)
     query, key, value = (
         torch.randn(kv_heads, entries, size, generator=generator).to(weight.device, weight.dtype)
         for entries in (tile * group, _ENTRIES, _ENTRIES)
     )
     whole = attend_prompt(query, key, value, scaling)
-    for count in [*range(multiple, TILE, multiple), *range(TILE, tile, TILE // 2)]:
+    for count in counts:
         for part in (slice(count * group), slice(-count * group, None)):
             for one, all_rows in zip(attend_prompt(query[:, part], key, value, scaling), whole, strict=True):
                 yield _relative(one, all_rows[:, part])

@@ -8,7 +8,6 @@ in every step (``cache_rules``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,26 +15,17 @@ from torch import Tensor
 from generator.attention.cache_rules import CacheRule
 from generator.attention.fused.attention import FusedAttention, are_fused
 from generator.attention.layer_terms import PLAIN, LayerTerms, with_sinks
-from generator.attention.parts import attend_part, attend_prompt, join_parts
-from generator.attention.streams.rows import Tile, few_rows, pack_tiles, rounded, tile_of
+from generator.attention.parts import attend_part, join_parts
+from generator.attention.streams.prompt_reads import PrefixLayer, PromptReads
+from generator.attention.streams.rows import few_rows, rounded, tile_of
 from generator.attention.streams.ruled import RuledStreams
 from generator.attention.streams.slots import StreamSlots
 from generator.attention.streams.suffixes import copy_suffixes, suffix_buffers
 from schema.errors import InputError
 
+__all__ = ["PrefixLayer", "SharedPrefix"]  # codecs take the first from here, and their text is part of identities
+
 _Indices = dict[torch.device, dict[str, Tensor]]  # of each device, vectors by their name
-
-
-@dataclass(frozen=True)
-class PrefixLayer:
-    """One layer of one cache: its prompt keys and values, [KV heads, m, size] each, and the layer's terms.
-
-    If its attention has a window, the entries are the prompt's last ones, in every cache of the prompt.
-    """
-
-    key: Tensor
-    value: Tensor
-    terms: LayerTerms = PLAIN
 
 
 class SharedPrefix:
@@ -55,16 +45,19 @@ class SharedPrefix:
         fused: As ``Savings.fused``.
         tiles: Per cache, how many streams read its prompt entries at once, at most; 0, the default, for ``tile_of``.
         rules: Per cache, what it does with its entries besides; None, the default, for nothing.
+        few: What the number of streams that read a prompt at once is a multiple of in products of oneDNN; 0, the
+            default, for ``row_multiple``.
     """
 
     def __init__(
         self, caches: Sequence[Sequence[PrefixLayer]], streams: int, parked: int, horizon: int, row_multiple: int,
         group: int, *, share_reads: bool = True, fused: bool | None = None, tiles: Sequence[int] = (),
-        rules: Sequence[CacheRule | None] = (),
+        rules: Sequence[CacheRule | None] = (), few: int = 0,
     ) -> None:  # fmt: skip
         self._caches, self._row_multiple = caches, row_multiple
         usual = tile_of(caches[0][0].key, row_multiple) if share_reads else 1
         self._at_once = [(tile if share_reads else 0) or usual for tile in tiles or [0] * len(caches)]
+        self._reads = PromptReads(caches, self._at_once, row_multiple, few or row_multiple)
         self._slots = StreamSlots(streams)
         entries = [(layer.key, layer.value) for layer in caches[0]]
         self._buffers, self._suffix = suffix_buffers(entries, streams + parked, horizon)
@@ -84,7 +77,6 @@ class SharedPrefix:
                 ([layer.key for layer in part], [layer.value for layer in part]) for part in zip(*caches, strict=True)
             ]
             self._fused = FusedAttention(layers, group)
-        self._tiles: list[Tile] = []
         self._packing: dict[str, Tensor] = {}
         self._copied_length = 0
         self._indices: _Indices = {}
@@ -252,41 +244,23 @@ class SharedPrefix:
             softcap=terms.softcap,
         )  # fmt: skip
 
-        # [KV heads, packed rows x group, size]
-        packed = grouped[indices["packed"]].transpose(0, 1).reshape(kv_heads, -1, size)
-        outputs, masses = [], []
-        for tile in self._tiles:
-            prefix = self._caches[tile.cache][layer]
-            part = packed[:, tile.first * group : tile.last * group]
-            first = terms.first_seen(prefix.key.shape[1] + length)
-            replaced = self._ruled is not None and self._ruled.replaced(tile.cache, length)
-            if (replaced and terms.window is None) or first >= prefix.key.shape[1]:
-                outputs.append(torch.zeros_like(part))
-                masses.append(
-                    torch.full_like(part[..., 0], 0.0 if terms.window is None else -torch.inf, dtype=torch.float32)
-                )
-                continue
-            output, mass = attend_prompt(part, prefix.key[:, first:], prefix.value[:, first:], scaling, terms.softcap)
-            outputs.append(output)
-            masses.append(mass)
-        output, mass, unpacked = torch.cat(outputs, 1), torch.cat(masses, 1), indices["unpacked"]
-        shared = (
-            output.view(kv_heads, -1, group, size).transpose(0, 1)[unpacked],
-            mass.view(kv_heads, -1, group).transpose(0, 1)[unpacked],
-        )
+        shared = self._reads.attend(layer, grouped, indices, scaling, length, self._replaced)
         result = query.new_zeros((rows, heads, 1, size))
         output = with_sinks(*join_parts(own, shared), terms.sinks)
         result[:streams] = output.reshape(streams, heads, 1, size)
         return result
 
+    def _replaced(self, cache: int) -> bool:
+        """Whether the cache's rule computes its attention in this step."""
+        return self._ruled is not None and self._ruled.replaced(cache, self._slots.length)
+
     def _pack(self) -> None:
-        """Gather the streams of each cache in tiles, and fill these up to a multiple of rows."""
+        """Gather the streams that read the same entries in tiles, and fill these up to a multiple of rows."""
         self._packing = {}
         if self._ruled is not None:
             caches, multiple = self.stream_cache, self._row_multiple
             self._packing["ruled"] = self._ruled.pack(caches, self.slots, self._at_once, multiple)
         if self._fused is not None:
-            self._packing |= self._fused.pack(self.stream_cache, self.slots, self.rows)
+            self._packing |= self._fused.pack(*self._reads.alike(self.stream_cache, self.slots), self.rows)
             return
-        self._tiles, indices = pack_tiles(self.stream_cache, self.slots, self._at_once, self._row_multiple)
-        self._packing |= indices
+        self._packing |= self._reads.pack(self.stream_cache, self.slots)

@@ -70,16 +70,18 @@ class MemoryPlan:
 def plan_memory(
     shape: ModelShape, entries: int, kept: Sequence[int], replicates: int, horizon: int, available_bytes: int,
     estimator: str, *, apart: bool = False, scored: int = 0, others: Sequence[tuple[ModelShape, Sequence[int]]] = (),
+    packed: bool = False,
 ) -> MemoryPlan:  # fmt: skip
     """Plan the memory of one document; at least one replicate is planned, whether or not it fits.
 
     n is ``entries``, and ``kept`` has m of each action; ``available_bytes`` are left besides the weights.
     ``apart`` says whether an action's prompt is prefilled apart; one such prompt is in memory at a time. Of ``scored``
     prompt entries a policy keeps scores. ``others`` are the models of actions with weights of their own, each with m of
-    its actions: every model has the whole prompt.
+    its actions: every model has the whole prompt. ``packed`` says whether keys are packed besides, as on a CPU.
     """
     sides = [(shape, kept), *others]
     prompt = sum(one.entry_bytes * (entries + sum(own)) for one, own in sides)
+    prompt += prompt // 2 * packed
     replicate = sum(one.replicate_bytes(len(own), entries, horizon, estimator, scored) for one, own in sides)
     activations = max(one.activation_bytes for one, _ in sides)
     return MemoryPlan(

@@ -201,6 +201,7 @@ def _plan_memory(material: Material, found: Forecast, footprints: _Footprints) -
         apart=any(action.prefill_chunk is not None for action in material.actions),
         scored=max((action.scored_entries(longest, study.study.horizon) for action in material.actions), default=0),
         others=[(one.shape, kept[weights]) for weights, one in footprints.items() if weights is not None],
+        packed=(study.model.device, study.model.dtype) == ("cpu", "float32"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.generation import PRESETS, model_shape
+from benchmarks.cases import PRESETS, model_shape
 from benchmarks.roofline import Peaks, StepBytes, StepProducts, StepWork, measure_peaks, step_work
 
 LARGE = PRESETS["llama-8b-32k"][0]

@@ -1,1 +1,1 @@
-"""What streams hold while they are decoded: slots, suffixes, states, and what the rules of their caches keep."""
+"""What streams hold and read while they are decoded: slots, suffixes, states, prompts, what rules of caches keep."""

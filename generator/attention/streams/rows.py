@@ -16,11 +16,16 @@ TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, 
 
 @dataclass(frozen=True)
 class Tile:
-    """Streams of one cache: packed rows ``first .. last - 1``; copies of the first one fill up the last ones."""
+    """Streams of one cache: packed rows ``first .. last - 1``, of which those after ``streams`` are copies."""
 
     cache: int
     first: int
     last: int
+    streams: int
+
+    def rows(self, multiple: int) -> slice:
+        """As many rows as the streams take if they are filled up to this multiple, at most all."""
+        return slice(self.first, min(self.first + rounded(self.streams, multiple), self.last))
 
 
 def pack_tiles(
@@ -43,7 +48,7 @@ def pack_tiles(
     for cache, own in zip(caches.tolist(), torch.split(slots, counts.tolist()), strict=True):
         for part in torch.split(own, at_once[cache]):
             last = first + rounded(len(part), multiple)
-            tiles.append(Tile(cache, first, last))
+            tiles.append(Tile(cache, first, last, len(part)))
             rows += [part, part[:1].expand(last - first - len(part))]
             unpacked[part] = torch.arange(first, first + len(part))
             first = last

@@ -36,7 +36,7 @@ class Head:
         self, network: Any, device: str, logits_dtype: str | None = None, law: SamplingLaw = FULL_SOFTMAX
     ) -> None:
         self._layer, self._device = network.lm_head, torch.device(device)
-        self._vocabulary = self._layer.out_features
+        self._vocabulary, self._dtype = self._layer.out_features, next(self._layer.parameters()).dtype
         self._wide, self._law = logits_dtype == "float32", law
         self._scaling, self._softcap = _logit_terms(network)
 
@@ -68,13 +68,13 @@ class Head:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[rows, columns], on the head's device."""
-        weight = self._layer.weight
-        wide = self._wide and weight.dtype != torch.float32
+        wide = self._wide and self._dtype != torch.float32
         if self._device.type == "cpu" and not wide:
             own: Tensor = self._layer(hidden)
             return self._on_logits(own)
+        weight = self._layer.weight
         hidden = hidden.to(weight.device)
-        logits = hidden.new_empty((len(hidden), self._columns), dtype=torch.float32 if wide else weight.dtype)
+        logits = hidden.new_empty((len(hidden), self._columns), dtype=torch.float32 if wide else self._dtype)
         inside, beyond = logits[:, : self._vocabulary], logits[:, self._vocabulary :]
         beyond.fill_(-torch.inf)
         if not wide:

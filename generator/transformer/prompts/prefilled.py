@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from generator.actions import Action
 from generator.attention.checksums import first_decisions, in_words
+from generator.attention.streams.prompt_reads import PrefixLayer, same_entries, with_packed_keys
 from generator.selectors.policies.guarded import rule_of
 from generator.selectors.policies.watched import WatchedRule, watched_steps
 from generator.transformer.decoder import Decoder
@@ -55,6 +56,8 @@ class PrefilledPrompt:
             window=max((selector.window for selector in selectors), default=0),
             statistics=[statistic for selector in selectors for statistic in selector.statistics],
         )
+        layers = [PrefixLayer(layer.key, layer.value, layer.terms) for layer in self._prompt.layers]
+        self._whole = with_packed_keys(layers)
         self.seconds = time.perf_counter() - began
 
     def _check_room(self, doc: str, action: Action) -> None:
@@ -89,7 +92,7 @@ class PrefilledPrompt:
         seconds = [shared + evicted[action.name][1] for action, _ in self._actions]
         self._scores.forget()
         self._prompt.forget_statistics()
-        return PreparedPrompt(self._model, self._prompt, caches, seconds, self._horizon)
+        return PreparedPrompt(self._model, self._prompt, self._whole, caches, seconds, self._horizon)
 
     def _cache_of(self, action: Action, kept: int) -> PreparedCache:
         prompt = self._prompt_of(action)
@@ -103,8 +106,12 @@ class PrefilledPrompt:
             decided = in_words(first_decisions(rule, prompt.evictable, compact.layers))
             # Steps remove entries, if prefill did not.
             compact = replace(compact, indexed=True, read_checksums=decided)
+        layers = beside_windows(prompt.layers, compact.layers)
+        if rule is None:  # which might change entries
+            layers = self._whole if same_entries(layers, self._whole) else with_packed_keys(layers)
+            compact = replace(compact, layers=tuple(layer for layer in layers if layer.terms.window is None))
         return PreparedCache(
-            compact, beside_windows(prompt.layers, compact.layers), prompt.states,
+            compact, layers, prompt.states,
             action.most_entries(self._entries, self._horizon), action.row_tile or 0, rule,
         )  # fmt: skip
 

@@ -58,14 +58,16 @@ class PreparedPrompt:
     """``PreparedDocument`` of a transformer.
 
     Args:
+        whole: Layers of the whole prompt.
         caches: One for each action.
         seconds: Of each action, what prefill and eviction took.
     """
 
     def __init__(
-        self, model: Decoder, prompt: Prompt, caches: Sequence[PreparedCache], seconds: Sequence[float], horizon: int
-    ) -> None:
-        self._model, self._prompt, self._caches = model, prompt, caches
+        self, model: Decoder, prompt: Prompt, whole: Sequence[PrefixLayer], caches: Sequence[PreparedCache],
+        seconds: Sequence[float], horizon: int,
+    ) -> None:  # fmt: skip
+        self._model, self._prompt, self._whole, self._caches = model, prompt, whole, caches
         self._seconds, self._horizon = seconds, horizon
 
     def kernels(
@@ -81,13 +83,12 @@ class PreparedPrompt:
     def under(self, law: SamplingLaw) -> PreparedPrompt:
         """The same caches where tokens are drawn by another law."""
         model = replace(self._model, law=law)
-        return PreparedPrompt(model, self._prompt, self._caches, self._seconds, self._horizon)
+        return PreparedPrompt(model, self._prompt, self._whole, self._caches, self._seconds, self._horizon)
 
     @property
     def caches(self) -> PromptCaches:
         """What its streams start from."""
-        whole = tuple(PrefixLayer(layer.key, layer.value, layer.terms) for layer in self._prompt.layers)
-        layers = [whole, *(cache.layers for cache in self._caches)]
+        layers = [self._whole, *(cache.layers for cache in self._caches)]
         tiles, rules = [cache.tile for cache in self._caches], [cache.rule for cache in self._caches]
         states = [cache.states for cache in self._caches]
         first = self._prompt.first_law_under(self._model.law)

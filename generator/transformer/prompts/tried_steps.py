@@ -13,6 +13,7 @@ from generator.attention.cache_rules import CacheRule
 from generator.attention.recording import PromptLayer
 from generator.attention.row_invariance import step_deviation
 from generator.attention.shared_prefix import PrefixLayer
+from generator.attention.streams.prompt_reads import with_packed_keys
 from generator.codecs.coded_streams import CodedStreams
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
@@ -97,6 +98,7 @@ def _random_layers(layers: Sequence[PromptLayer], entries: int, step: int) -> li
             generator = torch.Generator().manual_seed(0)
             drawn = torch.randn(2, kv_heads, held, size, generator=generator).to(layer.key.dtype)
             part = drawn if layer.terms.window is not None else drawn[:, :, ::step].contiguous()
-            made[kind] = PrefixLayer(*part.to(layer.key.device, copy=True))
+            key, value = part.to(layer.key.device, copy=True)
+            (made[kind],) = with_packed_keys([PrefixLayer(key, value, layer.terms)])
         found.append(replace(made[kind], terms=layer.terms))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,14 @@ import torch
 from torch import nn
 from transformers.activations import SiLUActivation
 
-from generator.attention.cpu_products import OneDNNLinear, SeamlessSiLU, product, replace_linear_layers
+from generator.attention.cpu_products import (
+    OneDNNLinear,
+    PackedLinear,
+    SeamlessSiLU,
+    packed,
+    product,
+    replace_linear_layers,
+)
 from generator.transformer.decoder import torch_threads
 from generator.transformer.loading import load_model
 
@@ -28,21 +36,55 @@ def test_product(rows: int) -> None:
             assert (product(x, layout, added) - wanted).abs().max() < 1e-6 * wanted.abs().max()
 
 
-def test_large_layers_are_replaced_and_keep_their_weights() -> None:
-    network = nn.ModuleDict({
+def network() -> nn.ModuleDict:
+    return nn.ModuleDict({
         "large": nn.Linear(256, 256),
         "unbiased": nn.Linear(256, 300, bias=False),
         "small": nn.Linear(64, 64),
         "narrow": nn.Linear(256, 256).to(torch.bfloat16),
     })  # fmt: skip
-    x = torch.randn(16, 256)
-    before, kept = {name: network[name](x) for name in ("large", "unbiased")}, dict(network.named_parameters())
-    replace_linear_layers(network)
-    kinds = {name: type(layer) for name, layer in network.items()}
-    assert kinds == {"large": OneDNNLinear, "unbiased": OneDNNLinear, "small": nn.Linear, "narrow": nn.Linear}
-    assert all(parameter is kept[name] for name, parameter in network.named_parameters())
-    for name, output in before.items():
-        assert (network[name](x) - output).abs().max() < 1e-5
+
+
+def test_large_layers_are_replaced_and_keep_their_weights() -> None:
+    layers, x = network(), torch.randn(16, 256)
+    before = {name: (layer.weight, layer(x)) for name, layer in layers.items() if name in ("large", "unbiased")}
+    replace_linear_layers(layers)
+    kinds = {name: type(layer) for name, layer in layers.items()}
+    assert kinds == {"large": PackedLinear, "unbiased": PackedLinear, "small": nn.Linear, "narrow": nn.Linear}
+    for name, (weight, output) in before.items():
+        assert torch.equal(layers[name].weight, weight)
+        assert (layers[name](x) - output).abs().max() < 1e-5
+
+
+def test_weights_before_are_freed() -> None:
+    layers = network()
+    weight = weakref.ref(layers["large"].weight)
+    replace_linear_layers(layers)
+    assert weight() is None
+
+
+def test_a_head_keeps_the_weights_that_it_shares() -> None:
+    layers = nn.ModuleDict({"table": nn.Embedding(300, 256), "head": nn.Linear(256, 300, bias=False)})
+    layers["head"].weight = layers["table"].weight
+    replace_linear_layers(layers)
+    assert type(layers["head"]) is OneDNNLinear
+    assert layers["head"].weight is layers["table"].weight
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("rows", "inside"), [(300, 256), (256, 1408), (2048, 64), (64, 4096)])
+def test_packed_products_have_the_bits_of_others_whatever_the_number_of_rows(
+    rows: int, inside: int, threads: int
+) -> None:
+    """From two rows on; weights as they are, transposed, and packed."""
+    generator = torch.Generator().manual_seed(rows)
+    weight, x = torch.randn(rows, inside, generator=generator), torch.randn(300, inside, generator=generator)
+    with torch_threads(threads):
+        whole = product(x, weight)
+        for layout in (weight, weight.t().contiguous().t(), packed(weight)):
+            for count in (2, 3, 4, 6, 7, 8, 16, 37, 64, 300):
+                for part in (slice(count), slice(-count, None)):
+                    assert torch.equal(product(x[part], layout), whole[part])
 
 
 # --- The activation --------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from fixtures.random_models import random_document, random_model, save_random_model
 from torch import Tensor
 
-from generator.attention import shared_prefix
 from generator.attention.row_invariance import TriedSteps
+from generator.attention.streams import prompt_reads
 from generator.attention.streams.rows import few_rows
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
@@ -78,14 +78,14 @@ def test_nor_do_those_of_models_without_groups(
 @contextmanager
 def other_rounding(monkeypatch: pytest.MonkeyPatch, keys: int) -> Iterator[None]:
     """Attention of few queries to a prompt of more than ``keys`` entries rounds otherwise than that of many."""
-    attend = shared_prefix.attend_prompt
+    attend = prompt_reads.attend_prompt
 
     def rounding(query: Tensor, key: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         output, mass = attend(query, key, *others)
         return output * (1 + 2.0**-18) if query.shape[1] < 32 and key.shape[1] > keys else output, mass
 
     with monkeypatch.context() as patch:
-        patch.setattr(shared_prefix, "attend_prompt", rounding)
+        patch.setattr(prompt_reads, "attend_prompt", rounding)
         yield
 
 

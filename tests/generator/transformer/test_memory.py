@@ -108,6 +108,8 @@ def test_a_plan_that_fits() -> None:
     assert plan.fits
     assert plan.prompt_bytes == (32_768 + 2 * 16_384 + 512) * 128 * 1024
     assert plan.peak_bytes == plan.prompt_bytes + 64 * plan.replicate_bytes
+    twice = plan_memory(LARGE, 32_768, [16_384, 16_384, 512], 64, 128, 60 * GIB, PLAIN, packed=True)
+    assert twice.prompt_bytes == 1.5 * plan.prompt_bytes  # keys are half of it
 
 
 def test_less_memory_means_fewer_replicates_at_once() -> None:

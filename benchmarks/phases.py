@@ -1,0 +1,106 @@
+"""Steps of decoding before pairs part and after, against their bound, and against those of another commit.
+
+The bound of a step is its least time by bytes and by products (``benchmarks.roofline``), of three actions and the
+control. "before parting" decodes one replicate, whose few streams are shared as ever; "after parting" decodes K with
+all streams apart. Each is measured in processes of its own, in turn with the other commit's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases import Case, model_shape
+from benchmarks.roofline import Peaks, StepWork, step_work
+
+HERE = Path(__file__).resolve().parent.parent
+NAMES = ("before parting", "after parting")
+
+# One thread's time is the process's, which other processes on the machine do not lengthen.
+_DECODE = """
+import json, sys, time
+case, apart = json.loads(sys.argv[1])
+if case["device"] == "cpu" and case["threads"] == 1:
+    time.perf_counter = time.process_time
+from benchmarks.generation import Case, run_shared
+from generator.coupling.streams import Savings
+savings = Savings(share_equal_histories=not apart, share_until_parting=not apart)
+run = run_shared(Case(**case), savings, control=True)
+print(json.dumps([run.decode_seconds, run.streams]))
+"""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps at one phase.
+
+    Attributes:
+        name: One of ``NAMES``.
+        replicates: K.
+        steps_per_second: Of all pairs together.
+        before: The same of the other commit; None if none is measured.
+        streams: Open streams, on average.
+        bound: The most steps a second.
+        work: What a step does at least.
+    """
+
+    name: str
+    replicates: int
+    steps_per_second: float
+    before: float | None
+    streams: float
+    bound: float
+    work: StepWork
+
+    @property
+    def share(self) -> float:
+        """The share of the bound."""
+        return self.steps_per_second / self.bound
+
+    def facts(self) -> dict[str, Any]:
+        """What the phase's rows do not say."""
+        return {"streams": round(self.streams, 1), "bound": round(self.bound, 3), **self.work.facts()}
+
+
+def measure_phase(case: Case, name: str, peaks: Peaks, before: Path | None, repetitions: int) -> Phase:
+    """Decode at one phase, so many times.
+
+    Args:
+        case: What is decoded.
+        name: One of ``NAMES``.
+        peaks: The device's.
+        before: A working tree of the other commit, or None.
+        repetitions: The least seconds of so many runs count.
+    """
+    case = replace(case, replicates=1 if name == NAMES[0] else case.replicates)
+    seconds: dict[Path, list[float]] = {tree: [] for tree in (HERE, before) if tree is not None}
+    streams = 0.0
+    for _ in range(repetitions):
+        for tree, own in seconds.items():
+            took, streams = _decode(tree, case, apart=name == NAMES[1])
+            own.append(took)
+    rates = [(case.horizon - 1) / min(own) for own in seconds.values()]
+    work = _work(case, streams)
+    return Phase(name, case.replicates, rates[0], rates[1] if before else None, streams, 1 / work.seconds(peaks), work)
+
+
+def _decode(tree: Path, case: Case, *, apart: bool) -> tuple[float, float]:
+    """Seconds of decoding and streams of a step, by the code of a working tree."""
+    command = [sys.executable, "-c", _DECODE, json.dumps([asdict(case), apart])]
+    ended = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True)  # noqa: S603
+    seconds, streams = json.loads(ended.stdout)
+    return seconds, streams
+
+
+def _work(case: Case, streams: float) -> StepWork:
+    """What a step does at least, with so many streams and the control as a fourth action."""
+    entries: Sequence[int] = [case.entries, *case.kept(), case.entries]
+    actions = len(entries) - 1
+    compressed = (streams - case.replicates) / actions
+    each = [case.replicates] + [compressed] * actions
+    return step_work(model_shape(case), entries, each, case.horizon / 2, case.replicates * actions)

@@ -1,0 +1,95 @@
+"""Reads of prompt entries: who reads together, in tiles of how many rows, and that no bit of attention depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from fixtures.common_actions import CONTROL, HALF_SNAPKV
+from fixtures.random_models import random_document, random_model
+from torch import Tensor
+
+from generator.attention.row_invariance import find_row_multiple
+from generator.attention.streams import prompt_reads
+from generator.attention.streams.prompt_reads import PrefixLayer, PromptReads, with_packed_keys
+
+KV_HEADS, GROUP, SIZE = 2, 3, 16
+
+
+def layer(entries: int, seed: int) -> PrefixLayer:
+    generator = torch.Generator().manual_seed(seed)
+    key, value = (torch.randn(KV_HEADS, entries, SIZE, generator=generator) for _ in range(2))
+    return PrefixLayer(key, value)
+
+
+def plain(cache: PrefixLayer, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention of one row, [KV heads, group, size], in float64."""
+    scores = query.double() @ cache.key.double().mT * 0.25
+    return scores.softmax(-1) @ cache.value.double(), scores.logsumexp(-1)
+
+
+def attended(
+    caches: Sequence[Sequence[PrefixLayer]], streams: Tensor, grouped: Tensor, few: int
+) -> tuple[Tensor, Tensor]:
+    reads = PromptReads(caches, [128] * len(caches), 8, few)
+    indices = reads.pack(streams, torch.arange(len(streams)))
+    return reads.attend(0, grouped, indices, 0.25, 1, lambda _: False)
+
+
+@pytest.mark.parametrize("entries", [40, 300, 700])
+def test_each_stream_attends_to_its_cache(entries: int) -> None:
+    """Caches 0 and 2 have the same tensors; 40 entries take other kernels than 300."""
+    first, other = layer(entries, 1), layer(entries + 20, 2)
+    streams = torch.tensor([0, 0, 1, 1, 1, 2, 3])
+    grouped = torch.randn(8, KV_HEADS, GROUP, SIZE, generator=torch.Generator().manual_seed(0))
+    caches = [[first], [other], [first], [layer(entries, 3)]]
+    found = attended(caches, streams, grouped, few=1)
+    for few, own in ((8, caches), (2, [with_packed_keys(cache) for cache in caches])):
+        again = attended(own, streams, grouped, few)
+        assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+    for stream, cache in enumerate(streams.tolist()):
+        for one, wanted in zip(found, plain(caches[cache][0], grouped[stream]), strict=True):
+            assert (one[stream] - wanted).abs().max() < 3e-6 * wanted.abs().max()
+
+
+def test_few_streams_are_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of the first cache with one of its twin, and one of another; fewer than 256 entries are read by eight."""
+    seen: list[tuple[int, int]] = []
+    attend = prompt_reads.attend_prompt
+
+    def counting(query: Tensor, key: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        seen.append((query.shape[1], key.shape[1]))
+        return attend(query, key, *others)
+
+    monkeypatch.setattr(prompt_reads, "attend_prompt", counting)
+    first = layer(300, 1)
+    caches = [[first], [layer(400, 2)], [first], [layer(40, 3)]]
+    attended(caches, torch.tensor([0, 0, 1, 2, 3]), torch.randn(8, KV_HEADS, GROUP, SIZE), few=1)
+    assert seen == [(3 * GROUP, 300), (GROUP, 400), (8 * GROUP, 40)]
+
+
+def test_a_control_has_the_prompts_own_entries_and_a_cut_has_not() -> None:
+    """And keys are packed once for both."""
+    prepared = random_model("llama").prefill(random_document("d300", 300), [CONTROL, HALF_SNAPKV], 8).evict()
+    whole, control, half = prepared.caches.caches
+    assert all(own is its for own, its in zip(whole, control, strict=True))
+    assert not any(own.key is its.key for own, its in zip(whole, half, strict=True))
+
+
+def test_the_self_test_finds_how_few_streams_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one unless their queries round otherwise; at worst as many as a step has rows."""
+    model = random_model("llama")
+    assert model.rows.few == 1
+    attend = prompt_reads.attend_prompt
+    for below, few in ((3, 2), (100, 0)):
+
+        def other_rounding(
+            query: Tensor, *others: Any, below: int = below
+        ) -> tuple[Tensor, Tensor]:  # of fewer than so many queries, with two a stream
+            output, mass = attend(query, *others)
+            return output, mass * (1 + 2.0**-20) if query.shape[1] < below else mass
+
+        monkeypatch.setattr("generator.attention.row_invariance.attend_prompt", other_rounding)
+        assert find_row_multiple(model.network).few == few
