@@ -197,12 +197,12 @@ def test_a_terminal_is_told_what_is_done_before_it_is_done(tmp_path: Path) -> No
 
 
 def test_lines_name_a_store_without_two_dots(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "own").mkdir()
-    (tmp_path / "quickstart").symlink_to(finished)
+    Store.create(tmp_path / "quickstart")
     monkeypatch.chdir(tmp_path)
     code, out, err = call(capsys, "status", "own/../quickstart")
     assert (code, err) == (0, "")
-    assert f"{tmp_path}/quickstart" in out
+    assert f"store: {tmp_path}/quickstart\n" in out
     assert "/.." not in out
