@@ -43,7 +43,6 @@ from flows.estimate.stored import analyze_stored
 from log.store import Store
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from sql.contracts import contract
-from sql.materialized.storing import materialize_moments
 from stats.ends import PERCENTILE, STUDENTIZED
 from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES
@@ -207,7 +206,6 @@ def derive_and_analyze(location: str) -> float:
     """Derive what is new in the store of a synthetic study, and estimate it; returns the CPU seconds of contrasts."""
     run_derivation(location)
     store = Store.open(location)
-    materialize_moments(store)
     spent = 0.0
 
     def run(parts: Sequence[AnalysisPart]) -> list[Estimates]:

@@ -3,19 +3,17 @@
     python -m benchmarks.commits                           # 200 and 1,000 workers, in a folder
     python -m benchmarks.commits --workers 200 --where s3  # moto's S3 server on this machine
 
-A simulated worker is a thread with a store of its own. It sleeps as long as a worker of a cluster generates between two
-commits, by ``flows.cluster.groups``, and then commits the units of two documents. With ``--at-once`` no worker sleeps.
-Afterwards the store's events are compared with what the workers gave it.
+A simulated worker is a thread with a store of its own, by ``benchmarks.simulated_workers``. It sleeps as long as a
+worker of a cluster generates between two commits, by ``flows.cluster.groups``, and then commits the units of two
+documents. With ``--at-once`` no worker sleeps. Afterwards the store's events are compared with what workers gave it.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +26,12 @@ import pyarrow as pa
 from benchmarks.lost_races import lost_races_here, lost_races_there
 from benchmarks.measurement import BenchmarkRow, benchmark_parser, show
 from benchmarks.s3_server import s3_server
-from benchmarks.synthetic_study import Sizes, document_row, drawn_units
+from benchmarks.simulated_workers import Worker, commit_all, units_of
 from flows.cluster.groups import LOCAL, REMOTE, spread
 from log.store import Store, Unit
 from schema.location import is_local
 from schema.tables import EVENTS
 
-SIZES = Sizes(strata=1, documents=1, actions=3, replicates=2, horizon=8)  # of one document
-DOCUMENTS = 2  # of a commit
 TABLES = ("events", "units")  # that a commit of units makes a version of
 
 
@@ -46,8 +42,8 @@ class Simulated:
     Attributes:
         commits: Groups of units, each of which is a version of two tables.
         lost_races: For versions of both tables.
-        seconds: From the first worker's beginning to the last one's end.
-        cpu_seconds: Of this process.
+        seconds: From the beginning to the end of the workers' processes.
+        cpu_seconds: Of all workers.
         waited: Seconds that each group's commit took.
         lost: Rows of events that the store lacks.
         doubled: Rows of events that it has and should not.
@@ -83,34 +79,17 @@ def simulate(
     """
     Store.create(location)
     mean = 0.0 if at_once else (LOCAL if is_local(location) else REMOTE).seconds(workers)
-    given = [units_of(number) for number in range(workers * commits)]
-    begin = threading.Barrier(workers + 1)
-
-    def work(worker: int) -> list[float]:
-        store, waited = Store.open(location), list[float]()
-        begin.wait()
-        for group in given[worker * commits : (worker + 1) * commits]:
-            time.sleep(spread(mean))
-            begun = time.perf_counter()
-            store.append_units(group)
-            waited.append(time.perf_counter() - begun)
-        return waited
-
-    with races as lost_races, ThreadPoolExecutor(workers) as threads:
-        working = [threads.submit(work, number) for number in range(workers)]
-        begin.wait()
-        begun, cpu = time.perf_counter(), time.process_time()
-        waited = [seconds for one in working for seconds in one.result()]
-        seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu
-        races_lost = lost_races()
-    lost, doubled = compared(Store.open(location), [unit for group in given for unit in group])
+    working = [
+        Worker(range(first, first + commits), [spread(mean) for _ in range(commits)])
+        for first in range(0, workers * commits, commits)
+    ]
+    with races as lost_races:
+        begun = time.perf_counter()
+        waited, cpu_seconds = commit_all(location, working)
+        seconds, races_lost = time.perf_counter() - begun, lost_races()
+    given = [unit for number in range(workers * commits) for unit in units_of(number)]
+    lost, doubled = compared(Store.open(location), given)
     return Simulated(workers * commits, races_lost, seconds, cpu_seconds, waited, lost, doubled)
-
-
-def units_of(number: int) -> list[Unit]:
-    """Draw the units of a commit."""
-    documents = [document_row(1, number * DOCUMENTS + one) for one in range(DOCUMENTS)]
-    return list(drawn_units(documents, SIZES, 0))
 
 
 def compared(store: Store, given: list[Unit]) -> tuple[int, int]:

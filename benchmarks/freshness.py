@@ -10,7 +10,7 @@ Three kinds of processes work at once, as they do beside a real run:
   units at once, as a run does with the units of a document (``--units-per-commit``, ``--writers``), and keeps its
   ``Store`` open;
 - ``kvdrift derive --watch`` derives them; its resident memory is read five times a second, and apart from it that of
-  the process which it starts now and then for larger files, moments and catalogue, and which ends each time;
+  the process which it starts now and then for larger files and the catalogue, and which ends each time;
 - a reader looks a few times a second (``--looks``), as a page that shows the study would: it opens the views of one
   ``Store`` anew, and asks ``trajectories`` which units it has.
 

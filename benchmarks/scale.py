@@ -7,7 +7,7 @@
 Measured for each size, each part in a process of its own:
 
 - the writing of a synthetic log: three actions, 64 replicates, 1,024 positions;
-- ``kvdrift derive``: trajectories and steps, then the moments of documents;
+- ``kvdrift derive``: trajectories, steps and moments;
 - the views, opened as ``kvdrift sql`` does; then ``decomposition``, ``contrasts`` and ``entry``;
 - the bootstrap of every quantity of the decomposition, with 2,000 draws;
 - DuckDB: R, O, E and C of each action by one query over the files of events, as one would write it by hand. It knows
@@ -37,7 +37,6 @@ from log.units.unit import DERIVED
 from schema.errors import InputError, OperationError
 from schema.tables import PLAIN
 from sql.catalog import MOMENT_VIEWS, open_views
-from sql.materialized.storing import materialize_moments
 from sql.quoting import parquet_files
 from stats.moments import DocumentMoments
 from stats.resampling.intervals import Request
@@ -108,7 +107,7 @@ def is_written(location: str, sizes: Sizes) -> bool:
 
 def forget_derived(location: str) -> None:
     """Empty the tables that are made from the log."""
-    for table in (*DERIVED[PLAIN], "document_moments"):
+    for table in DERIVED[PLAIN]:
         shutil.rmtree(Path(location, table))
     Store.create(location)
 
@@ -116,11 +115,6 @@ def forget_derived(location: str) -> None:
 def derive(location: str) -> None:
     """Derive what is there."""
     run_derivation(location)
-
-
-def moments(location: str) -> int:
-    """Store the moments of documents; returns the number of rows."""
-    return materialize_moments(Store.open(location))
 
 
 def open_alone(location: str) -> None:
@@ -172,7 +166,7 @@ def measure_size(folder: Path, events: int) -> tuple[list[BenchmarkRow], dict[st
         measure(forget_derived, location)
     else:
         parts["write the log"] = measure(write, location, sizes)
-    each: dict[str, Callable[[str], Any]] = {"derive": derive, "moments": moments, "open the views": open_alone}
+    each: dict[str, Callable[[str], Any]] = {"derive": derive, "open the views": open_alone}
     parts |= {name: measure(part, location) for name, part in each.items()}
     views = measure(decomposition, location)
     parts["decomposition, opened"] = views
@@ -187,7 +181,7 @@ def measure_size(folder: Path, events: int) -> tuple[list[BenchmarkRow], dict[st
         part.row(f"{million}: {name}", sizes.events / part.seconds, *compared.get(name, ()))
         for name, part in (parts | {"DuckDB over events": peer}).items()
     ]
-    derived = [parts[name] for name in ("derive", "moments", "three views, opened")]
+    derived = [parts[name] for name in ("derive", "three views, opened")]
     facts = {
         f"{million}_derived_and_viewed": f"{sum(part.seconds for part in derived):.0f} s, "
         f"peak {max(mib(part.peak_bytes) for part in derived):,.0f} MiB"

@@ -39,20 +39,6 @@ def append_new_rows(folder: DeltaFolder, table: str, rows: pa.Table) -> int:
     return int(new.num_rows)
 
 
-def append_next(folder: DeltaFolder, table: str, rows: pa.Table, version: int) -> bool:
-    """Append rows to a table unless it has gone on since a version; return whether it did not."""
-    committed = False
-
-    def attempt(loaded: Snapshot) -> Commit | None:
-        nonlocal committed
-        committed = loaded.version == version
-        file = folder.put_rows(table, rows) if committed else None
-        return None if file is None else Commit([file], transactions([(_ROWS_APP_ID, version + 1)]))
-
-    folder.commit(table, attempt)
-    return committed
-
-
 def _missing(folder: DeltaFolder, loaded: Snapshot, table: str, rows: pa.Table) -> pa.Table:
     """Return those of the rows whose keys the table does not have."""
     key = list(TABLES[table].key)

@@ -31,7 +31,7 @@ from log.compaction import GATHERED_ROWS, compact, delete_replaced, gather
 from log.conform import conform
 from log.prompts import PromptRows, kept_row
 from log.readable_store import ReadableStore
-from log.small_tables import KEYED, append_new_rows, append_next
+from log.small_tables import KEYED, append_new_rows
 from log.units.commits import UnitCommits
 from log.units.derived import DerivedFile, commit_derived, withdraw_units
 from log.units.unit import DERIVED_TABLES, Unit
@@ -100,9 +100,9 @@ class Store(ReadableStore):
         self._prompts.append(kept_row(unit.record, kept) for unit in units for kept in unit.kept)
         return self._commits.append(units)
 
-    def stored_units(self, numbers: Sequence[int]) -> set[int]:
-        """Return the numbers of those of some units that the store has, whoever appended them; they are durable."""
-        return self._commits.stored(numbers)
+    def stored_units(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
+        """Return the numbers of those of some units that the store has; ``UnitCommits.stored`` says what is given."""
+        return self._commits.stored(records)
 
     def append_prompts(self, rows: Iterable[Mapping[str, Any]]) -> int:
         """Append rows of ``prompts`` unless the table has their keys; return how many are new."""
@@ -141,24 +141,6 @@ class Store(ReadableStore):
         given = conform(TABLES[table], rows, filled=True)
         self._prepare(table)
         return append_new_rows(self._folder, table, given)
-
-    def append_moments(self, rows: pa.Table, version: int) -> bool:
-        """Append rows to ``document_moments`` that were computed when it had a version.
-
-        Args:
-            rows: Rows of the declared schema.
-            version: The version of ``document_moments`` that they follow.
-
-        Returns:
-            Whether they were appended; False where the table has gone on since.
-
-        Raises:
-            InputError: The rows are not of the declared schema.
-
-        """
-        given = conform(TABLES["document_moments"], rows)
-        self._prepare("document_moments")
-        return append_next(self._folder, "document_moments", given, version)
 
     def put_derived(self, table: str, rows: pa.Table) -> DerivedFile:
         """Put derived rows in place as one file; they are not visible before ``commit_derived``.

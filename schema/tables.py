@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOMENTS, SCALAR_MOMENTS, WRITTEN
+from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 
 # 2: event kinds and weights, units' estimator and pair evaluations, residual branches, exact values
 # 3: a study's model revision
@@ -26,14 +26,15 @@ from schema.moments import COMPENSATORS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOM
 # 11: every row says its unit; settings and weights of actions, what an engine says of itself
 # 12: prompts, and what is kept of them
 # 13: bytes of weights
-SCHEMA_VERSION = 13
+# 14: moments of units, in place of those of documents
+SCHEMA_VERSION = 14
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
 
 MEASURES: Final = (
     "tokens", "bytes", "seconds", "entries", "count", "share, 0..1", "probability, 0..1", "total variation, 0..1",
     "score, 0..1", "difference, -1..1", "correlation, -1..1", "ratio", "share squared", "total variation x tokens",
-    "standard errors", "that of quantity", "that of column unit", "none",
+    "standard errors", "that of quantity", "that of column unit", "that of the moment, times replicates", "none",
 )  # fmt: skip
 """The units of numbers in tables and views; ``none`` are those that only tell apart: seeds, revisions, token ids."""
 
@@ -523,54 +524,41 @@ BRANCHING_DEPTHS = _table(
     since=2,
 )
 
-_PROFILE = pa.list_(pa.float64())
+_SUM = pa.float64()
+_PROFILE = pa.list_(_SUM)
+_HORIZON = _column("horizon", pa.int32(), "H", "tokens")
+_WINDOWS = (
+    _HORIZON,
+    _column("cohort_bound", pa.int32(), "T: the fixed branch cohort is tau <= T", "tokens"),
+    _column("early_last", pa.int32(), "early lags are 1..early_last", "tokens"),
+    _column("late_first", pa.int32(), "late lags are late_first..T", "tokens"),
+    _column("first_block_last", pa.int32(), "block 1 is 1..first_block_last", "tokens"),
+    _column("second_block_last", pa.int32(), "block 2 ends here, block 3 goes on to H", "tokens"),
+    _column("agreement_run", pa.int32(), "run length of a long agreement", "tokens"),
+    _column("saturation_threshold", pa.float64(), "delta above it is saturated", "total variation, 0..1"),
+)
 
-DOCUMENT_MOMENTS = _table(
-    "document_moments",
-    "the moments of one document under one action, computed once from its steps; views compute those that are lacking",
-    ("study", "model", "doc", "action", "action_revision", "moments_version"),
+
+def _sum(name: str, text: str, kind: pa.DataType = _SUM, *, null: bool = False) -> pa.Field:
+    """Declare the sum of a moment, or of its profile, over the replicates of a unit."""
+    return _column(name, kind, f"sum over replicates of {text}", "that of the moment, times replicates", null=null)
+
+
+UNIT_MOMENTS = _table(
+    "unit_moments",
+    "the moments of one unit, summed over its complete replicates that end at the study's horizon",
+    (*GROUP_KEY, "action_revision", "unit"),
     *_GROUP,
     _revision(),
-    _column(
-        "moments_version", pa.int64(), "version of this table that the row came with; the newest row counts", "none"
-    ),
-    _column("replicates", pa.int32(), "replicates behind the means", "count"),
-    *(
-        _column(f"scalar_{name}", pa.float64(), text, MOMENT_UNITS[name], null=True)
-        for name, text in SCALAR_MOMENTS.items()
-        if name not in COMPENSATORS | WRITTEN
-    ),
-    *(
-        _column(f"position_{name}", _PROFILE, f"{text}, at t = 1..H", MOMENT_UNITS[name])
-        for name, text in POSITION_MOMENTS.items()
-    ),
-    _column("cohort_paths", pa.int64(), "replicates in the cohort", "count"),
-    *(
-        _column(f"lag_{name}", _PROFILE, f"{text}, at j = 1..T", MOMENT_UNITS[name])
-        for name, text in LAG_MOMENTS.items()
-    ),
-    _column("depth_observed", _PROFILE, "Z_L at L = 1..H", "share, 0..1"),
-    _column("depth_capacity", _PROFILE, "W_L at L = 1..H", "share, 0..1"),
-    *(
-        _column(f"scalar_{name}", pa.float64(), text, MOMENT_UNITS[name], null=True, since=8)
-        for name, text in COMPENSATORS.items()
-    ),
-    *(
-        _column(f"scalar_{name}", pa.float64(), text, MOMENT_UNITS[name], null=True, since=10)
-        for name, text in WRITTEN.items()
-    ),
-    _column(
-        "units_digest",
-        pa.int64(),
-        "the units that the row was computed from: their numbers and digests, combined by exclusive or",
-        "none",
-        null=True,
-        since=11,
-    ),
-    _column(
-        "definition", pa.int64(), "what computed the row: the first 60 bits of a SHA-256", "none", null=True, since=11
-    ),
-    since=5,
+    _column("unit", pa.int64(), "unit of the row, as in units", "none"),
+    *_WINDOWS,
+    _column("replicates", pa.int32(), "replicates that are summed", "count"),
+    *(_sum(f"scalar_{name}", text, null=True) for name, text in SCALAR_MOMENTS.items()),
+    *(_sum(f"position_{name}", f"{text}, at t = 1..H", _PROFILE) for name, text in POSITION_MOMENTS.items()),
+    *(_sum(f"lag_{name}", f"{text}, at j = 1..T", _PROFILE) for name, text in LAG_MOMENTS.items()),
+    _sum("depth_observed", "H Z_L, at L = 1..H", _PROFILE),
+    _sum("depth_capacity", "H W_L, at L = 1..H", _PROFILE),
+    since=14,
 )
 
 EXACT_VALUES = _table(
@@ -590,15 +578,9 @@ STUDIES = _table(
     "one study's fixed parameters: horizon, law and windows",
     ("study", "model"),
     *_GROUP[:2],
-    _column("horizon", pa.int32(), "H", "tokens"),
+    _HORIZON,
     _column("seed", pa.int64(), "seed of all uniforms", "none"),
-    _column("cohort_bound", pa.int32(), "T: the fixed branch cohort is tau <= T", "tokens"),
-    _column("early_last", pa.int32(), "early lags are 1..early_last", "tokens"),
-    _column("late_first", pa.int32(), "late lags are late_first..T", "tokens"),
-    _column("first_block_last", pa.int32(), "block 1 is 1..first_block_last", "tokens"),
-    _column("second_block_last", pa.int32(), "block 2 ends here, block 3 goes on to H", "tokens"),
-    _column("agreement_run", pa.int32(), "run length of a long agreement", "tokens"),
-    _column("saturation_threshold", pa.float64(), "delta above it is saturated", "total variation, 0..1"),
+    *_WINDOWS[1:],
     _column("study_sha256", pa.string(), "SHA-256 of what in the study file decides the events"),
     _column("revision", pa.string(), "the model's revision as the study file gives it", null=True, since=3),
     _column("settings", pa.string(), "what study_sha256 is the hash of, canonical JSON", null=True, since=4),
@@ -812,6 +794,6 @@ TABLES: dict[str, Table] = {
     table.name: table
     for table in (
         EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, SCORES, TOKENS, PROMPTS, BRANCHINGS, BRANCHING_DEPTHS,
-        DOCUMENT_MOMENTS, EXACT_VALUES, STUDIES, IDENTITIES, PLANS, LOOKS, RESULTS, CALIBRATION,
+        UNIT_MOMENTS, EXACT_VALUES, STUDIES, IDENTITIES, PLANS, LOOKS, RESULTS, CALIBRATION,
     )
 }  # fmt: skip

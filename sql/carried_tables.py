@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import duckdb
 
     from log.store import Store
-    from sql.stored_moments import StoredMoments
 
 CARRIED: Final = (
     "documents", "actions", "units", "plans", "looks", "results", "calibration", "studies", "identities",
@@ -42,7 +41,7 @@ _OF_DOCUMENTS: Final = frozenset({"documents", "units"})  # tables that grow by 
 CARRIED_VIEWS: Final = ("windows", "document_bytes", "document_answers")
 """The views that a catalogue holds the rows of, beside ``moments``; all that pool documents are computed from these."""
 
-_MOST_STEPS: Final = 1 << 23  # that moments are computed from, where the store keeps none
+_MOST_STEPS: Final = 1 << 23  # that moments are computed from, if units have none
 
 
 def fill_catalog(
@@ -50,8 +49,9 @@ def fill_catalog(
     store: Store,
     versions: Mapping[str, int],
     files: Mapping[str, Mapping[str, Sequence[str]]],
-    moments: StoredMoments,
     condition: str,
+    *,
+    waiting: bool,
 ) -> None:
     """Put the rows of a store's tables into its catalogue, or views of their files.
 
@@ -60,8 +60,8 @@ def fill_catalog(
         store: The store.
         versions: Delta version by table name.
         files: The sources of each table, as ``stored_rows`` takes them.
-        moments: What the views of moments take from the store.
         condition: What must hold where a client reads files, or raises.
+        waiting: Whether the moments of some documents are computed from steps.
 
     """
     few_documents = store.row_count("documents") <= MOST_DOCUMENTS
@@ -72,10 +72,9 @@ def fill_catalog(
             fill_stored_table(connection, table, sources)
         else:
             create_stored_view(connection, table, sources)
-    moments.insert_waiting(connection)
     refused = refuse_unlike_units(connection, store, versions)
     if few_documents:
-        few = moments.stored or store.row_count("steps") <= _MOST_STEPS
+        few = not waiting or store.row_count("steps") <= _MOST_STEPS
         connection.execute("set threads = 1")  # the same bits in every run
         carried_views = (*CARRIED_VIEWS, "moments") if few else CARRIED_VIEWS
         keep_views(connection, [view for view in carried_views if view not in refused])

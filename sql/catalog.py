@@ -15,15 +15,15 @@ import duckdb
 
 from schema.errors import InputError, KvdriftError, OperationError, nearest
 from schema.location import is_local
-from schema.tables import TABLES
+from schema.tables import TABLES, UNIT_MOMENTS
 from sql.carried_tables import keep_views
 from sql.contracts import Contract, contract, contracts
 from sql.empty_views import create_views
 from sql.quoting import literal, quoted
-from sql.stored_moments import NO_MOMENTS, stored_moments
 from sql.stored_tables import create_stored_view, parquet_sources
 from sql.unlike_units import refuse_unlike_units
 from sql.view_texts import view_texts
+from sql.waiting import waiting_documents, with_computed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -37,10 +37,11 @@ __all__ = ["Contract", "Views", "describe_views", "open_views", "view_texts"]
 
 # Tables are pinned in this order, the derived before what they were derived from and before the tables written ahead
 # of events, so that a commit in between never leaves a row without what it refers to. Depths come after their
-# branchings, with which views join them: those of a later unit are then left out.
+# branchings, with which views join them: those of a later unit are then left out. Moments are committed before the
+# trajectories of their units and come after them, so that no unit with trajectories lacks its moments.
 PINNING = (
-    "results", "calibration", "looks", "plans", "document_moments", "branchings", "branching_depths", "scores", "steps",
-    "trajectories", "units", "events", "exact_values", "identities", "prompts", "actions", "documents", "tokens",
+    "results", "calibration", "looks", "plans", "branchings", "branching_depths", "scores", "steps", "trajectories",
+    "unit_moments", "units", "events", "exact_values", "identities", "prompts", "actions", "documents", "tokens",
     "studies",
 )  # fmt: skip
 
@@ -52,6 +53,7 @@ MOMENT_VIEWS = ("windows", "moments", "position_moments", "lag_moments")
 
 # Of a table behind a URL that is read into memory, compressed as its files are: in memory it is a few times as large.
 _HELD_BYTES, _SMALL_BYTES = 1 << 25, 1 << 20  # if many views are going to be read, and if one is
+_SCANNED = frozenset({"events", "steps"})
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,6 @@ def open_views(
     *,
     threads: int = 1,
     kept: Sequence[str] = (),
-    materialized: bool = True,
     checked_within: float | None = None,
     without: Collection[str] = (),
 ) -> Views:
@@ -169,7 +170,6 @@ def open_views(
         kept: views to compute now and to keep as tables in memory (``MOMENT_VIEWS``), for callers that read many of the
             views that depend on them, each of which would compute them again. Small tables behind a URL are then kept
             in memory too.
-        materialized: take the moments of documents that the store has; False computes all of them from steps.
         checked_within: make sure first that no file of a local store is damaged. Small tables are read whole; files of
             large ones only if they were not found whole within so many seconds: 0 reads all. None looks at none.
         without: stored tables that have no rows here, since the caller reads none; of many files it takes time to name
@@ -198,16 +198,19 @@ def open_views(
     store.check_made_from_events(pinned)
     if checked_within is not None:
         store.check_files(pinned, checked_within)
-    moments = stored_moments(store, pinned) if materialized else NO_MOMENTS
+    waiting = waiting_documents(store, pinned)
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
         be_quiet(connection)
-        create_views(connection, stored=moments.stored, waiting=moments.waits)
+        create_views(connection)
         for table, version in pinned.items():
             most = _HELD_BYTES if kept else _SMALL_BYTES
-            sources = {} if table in without else _sources(connection, store, table, version, most)
+            sources: Mapping[str, Sequence[str]] = (
+                {} if table in without else _sources(connection, store, table, version, most)
+            )
+            if table == UNIT_MOMENTS.name:
+                sources = with_computed(connection, waiting, sources)
             create_stored_view(connection, table, sources)
-        moments.insert_waiting(connection)
         refuse_unlike_units(connection, store, pinned, kept)
         keep_views(connection, kept)
     except duckdb.Error as error:
@@ -233,13 +236,13 @@ def _sources(
     """Return a table as sources of ``create_stored_view``.
 
     A table behind a URL of at most ``most`` bytes is read into memory: one view reads a small table ten times. Arrow
-    scans a larger one when a query asks for rows: DuckDB hands the columns and the conditions of the query to the scan,
-    which leaves the rest of the files unread.
+    scans a larger table when a query asks for rows, and also events and steps, which few views read: DuckDB hands the
+    columns and the conditions of the query to the scan, which leaves the rest of the files unread.
     """
     if is_local(store.location):
         return parquet_sources(store, table, version)
     name = f"stored_{table}"
-    small = sum(file.size for file in store.stored_files(table, version)) <= most
+    small = table not in _SCANNED and sum(file.size for file in store.stored_files(table, version)) <= most
     connection.register(name, store.read(table, version) if small else store.dataset(table, version))
     return {quoted(name): ()}
 

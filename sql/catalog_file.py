@@ -11,14 +11,17 @@ import duckdb
 from log.delta.durability import replace_durably
 from schema.errors import InputError, OperationError, is_forbidden
 from schema.location import is_local
+from schema.tables import UNIT_MOMENTS
 from sql.carried_tables import fill_catalog
 from sql.catalog import PINNING, be_quiet
 from sql.empty_views import create_views
 from sql.quoting import literal
-from sql.stored_moments import stored_moments
 from sql.stored_tables import parquet_sources
+from sql.waiting import waiting_documents, with_computed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from log.store import Store
 
 CATALOG_NAME = "catalog.duckdb"
@@ -47,13 +50,16 @@ def write_catalog(store: Store) -> Path:
     path = Path(store.location) / CATALOG_NAME
     aside = path.with_name(f".{CATALOG_NAME}.{uuid.uuid4().hex}")
     versions = {table: store.version(table) for table in PINNING}
-    files = {table: parquet_sources(store, table, version) for table, version in versions.items()}
-    moments = stored_moments(store, versions)
+    files: dict[str, Mapping[str, Sequence[str]]] = {
+        table: parquet_sources(store, table, version) for table, version in versions.items()
+    }
+    waiting = waiting_documents(store, versions)
     try:
         with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
             be_quiet(connection)
-            create_views(connection, stored=moments.stored, waiting=moments.waits)
-            fill_catalog(connection, store, versions, files, moments, _in_place(path))
+            create_views(connection)
+            files[UNIT_MOMENTS.name] = with_computed(connection, waiting, files[UNIT_MOMENTS.name])
+            fill_catalog(connection, store, versions, files, _in_place(path), waiting=waiting.num_rows > 0)
             connection.execute(f"create table stored.written_for as select {literal(store.id or '')} as store")
         replace_durably(aside, path)
     except (duckdb.Error, OSError) as error:

@@ -22,27 +22,17 @@ from schema.tables import TABLES
 from sql.contracts import comments, contract, contracts
 from sql.kept_builds import kept_build
 from sql.quoting import file_pattern, literal, quoted
-from sql.view_texts import WAITING, qualified_texts
+from sql.view_texts import qualified_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def create_views(connection: duckdb.DuckDBPyConnection, *, stored: bool, waiting: bool) -> None:
-    """Create all views over stored tables that are empty, the tables ``stored.NAME``.
-
-    Args:
-        connection: A connection to an empty database.
-        stored: Whether the views of moments have stored rows.
-        waiting: Whether they also have computed rows, of the documents in ``WAITING``.
-
-    Raises:
-        OperationError: No temporary file can be written.
-
-    """
+def create_views(connection: duckdb.DuckDBPyConnection) -> None:
+    """Create all views in an empty database, over stored tables that are empty, the tables ``stored.NAME``."""
     try:
         with tempfile.NamedTemporaryFile(prefix="kvdrift-", suffix=".duckdb") as file:
-            file.write(_empty_database(stored=stored, waiting=waiting))
+            file.write(_empty_database())
             file.flush()
             connection.execute(f"attach {literal(file.name)} as empty_views (read_only)")
             (own,) = connection.execute("select current_database()").fetchone() or ("memory",)
@@ -56,9 +46,9 @@ def create_views(connection: duckdb.DuckDBPyConnection, *, stored: bool, waiting
 
 
 @functools.cache
-def _empty_database(*, stored: bool, waiting: bool) -> bytes:
+def _empty_database() -> bytes:
     """The content of a DuckDB file with all views, as it is kept, or made now."""
-    texts = qualified_texts(stored=stored, waiting=waiting)
+    texts = qualified_texts()
     meanings = {name: [promised.description, *promised.comments.items()] for name, promised in contracts().items()}
     tables = {name: str(table.schema.remove_metadata()) for name, table in TABLES.items()}
     ours = [(resources.files("sql") / name).read_text("utf-8") for name in ("empty_views.py", "published.csv")]
@@ -78,14 +68,12 @@ def _made_database(texts: Mapping[str, str]) -> bytes:
             connection.execute("begin")
             _create_empty_tables(connection)
             for name, declared in _view_columns().items():
-                if name in texts:
-                    connection.execute(f"create table {name} ({declared})")
+                connection.execute(f"create table {name} ({declared})")
             for name, text in reversed([*texts.items()]):
                 connection.execute(f"drop table {name}")
                 connection.execute(f"create view {name} as {text}")
-                schema, _, view = name.partition(".")
-                if schema != "computed":  # now: DuckDB resolves a view for each comment, and these read tables so far
-                    connection.execute(comments(contract(view), "view"))
+                # Now: DuckDB resolves a view for each comment, and these read tables so far.
+                connection.execute(comments(contract(name.partition(".")[2]), "view"))
             connection.execute("commit")
         return path.read_bytes()
 
@@ -96,7 +84,7 @@ def _view_columns() -> Mapping[str, str]:
     found = {}
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:
         _create_empty_tables(connection)
-        for name, text in qualified_texts(stored=True, waiting=True).items():
+        for name, text in qualified_texts().items():
             found[name] = _declaration(connection.sql(text))
             connection.execute(f"create table {name} ({found[name]})")
     return found
@@ -110,8 +98,7 @@ def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
     """Create what views read: stored tables without rows, and the paper's numbers."""
     connection.execute("create schema internal")
     connection.execute("create schema stored")
-    connection.execute("create schema computed")
-    connection.execute(f"create table {WAITING} (study varchar, model varchar, doc varchar, action varchar)")
+    connection.execute("create table stored.waiting (study varchar, model varchar, doc varchar, action varchar)")
     _create_published(connection)
     for name, table in TABLES.items():
         connection.from_arrow(table.schema.empty_table()).create(f"stored.{quoted(name)}")

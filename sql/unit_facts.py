@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -11,34 +11,18 @@ import pyarrow.compute as pc
 
 from log.units.kept_sets import ALIKE, SAME
 from log.units.numbers import numbers_of
-from log.units.rows import COUNTED, UnitCounts
 from log.units.unit import SPAN
 from schema.rows import Flags, Hashes, Wide, row_hashes
-from schema.tables import GROUP_KEY, UNITS
+from schema.tables import UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from log.readable_store import ReadableStore
 
-MOMENTS_OF: Final = (*GROUP_KEY, "action_revision")
-"""The columns that name what moments are of: a document under a revision of an action."""
-
-_DIGITS: Final = 15  # of the digest of a unit's events, in hexadecimal: 60 bits
-
-
-class _Facts:
-    """Some facts of units: dataclasses of arrays whose last dimension is [units]."""
-
-    @classmethod
-    def all(cls, parts: Sequence[Self]) -> Self:
-        """Put the units of several files together."""
-        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # the classes below are dataclasses
-        return cls(*(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names))
-
 
 @dataclass(frozen=True)
-class KeptFacts(_Facts):
+class KeptFacts:
     """What units keep and read: arrays [units], and [2, units] with one row for each column of ``ALIKE``."""
 
     number: Wide
@@ -56,6 +40,12 @@ class KeptFacts(_Facts):
             np.stack([pc.is_valid(units[name]).to_numpy() for name in ALIKE]),
         )
 
+    @classmethod
+    def all(cls, parts: Sequence[KeptFacts]) -> KeptFacts:
+        """Put the units of several files together."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names))
+
     def unlike(self) -> Wide:
         """Return the numbers of the units of all kept sets in which units differ, superseded ones too."""
         found = np.zeros(len(self.number), dtype=np.bool_)
@@ -69,30 +59,6 @@ class KeptFacts(_Facts):
         return self.number[found]
 
 
-@dataclass(frozen=True)
-class MomentFacts(_Facts):
-    """What moments are made from; all arrays are [units]."""
-
-    number: Wide
-    plain: Flags
-    event_rows: Wide
-    events_digest: Wide  # 0 if it is not known
-    moments_of: Hashes  # of the values in ``MOMENTS_OF``
-
-    @classmethod
-    def of(cls, units: pa.Table) -> MomentFacts:
-        """Take rows of ``units``."""
-        counts = UnitCounts.of(units)
-        digests = pc.utf8_slice_codeunits(units["events_sha256"].cast(pa.string()).fill_null("0"), 0, _DIGITS)
-        return cls(
-            counts.number,
-            ~counts.swrb,
-            counts.event_rows,
-            np.array([int(digits, 16) for digits in digests.to_pylist()], dtype=np.int64),
-            row_hashes(units[name] for name in MOMENTS_OF),
-        )
-
-
 def kept_facts(store: ReadableStore, version: int) -> KeptFacts:
     """Return what units keep and read at a version of ``units``; a look costs what its new files hold.
 
@@ -103,10 +69,3 @@ def kept_facts(store: ReadableStore, version: int) -> KeptFacts:
     names = [*dict.fromkeys(("unit", *SPAN, *ALIKE))]
     parts = store.of_files("units", names, KeptFacts.of, version)
     return KeptFacts.all(parts or [KeptFacts.of(UNITS.schema.empty_table().select(names))])
-
-
-def moment_facts(store: ReadableStore, version: int) -> MomentFacts:
-    """Return what moments are made from at a version of ``units``, as ``kept_facts`` does."""
-    names = [*dict.fromkeys((*COUNTED, *SPAN, "events_sha256"))]
-    parts = store.of_files("units", names, MomentFacts.of, version)
-    return MomentFacts.all(parts or [MomentFacts.of(UNITS.schema.empty_table().select(names))])

@@ -1,38 +1,20 @@
-"""The SQL text of every view: of the files, of stored tables, and of moments that are stored or computed.
-
-The moments of documents are views over steps, which are large. A store may have rows of them that were computed once
-(``sql.materialized``); then each of these views has the stored rows and, for documents that wait for theirs, what its
-file computes. So the texts of the files stand a second time in the schema ``computed``, over waiting documents.
-"""
+"""The SQL text of every view: of the files, and of stored tables, whose views show what is not superseded."""
 
 from __future__ import annotations
 
 import functools
 import graphlib
-import hashlib
-import json
 import re
-from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from schema.tables import GROUP_KEY, TABLES
+from schema.tables import TABLES
 from sql.contracts import contract, stored_tables, view_files
 from sql.quoting import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-WAITING: Final = "computed.waiting"
-"""The documents and actions (study, model, doc, action) whose stored moments, if any, are not the present ones."""
-
-MATERIALIZED: Final = ("moments", "position_moments", "lag_moments", "depth_moments")
-"""The views that have stored rows where the store keeps moments."""
-
-READ_BY_COMPUTED: Final = {"steps": GROUP_KEY, "analyzed_trajectories": GROUP_KEY, "windows": ("study", "model")}
-"""What the schema ``computed`` has of views that are computed from, with their columns of names."""
-
-_KEYS = f"using ({', '.join(GROUP_KEY)})"
-_READS = re.compile(r"\b(?:main|internal|computed)\.\w+")
+_READS: Final = re.compile(r"\b(?:main|internal)\.\w+")
 
 
 def view_texts() -> Mapping[str, str]:
@@ -41,67 +23,16 @@ def view_texts() -> Mapping[str, str]:
 
 
 @functools.cache
-def qualified_texts(*, stored: bool = False, waiting: bool = False) -> Mapping[str, str]:
-    """The SQL text of every view by schema and name, each after the views that it reads.
-
-    Args:
-        stored: Whether the views of moments have stored rows; otherwise they are the texts of their files.
-        waiting: Whether they also have computed rows, of the documents in ``WAITING``.
-
-    """
-    files = view_files(".sql")
+def qualified_texts() -> Mapping[str, str]:
+    """The SQL text of every view by schema and name, each after the views that it reads."""
     texts = {_qualified(table): stored_text(table) for table in stored_tables()}
-    texts |= {_qualified(name): text for name, text in files.items()}
-    if stored:
-        texts |= {_qualified(name): materialized_text(name) for name in MATERIALIZED}
-    if waiting:
-        texts |= computed_texts()
-        for name in MATERIALIZED:
-            texts[_qualified(name)] += f"anti join {WAITING} {_KEYS}\nunion all by name from computed.{name}\n"
+    texts |= {_qualified(name): text for name, text in view_files(".sql").items()}
     reads = {name: set(_READS.findall(text)) & texts.keys() for name, text in texts.items()}
     return {name: texts[name] for name in graphlib.TopologicalSorter(reads).static_order()}
 
 
-def computed_texts() -> Mapping[str, str]:
-    """The views of moments over waiting documents, and what they read, by schema and name."""
-    files, own = view_files(".sql"), ("trajectory_moments", *MATERIALIZED)
-    moved = re.compile(rf"\b(?:main|internal)\.({'|'.join((*own, *READ_BY_COMPUTED))})\b")
-    texts = {
-        name: f"from {_qualified(name)}" + (f" semi join {WAITING} {_KEYS}" if names == GROUP_KEY else "")
-        for name, names in READ_BY_COMPUTED.items()
-    }
-    texts |= {name: moved.sub(r"computed.\1", files[name]) for name in own}
-    return {f"computed.{name}": text for name, text in texts.items()}
-
-
-@functools.cache
-def moments_definition() -> str:
-    """What stored moments are computed by: a SHA-256 of the texts of their views and of all that these read.
-
-    The schema that a view is in changes nothing that is computed: all count as those of ``main``.
-    """
-    texts = qualified_texts(stored=True, waiting=True)
-    found: dict[str, str] = {}
-    todo = [f"computed.{name}" for name in MATERIALIZED]
-    while todo:
-        name = todo.pop()
-        if name in texts and _of_main(name) not in found:
-            found[_of_main(name)] = _of_main(texts[name])
-            todo += _READS.findall(texts[name])
-    return hashlib.sha256(json.dumps([sorted(found.items()), materialized_text("rows")]).encode()).hexdigest()
-
-
-def materialized_text(name: str) -> str:
-    """The text of a file of ``sql/materialized``."""
-    return (resources.files("sql") / "materialized" / f"{name}.sql").read_text("utf-8")
-
-
 def _qualified(view: str) -> str:
     return f"{contract(view).schema}.{view}"
-
-
-def _of_main(text: str) -> str:
-    return re.sub(r"\binternal\.", "main.", text)
 
 
 def stored_text(table: str) -> str:

@@ -1,8 +1,8 @@
 """Units of a store that are not derived -> the files derived from them, and the commits that make these visible.
 
-Units of coupled pairs become trajectories and steps, units of residual branching become branchings and branching
-depths. This module knows the store and the derivation, and not who calls it: the pipeline and the live form share these
-functions. Everything here may be repeated: a commit leaves out units whose rows are visible already.
+Units of coupled pairs become trajectories, steps and moments, units of residual branching become branchings and
+branching depths. This module knows the store and the derivation, and not who calls it: the pipeline and the live form
+share these functions. Everything here may be repeated: a commit leaves out units whose rows are visible already.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from log.units.unit import DERIVED
 from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.rows import Wide
 from schema.tables import EVENTS, GROUP_KEY, SWRB
+from schema.windows import Windows
 from transforms.derivation import derive_trajectories
+from transforms.moments import StudyWindows, derive_moments
 from transforms.residual_branches import derive_branchings
 
 if TYPE_CHECKING:
@@ -200,7 +202,7 @@ def derive_segment(store: Store, segment: Segment) -> SegmentOutcome:
     name = segment.units[0]
     try:
         events, errors = read_events(store, segment)
-        rows, failed = _derived(segment, events)
+        rows, failed = _derived(segment, events, study_windows(store))
         errors += failed
         left = {table: own for table, own in rows.items() if own.num_rows}
         written = side_by_side(lambda table: store.put_derived(table, left[table]), [*left])
@@ -231,7 +233,12 @@ def read_events(store: Store, segment: Segment) -> tuple[pa.Table, list[str]]:
     return events, errors
 
 
-def derived_rows(tables: Sequence[str], events: pa.Table) -> dict[str, pa.Table]:
+def study_windows(store: Store) -> StudyWindows:
+    """Read the windows of the studies that a store declares."""
+    return {(row["study"], row["model"]): Windows.from_row(row) for row in store.read("studies").to_pylist()}
+
+
+def derived_rows(tables: Sequence[str], events: pa.Table, studies: StudyWindows) -> dict[str, pa.Table]:
     """Derive events of whole units: the rows of some derived tables, which are those of one estimator.
 
     Raises:
@@ -244,6 +251,8 @@ def derived_rows(tables: Sequence[str], events: pa.Table) -> dict[str, pa.Table]
     else:
         derived = derive_trajectories(events)
         rows = {"trajectories": derived.trajectories, "steps": derived.steps}
+        if "unit_moments" in tables:
+            rows["unit_moments"] = derive_moments(derived.trajectories, derived.steps, studies)
     return {table: rows[table] for table in tables}
 
 
@@ -260,10 +269,10 @@ def commit(store: Store, outcomes: Iterable[SegmentOutcome], events_version: int
         store.commit_derived(table, files[table], COVERED if covered else PARTIAL, events_version)
 
 
-def _derived(segment: Segment, events: pa.Table) -> tuple[dict[str, pa.Table], list[str]]:
+def _derived(segment: Segment, events: pa.Table, studies: StudyWindows) -> tuple[dict[str, pa.Table], list[str]]:
     """Derive units together, or one by one where one of them cannot be derived; and a line for each of these."""
     try:
-        return derived_rows(segment.tables, events), []
+        return derived_rows(segment.tables, events, studies), []
     except InputError as error:
         if len(segment.units) == 1:
             return {}, [f"unit {segment.units[0]}: {first_line(error)}"]
@@ -271,7 +280,7 @@ def _derived(segment: Segment, events: pa.Table) -> tuple[dict[str, pa.Table], l
     for number in segment.units:
         own = events.filter(pc.equal(events["unit"], number))
         try:
-            parts.append(derived_rows(segment.tables, own))
+            parts.append(derived_rows(segment.tables, own, studies))
         except InputError as error:
             errors.append(f"unit {number}: {first_line(error)}")
     return {table: pa.concat_tables([part[table] for part in parts]) for table in segment.tables if parts}, errors

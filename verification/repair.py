@@ -18,7 +18,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.checked_files import first_damaged
 from log.delta.commits import REPAIR
 from log.delta.durability import make_folder, sync
 from log.delta.folder import DeltaFolder
@@ -40,7 +39,6 @@ from verification.logs import files_of, table_logs
 from verification.lost_units import broken_units, known_units, whole_copies
 from verification.unit_rows import rows_by_unit
 
-MOMENTS = "document_moments"
 _BATCH = 256  # segments of one commit
 
 
@@ -101,7 +99,6 @@ def _repair(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
     yield from _mend_units(store)
     store.make_tables()
     yield from _identify_again(store)
-    yield from _drop_moments(store, aside, lost=MOMENTS in lost)
     yield from _derive_again(store, faults)
     if Path(store.location, CATALOG_NAME).exists():
         try:
@@ -229,16 +226,6 @@ def _mend_units(store: Store) -> Iterator[str]:
     count = store.append_records([copies[number] for number in lacking if number in copies]) + store.reconcile()
     if count:
         yield f"units: {number_of(count, 'row')} made again"
-
-
-def _drop_moments(store: Store, aside: _Aside, *, lost: bool) -> Iterator[str]:
-    """Set the stored moments aside where rows of theirs are lost; the next derivation computes them again."""
-    folder = Path(store.location, MOMENTS)
-    damaged = first_damaged(folder.parent, {MOMENTS: store.stored_files(MOMENTS)}) is not None
-    if lost or damaged:
-        aside.take(folder)
-        Store(store.location).make_tables()
-        yield f"{MOMENTS}: set aside, to be computed again"
 
 
 def _identify_again(store: Store) -> Iterator[str]:

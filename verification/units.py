@@ -18,7 +18,7 @@ from log.units.numbers import NUMBERED, numbers_of
 from log.units.unit import DERIVED, DERIVED_TABLES, group_of, unit_name, unit_number
 from schema.errors import InputError
 from schema.tables import EVENTS, GROUP_KEY, TABLES
-from transforms.segments import SEGMENT_ROWS, derived_rows
+from transforms.segments import SEGMENT_ROWS, derived_rows, study_windows
 from verification.differences import and_more, first_difference
 from verification.files import UnitRecord
 from verification.findings import Fault, Verified, number_of
@@ -69,6 +69,7 @@ class UnitWalk:
         self._readers = {t: store.rows_of_units(t, pinned.versions[t], lacked) for t in NUMBERED}
         for table, reader in self._readers.items():  # what damaged files have would be blamed on units
             reader.unreadable.update(dict.fromkeys(damaged[table], "damaged"))
+        self._studies = study_windows(store)
         self._control_replicates = 0
 
     def outcome(self, progress: Progress) -> Units:
@@ -141,7 +142,7 @@ class UnitWalk:
 
     def _check_derived(self, estimator: str, records: Sequence[UnitRecord], events: pa.Table) -> None:
         try:
-            again = derived_rows(DERIVED[estimator], events)
+            again = derived_rows(DERIVED[estimator], events, self._studies)
         except InputError as error:
             first = f"unit {unit_name(records[0])}{and_more(len(records) - 1)}"
             self._faults["events"].append(Fault("events", f"{first}: cannot be derived ({error})"))

@@ -23,7 +23,6 @@ from verification.files import check_small_table, memory_of, read_files, remembe
 from verification.findings import Fault, Verified, number_of
 from verification.identities import check_identities, check_kept_sets
 from verification.logs import check_leftovers, check_logs
-from verification.moments import check_moments
 from verification.prompts import check_prompts
 from verification.references import check_citations, check_owners, check_plans
 from verification.scores import check_scores
@@ -31,8 +30,8 @@ from verification.unit_rows import covered_versions
 from verification.units import Pinned, UnitWalk
 
 _SMALL = (
-    "studies", "documents", "actions", "exact_values", "identities", "units", "document_moments", "plans", "looks",
-    "results", "calibration", "scores", "tokens",
+    "studies", "documents", "actions", "exact_values", "identities", "units", "plans", "looks", "results",
+    "calibration", "scores", "tokens",
 )  # fmt: skip
 
 
@@ -76,8 +75,6 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
         yield check_citations(small[table], small["plans"], versions["events"])
     if not units.readable or not all(table.readable for table in small.values()):
         refused = "not computed: there are files that cannot be read"
-    if refused is None:
-        yield check_moments(store, versions)
     yield _check_views(store, versions, progress, refused)
     yield check_leftovers(store)
     if is_local(store.location) and Path(store.location, CATALOG_NAME).exists():

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -115,24 +115,22 @@ def studies_of(study: Study, work: Work) -> list[str]:
 
 def not_stored(store: Store, study: Study, work: Work) -> Work:
     """Return the documents of some work for which the store lacks units, each with the units that it lacks."""
-    numbers = [[_number(study, document, unit) for unit in pending] for document, pending in work]
-    there = store.stored_units([*itertools.chain(*numbers)])
+    records = [[_span(study, document, unit) for unit in pending] for document, pending in work]
+    there = store.stored_units([*itertools.chain(*records)])
     lacking = [
-        (document, [unit for unit, number in zip(pending, own, strict=True) if number not in there])
-        for (document, pending), own in zip(work, numbers, strict=True)
+        (document, [unit for unit, record in zip(pending, own, strict=True) if unit_number(record) not in there])
+        for (document, pending), own in zip(work, records, strict=True)
     ]
     return [(document, pending) for document, pending in lacking if pending]
 
 
-def _number(study: Study, document: Document, unit: PendingUnit) -> int:
-    """Return the number that a unit of a document will have."""
-    return unit_number(
-        {
-            "study": unit.study(study.name), "model": study.model.id, "doc": document.doc, "action": unit.action.name,
-            "action_revision": unit.revision, "estimator": unit.estimator, "first_replicate": unit.first,
-            "replicates": unit.count,
-        }
-    )  # fmt: skip
+def _span(study: Study, document: Document, unit: PendingUnit) -> dict[str, Any]:
+    """Return what tells a unit of a document from all others, by the names of ``SPAN``."""
+    return {
+        "study": unit.study(study.name), "model": study.model.id, "doc": document.doc, "action": unit.action.name,
+        "action_revision": unit.revision, "estimator": unit.estimator, "first_replicate": unit.first,
+        "replicates": unit.count,
+    }  # fmt: skip
 
 
 def stored_gpus(store: Store, study: str, model: str, redone: Collection[str] = ()) -> GpuKinds:

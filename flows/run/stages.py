@@ -40,7 +40,6 @@ from schema.frozen_text import with_measured
 from schema.study import FINITE_STATE, POOLED, Study
 from sql.catalog import MOMENT_VIEWS, Views, open_views
 from sql.catalog_file import refresh_catalog
-from sql.materialized.storing import materialize_moments
 from stats.ends import STUDENTIZED
 from stats.reduction.saving import saving
 
@@ -78,7 +77,6 @@ def derive(run: StudyRun) -> int:
     done = run.derived_by(run.location).units
     if done:
         run.progress.say(f"derived {done} new units")
-        materialize_moments(run.store)
     return done
 
 

@@ -12,7 +12,6 @@ from flows.pages.reports import page_beside, report_folder, report_is_current, w
 from generator.transformer.files.tokenizer import token_reader
 from log.store import Store
 from sql.catalog_file import refresh_catalog
-from sql.materialized.storing import materialize_moments
 from transforms.pipeline import run_derivation
 
 
@@ -26,7 +25,7 @@ def derive_store(location: str, page: FlowRunPage) -> int:
     """Derive underived units, gather small files and refresh the catalogue; return the number of new units."""
     done, store = run_derivation(location).units, Store.open(location)
     page.say(f"derived {done} new units" if done else "all events are derived")
-    if materialize_moments(store) or done:
+    if done:
         store.gather()
         refresh_catalog(store)
     return done

@@ -33,7 +33,6 @@ def compact(
     from kvdrift.console import ConsoleProgress
     from log.store import Store
     from sql.catalog_file import refresh_catalog
-    from sql.materialized.storing import keep_up_moments
     from transforms.compaction import compact as compacted
     from transforms.pipeline import run_derivation
 
@@ -41,11 +40,8 @@ def compact(
     with ConsoleProgress() as console:
         console.doing("deriving what is not derived yet")
         derived = run_derivation(store, progress=console.derived)
-        console.doing("storing the means of documents")
-        keep_up_moments(opened)
         tables = compacted(opened, console)
         console.doing("writing the catalogue")
-        keep_up_moments(opened)
         refresh_catalog(opened)
     if derived.units:
         typer.echo(f"derived {derived.units} units, {derived.events} events")

@@ -71,14 +71,12 @@ def _once(location: str, derive: Callable[[str], DerivationReport], *, compacts:
     from log.store import Store
     from schema.location import is_local
     from sql.catalog_file import may_write_catalog, refresh_catalog
-    from sql.materialized.storing import materialize_moments
 
     report, store = derive(location), Store.open(location)
     nothing = f"nothing to derive: events version {report.events_version} is covered"
-    new = materialize_moments(store) or report.units
-    if not new and is_local(store.location) and not may_write_catalog(store):
+    if not report.units and is_local(store.location) and not may_write_catalog(store):
         return f"{nothing}; the store may only be read, and its catalogue stays as it is"
-    if compacts and new:
+    if compacts and report.units:
         store.gather()
     refresh_catalog(store)
     if not report.units:

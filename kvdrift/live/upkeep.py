@@ -1,4 +1,4 @@
-"""Upkeep of a store that is derived live: merged files, moments and catalogue, for which fresh rows do not wait.
+"""Upkeep of a store that is derived live: merged files and the catalogue, for which fresh rows do not wait.
 
 Upkeep runs in processes of low priority; each gives its memory back at its end.
 """
@@ -19,9 +19,9 @@ _NICE = 10
 
 
 class Upkeep:
-    """The upkeep that a derivation leaves undone, in a small part of the time: merged files, moments and catalogue.
+    """The upkeep that a derivation leaves undone, in a small part of the time: merged files and the catalogue.
 
-    A store behind a URL has neither moments nor catalogue.
+    A store behind a URL has no catalogue.
 
     Args:
         location: The store.
@@ -82,7 +82,7 @@ class Upkeep:
 
 
 def keep_up(location: str, *, compacts: bool) -> None:
-    """Merge small files, store the moments of documents that lack them, and write the catalogue.
+    """Merge small files, and write the catalogue.
 
     Args:
         location: The store.
@@ -91,11 +91,9 @@ def keep_up(location: str, *, compacts: bool) -> None:
     """
     from log.store import Store
     from sql.catalog_file import refresh_catalog
-    from sql.materialized.storing import materialize_moments
 
     store = Store.open(location)
     if compacts:
         store.gather()
     if is_local(store.location):
-        materialize_moments(store)
         refresh_catalog(store)

@@ -12,6 +12,7 @@ upgrade that was killed between the two commits is simply continued.
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from log.delta.table_log import CHECKPOINT_EVERY
 from log.delta.versions import VERSION_KEY
 from schema.errors import InputError, KvdriftError, OperationError, first_line, is_disk_fault
 from schema.location import join
-from schema.locking import written
+from schema.locking import in_turn, written
 from schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
@@ -182,41 +183,58 @@ class DeltaFolder(TableReading):
         self, table: str, attempt: Callable[[Snapshot], Commit | None], *, since: int | None, alone: bool
     ) -> int:
         for turn in range(ATTEMPTS):
-            begun = time.monotonic()
-            snapshot = self.load(table, None if turn else since)
-            commit = attempt(snapshot)
+            with self._turn(table):
+                begun = time.monotonic()
+                commit, loaded, refused = self._try(table, attempt, None if turn else since, alone=alone)
+                took = time.monotonic() - begun
             if commit is None:
                 self._make_durable(table)  # what is there may be another writer's, who has not been told yet
                 return 0
-            loaded = self._open(table, snapshot.version)
-            try:
-                said = {} if self._disk is None else self._disk.prepare_commit(table, commit)
-                loaded.create_write_transaction(
-                    commit.actions(),
-                    mode="append",
-                    schema=TABLES[table].schema,
-                    commit_properties=CommitProperties(
-                        app_transactions=commit.transactions,
-                        custom_metadata=said,
-                        max_commit_retries=0 if alone else AT_ONCE,
-                    ),
-                    post_commithook_properties=self._checkpoints,
-                )
-            except CommitFailedError as error:
-                refused = first_line(error)
-                wait_after(turn, time.monotonic() - begun)
-                self._tables.give_back(table, loaded)
-                continue
-            except (DeltaError, OSError) as error:
-                if not has_gap(error):
-                    raise OperationError(f"{self.location}: cannot commit to '{table}' ({first_line(error)})") from None
-                refused = first_line(error)
-                if not self._is_made(table, commit):  # delta-rs lists the log before a commit, and after it
-                    continue
-            # Whoever opens the table is to read what is there, and not all that was replaced.
-            self._make_durable(table, loaded, checkpoint=len(commit.replaced) >= CHECKPOINT_EVERY)
-            return len(commit.files)
+            if refused is None:
+                # Whoever opens the table is to read what is there, and not all that was replaced.
+                self._make_durable(table, loaded, checkpoint=len(commit.replaced) >= CHECKPOINT_EVERY)
+                return len(commit.files)
+            wait_after(turn, took)
         raise OperationError(f"{self.location}: cannot commit to '{table}' after {ATTEMPTS} attempts ({refused})")
+
+    def _turn(self, table: str) -> AbstractContextManager[None]:
+        """Return a block in which other writers of this machine, or of a file system with locks, do not commit."""
+        if self._disk is None:
+            return nullcontext()
+        log = self._disk.logs[table]
+        return in_turn(log.folder, log.newest)
+
+    def _try(
+        self, table: str, attempt: Callable[[Snapshot], Commit | None], version: int | None, *, alone: bool
+    ) -> tuple[Commit | None, DeltaTable | None, str | None]:
+        """Try to make one commit; return what was to be committed, the table, and why it was refused."""
+        snapshot = self.load(table, version)
+        commit = attempt(snapshot)
+        if commit is None:
+            return None, None, None
+        loaded = self._open(table, snapshot.version)
+        try:
+            said = {} if self._disk is None else self._disk.prepare_commit(table, commit)
+            loaded.create_write_transaction(
+                commit.actions(),
+                mode="append",
+                schema=TABLES[table].schema,
+                commit_properties=CommitProperties(
+                    app_transactions=commit.transactions,
+                    custom_metadata=said,
+                    max_commit_retries=0 if alone else AT_ONCE,
+                ),
+                post_commithook_properties=self._checkpoints,
+            )
+        except CommitFailedError as error:
+            self._tables.give_back(table, loaded)
+            return commit, None, first_line(error)
+        except (DeltaError, OSError) as error:
+            if not has_gap(error):
+                raise OperationError(f"{self.location}: cannot commit to '{table}' ({first_line(error)})") from None
+            if not self._is_made(table, commit):  # delta-rs lists the log before a commit, and after it
+                return commit, None, first_line(error)
+        return commit, loaded, None
 
     def _is_made(self, table: str, commit: Commit) -> bool:
         """Tell whether a table is as a commit leaves it; it is all the same whether another writer did the same."""
@@ -225,6 +243,10 @@ class DeltaFolder(TableReading):
         if commit.files or commit.replaced:
             return {file.path for file in commit.files} <= paths and paths.isdisjoint(commit.replaced)
         return all(now.transaction_version(one.app_id) == one.version for one in commit.transactions)
+
+    def sync(self, table: str) -> None:
+        """Make what is visible of a table durable, whoever committed it."""
+        self._make_durable(table)
 
     def remove(self, table: str, paths: Collection[str]) -> int:
         """Take files out of view by one commit; they stay where they are. Return how many were visible."""

@@ -66,14 +66,22 @@ class TableReading(TableVersions):
     def _changes_rows(self, table: str, version: int) -> bool:
         known = self._changing.get((table, version))
         if known is None:
-            path = join(self._root, table, "_delta_log", f"{version:020d}.json")
+            lines = self.log_lines(table, version)
             try:
-                with self._files.open_input_file(path) as file:
-                    known = changes_rows(file.read().splitlines())
-            except (OSError, ValueError):  # the log was cleaned up below this version
+                known = not lines or changes_rows(lines)
+            except ValueError:
                 known = True
             self._changing[table, version] = known
         return known
+
+    def log_lines(self, table: str, version: int) -> list[bytes]:
+        """Return the lines of a version's log file; none if a clean-up has deleted it, or it cannot be read."""
+        try:
+            with self._files.open_input_file(join(self._root, table, "_delta_log", f"{version:020d}.json")) as file:
+                content: bytes = file.read()
+        except OSError:
+            return []
+        return content.splitlines()
 
     def paths_by_missing_columns(self, snapshot: Snapshot) -> dict[tuple[str, ...], list[str]]:
         """Group the visible files by the declared columns that they lack.
@@ -151,8 +159,8 @@ class TableReading(TableVersions):
     ) -> dict[str, _Made]:
         """Return what a function makes of each visible file's rows, by path.
 
-        A file does not change, so what was made of it is kept while it is asked for: a look at a table that grows costs
-        what its new files hold.
+        A file does not change, so what was made of it is kept until new files are asked for without it: a look at a
+        table that grows costs what its new files hold.
 
         Args:
             snapshot: The table.
@@ -168,7 +176,9 @@ class TableReading(TableVersions):
         wanted = snapshot.paths() if paths is None else paths
         if new := [path for path in wanted if path not in kept]:
             kept = kept | {path: make(rows) for path, rows in self._each_file(snapshot, columns, new).items()}
-        found = self._made[table, make] = {path: kept[path] for path in wanted}
+        found = {path: kept[path] for path in wanted}
+        if new:  # an older version is asked for, too, beside what is noted of newer ones
+            self._made[table, make] = found
         return found
 
     def _each_file(self, snapshot: Snapshot, columns: Sequence[str], paths: Sequence[str]) -> dict[str, pa.Table]:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from log.delta.commits import Commit, guards
 from log.units.kept_sets import COMPARED, check_alike
 from log.units.records import as_rows, footer_of, missing_records
+from log.units.touched import Base, Touched
 from log.units.unit import SPAN, conform_unit, group_of, unit_name, unit_number
 from schema.errors import InputError
 from schema.rows import Hashes, row_hashes
@@ -46,6 +47,7 @@ class UnitCommits:
 
     def __init__(self, folder: DeltaFolder, rows: UnitRows) -> None:
         self._folder, self._rows = folder, rows
+        self._touched = Touched(folder)
         self._healed = False
 
     def append(self, units: Sequence[Unit]) -> int:
@@ -82,16 +84,17 @@ class UnitCommits:
         self._healed = True
         return len(new)
 
-    def stored(self, numbers: Sequence[int]) -> set[int]:
-        """Return the numbers of those of some units that are stored, with their rows; all of it is durable."""
+    def stored(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
+        """Return the numbers of those of some units that are stored, with their rows; all of it is durable.
+
+        Args:
+            records: Of each unit, its values in ``SPAN``.
+
+        """
         if not self._healed:
             self.reconcile()
-        known = set[int]()
-
-        def attempt(units: Snapshot) -> None:
-            known.update(self._rows.known(units, numbers))
-
-        self._folder.commit("units", attempt)  # nothing, but it makes other writers' commits durable
+        known = self._known(self._folder.load("units"), records, [unit_number(record) for record in records])
+        self._folder.sync("units")
         return known
 
     def adopt(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
@@ -123,7 +126,7 @@ class UnitCommits:
         new: list[Mapping[str, Any]] = []
 
         def attempt(units: Snapshot) -> Commit | None:
-            there = self._rows.known(units, [record["unit"] for record in records])
+            there = self._known(units, records, [record["unit"] for record in records])
             new[:] = [record for record in records if record["unit"] not in there]
             if not new:
                 return None
@@ -145,11 +148,21 @@ class UnitCommits:
             Their rows in the columns that are compared, and the numbers of those of the records that are there.
 
         """
-        missing = missing_records(self._folder, self._rows, units, events)
-        taken = self._rows.known(units, [record["unit"] for record in of]) | {record["unit"] for record in missing}
-        stored = self._rows_of(units, of)
+        base = self._touched.base_of({group_of(record) for record in of}, (units, events))
+        if base is None:
+            base = Base(units, events)
+            self._touched.begin(base)
+        missing = missing_records(self._folder, self._rows, base.units, base.events)
+        taken = self._rows.known(base.units, [record["unit"] for record in of])
+        taken |= {record["unit"] for record in missing}
+        stored = self._rows_of(base.units, of)
         wanted = {group_of(record) for record in of}
         return [*stored, *(record for record in missing if group_of(record) in wanted)], taken
+
+    def _known(self, units: Snapshot, of: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> set[int]:
+        """Return those of the numbers of some records that rows of ``units`` have."""
+        base = self._touched.base_of({group_of(record) for record in of}, (units,))
+        return self._rows.known(units if base is None else base.units, numbers)
 
     def _rows_of(self, units: Snapshot, of: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Read the rows that have the study, model, document and action of one of some records."""

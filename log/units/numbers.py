@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from log.units.unit import SPAN, unit_number
 from schema.rows import Wide, combined_codes
-from schema.tables import COUPLED, EVENTS, GROUP_KEY, PLAIN, SWRB
+from schema.tables import COUPLED, EVENTS, GROUP_KEY, PLAIN, SWRB, UNIT_MOMENTS
 
-NUMBERED: Final = ("events", "trajectories", "steps", "branchings", "branching_depths")
+NUMBERED: Final = ("events", "unit_moments", "trajectories", "steps", "branchings", "branching_depths")
 """The tables whose rows belong to units."""
 
 KEYS: Final = (*GROUP_KEY, "action_revision", "replicate", "unit")
@@ -25,6 +25,8 @@ _UNKNOWN = -1
 
 def keys_of(table: str) -> tuple[str, ...]:
     """Return the columns of a table that ``with_numbers`` needs."""
+    if table == UNIT_MOMENTS.name:  # which came after its rows said their unit
+        return ("unit",)
     return (*KEYS, "kind") if table == EVENTS.name else KEYS
 
 

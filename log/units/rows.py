@@ -64,6 +64,8 @@ class UnitCounts:
         """Return how many rows each unit has in a table, int64 [units], 0 without any; ``_UNKNOWN`` if unknown."""
         if table == "events":
             return self.event_rows
+        if table == "unit_moments":
+            return np.where(self.swrb, 0, 1)
         if table == "trajectories":
             return np.where(self.swrb, 0, self.replicates)
         if table == "steps":
@@ -181,8 +183,9 @@ class UnitRows:
         derived = {table: self._folder.load(table, at.get(table)) for table in NUMBERED[1:]}  # before ``units``
         units = self._folder.load("units", at.get("units"))
         found: dict[str, Wide] = {}
-        for few, many in DERIVED.values():
-            found[few] = self._lacking(derived[few], units)
+        for *small, many in DERIVED.values():
+            for few in small:
+                found[few] = self._lacking(derived[few], units)
             # Rows of the small table are committed first, so a unit that it lacks is lacking in the large one, too.
             whole = self.total(units, many, found[few]) == self._folder.count_rows(derived[many])
             found[many] = found[few] if whole else self._lacking(derived[many], units)
@@ -209,7 +212,7 @@ class UnitRows:
 
         """
         wanted = np.array(sorted(numbers), dtype=np.int64)
-        few, many = next(pair for pair in DERIVED.values() if table.table in pair)
+        *_, few, many = next(tables for tables in DERIVED.values() if table.table in tables)
         if table.table == many:  # it is large: row counts may tell that it has none of them
             counts = self.counts(self._folder.load("units"))
             others = np.setdiff1d(self.numbers_in(self._folder.load(few)), wanted)

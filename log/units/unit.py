@@ -21,8 +21,8 @@ from schema.tables import BRANCH, COUPLED, EVENTS, GROUP_KEY, PLAIN, SCAN, SWRB,
 KINDS: Final = (COUPLED, SCAN, BRANCH)
 _INT32_END = 2**31
 
-DERIVED: Final = {PLAIN: ("trajectories", "steps"), SWRB: ("branchings", "branching_depths")}
-"""The tables that the units of each estimator are derived into; the first has few rows, the second many."""
+DERIVED: Final = {PLAIN: ("unit_moments", "trajectories", "steps"), SWRB: ("branchings", "branching_depths")}
+"""The tables that the units of each estimator are derived into, in the order of their commits; the last is large."""
 
 DERIVED_TABLES: Final = tuple(table for tables in DERIVED.values() for table in tables)
 

@@ -27,8 +27,8 @@ from verification.findings import Verified
 from verification.logs import check_leftovers, check_logs
 from verification.repair import repair
 
-DERIVED = ("trajectories", "steps")
-COMPUTED = ("looks", "results", "calibration", "document_moments")
+DERIVED = ("unit_moments", "trajectories", "steps")
+COMPUTED = ("looks", "results", "calibration")
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
     "torn": lambda data: data[: len(data) // 2],

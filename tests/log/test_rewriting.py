@@ -30,9 +30,6 @@ from log.units.unit import DERIVED_TABLES
 from schema.tables import TABLES
 from schema.windows import Windows
 from sql.catalog import open_views, view_texts
-from sql.materialized.storing import keep_up_moments, materialize_moments
-from sql.stored_moments import stored_moments
-from sql.view_texts import MATERIALIZED
 from transforms.compaction import compact
 from transforms.pipeline import run_derivation
 
@@ -74,7 +71,7 @@ def add_action(store: Store, revision: int) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Three documents under both estimators, grown once, with stored moments; every table has several files."""
+    """Three documents under both estimators, grown once; every table has several files."""
     store = Store.create(tmp_path_factory.mktemp("made") / "store")
     append(store, "studies", {**vars(Windows.of(H)), "seed": 1, "study_sha256": "0", "temperature": 1.0})
     add_action(store, 0)
@@ -82,10 +79,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
         add_document(store, doc)
         store.append_units(some_units(doc))
     derive(store, ALL_DERIVED)
-    materialize_moments(store, 1)
     store.append_units(some_units("d0", first=2))
     derive(store, ALL_DERIVED)
-    materialize_moments(store, 1)
     return store
 
 
@@ -96,11 +91,10 @@ def store(made: Store, tmp_path: Path) -> Store:
 
 
 def rows(store: Store, *tables: str) -> dict[str, list[str]]:
-    """All rows of tables in one order; by default of all but the stored moments."""
-    wanted = tables or tuple(table for table in TABLES if table != "document_moments")
+    """All rows of tables in one order, by default of all tables."""
     return {
         table: sorted(json.dumps(row, sort_keys=True, default=str) for row in store.read(table).to_pylist())
-        for table in wanted
+        for table in tables or TABLES
     }
 
 
@@ -124,14 +118,13 @@ def assert_whole(store: Store) -> None:
 
 
 def assert_compacted(store: Store) -> None:
-    assert all(len(store.paths(table)) == 1 for table in (*FILES, "units", "documents", "document_moments"))
+    assert all(len(store.paths(table)) == 1 for table in (*FILES, "unit_moments", "units", "documents"))
 
 
 def test_rows_and_views_are_the_same(store: Store) -> None:
-    views = sorted(set(view_texts()) - {"document_moments"})
-    with open_views(store, materialized=False, kept=views) as computed, open_views(store) as stored:
-        before = {view: computed.rows(view) for view in views}
-        moments = {view: stored.rows(view) for view in MATERIALIZED}
+    views = sorted(view_texts())
+    with open_views(store, kept=views) as opened:
+        before = {view: opened.rows(view) for view in views}
     held, data = rows(store, *TABLES), {table: store.data_version(table) for table in TABLES}
     done = {one.table: (one.before.files, one.after.files) for one in compact(store)}
     assert done["events"] == (4, 1)
@@ -140,13 +133,9 @@ def test_rows_and_views_are_the_same(store: Store) -> None:
     assert_whole(store)
     assert rows(store, *TABLES) == held
     assert {table: store.data_version(table) for table in TABLES} == data, "a rewritten file is no new data"
-    assert not stored_moments(store, store.versions()).waits
-    with open_views(store, materialized=False, kept=views) as computed, open_views(store) as stored:
+    with open_views(store, kept=views) as opened:
         for view in views:
-            assert_same(computed.rows(view), before[view], view)
-        for view in MATERIALIZED:
-            assert stored.rows(view).equals(moments[view]), view
-    assert keep_up_moments(store) == 0
+            assert_same(opened.rows(view), before[view], view)
     assert compact(store) == [], "nothing to compact"
 
 
@@ -175,17 +164,14 @@ def test_what_is_there_is_there_once(store: Store) -> None:
     assert store.append_units(redone) == 2
     assert store.units().num_rows == 2
     derive(store, ALL_DERIVED)
-    keep_up_moments(store)
     held = rows(store)
     compact(store)
-    keep_up_moments(store)
     assert_compacted(store)
     assert_whole(store)
     assert rows(store) == held
-    assert not stored_moments(store, store.versions()).waits
 
 
-def test_a_writer_of_new_groups_reads_what_came_since(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_of_new_groups_reads_no_rows_that_came_since(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     compact(store)
     store.append_units(some_units("new"))
     read, dataset = list[str](), DeltaFolder.dataset
@@ -196,7 +182,7 @@ def test_a_writer_of_new_groups_reads_what_came_since(store: Store, monkeypatch:
 
     monkeypatch.setattr(DeltaFolder, "dataset", reading)
     assert store.append_units(some_units("newer")) == len(some_units("newer"))
-    assert len(read) == 1, "the rows of the append before"
+    assert read == []
     assert store.append_units(some_units("newer")) == 0
 
 
@@ -424,13 +410,12 @@ def test_any_delta_tool_may_work_on_any_table(store: Store, tmp_path: Path, tool
         assert len(one.all_underived()) == 2
         assert one.append_units([*some_units("d0"), *some_units("d2", first=2)]) == 2
         assert run_derivation(one.location).units == 4
-        keep_up_moments(one)
     for table in TABLES:
         TOOLS[tool](DeltaTable(f"{store.location}/{table}"))
     store = Store.open(store.location)
     assert_whole(store)
     assert rows(store) == rows(whole)
-    views = sorted(set(view_texts()) - {"document_moments"})
+    views = sorted(view_texts())
     with open_views(store) as found, open_views(whole) as wanted:
         for view in views:
             assert_same(found.rows(view), wanted.rows(view), view)

@@ -120,13 +120,19 @@ def test_replicates_of_the_estimators_are_apart(store: Store) -> None:
 def test_each_estimator_is_derived_into_its_own_tables(store: Store) -> None:
     store.append_units([make_unit(), swrb_unit(make_rows())])
     numbers = dict(zip(*(store.units()[name].to_pylist() for name in ("estimator", "unit")), strict=True))
-    wanted = {"trajectories": "plain", "steps": "plain", "branchings": "swrb", "branching_depths": "swrb"}
+    wanted = {
+        "unit_moments": "plain",
+        "trajectories": "plain",
+        "steps": "plain",
+        "branchings": "swrb",
+        "branching_depths": "swrb",
+    }
     assert {table: own.tolist() for table, own in store.underived().items()} == {
         table: [numbers[estimator]] for table, estimator in wanted.items()
     }
-    assert derive(store, ("trajectories", "steps", "branchings")) == 2
+    assert derive(store, ("unit_moments", "trajectories", "steps", "branchings")) == 2
     assert {table: len(own) for table, own in store.underived().items()} == {
-        "trajectories": 0, "steps": 0, "branchings": 0, "branching_depths": 1,
+        "unit_moments": 0, "trajectories": 0, "steps": 0, "branchings": 0, "branching_depths": 1,
     }  # fmt: skip
     assert derive(store, tuple(wanted)) == 1
     assert store.all_underived().size == 0

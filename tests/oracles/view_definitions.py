@@ -737,7 +737,7 @@ EVALUATIONS: dict[str, Callable[[Analysis], list[Row]]] = {
     **{
         table: stored(table)
         for table in ("events", "documents", "actions", "units", "studies", "plans", "exact_values",
-                      "identities", "document_moments", "tokens")
+                      "identities", "tokens")
     },
     **{
         function.__name__: function

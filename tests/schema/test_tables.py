@@ -87,11 +87,6 @@ def test_what_later_versions_added() -> None:
         "scores": {"document_revision": 0},
         "looks": {"documents_revision": 0},
         "studies": {"revision": None, "settings": None, "temperature": 1.0, "top_p": None, "top_k": None},
-        "document_moments": dict.fromkeys(
-            f"scalar_{name}"
-            for name in ("occupation_compensator", "exposure_compensator", "written", "written_exposure")
-        )
-        | dict.fromkeys(("units_digest", "definition")),
         "plans": {"plan_revision": 0},
         "results": {
             **REVISION,

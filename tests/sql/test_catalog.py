@@ -255,7 +255,7 @@ def test_views_and_catalogue_draw_no_progress_on_the_output(store: Store) -> Non
 from log.store import Store
 from sql import catalog, catalog_file
 
-def show(connection, *_):
+def show(connection, *_, **__):
     print(connection.execute("select current_setting('enable_progress_bar')").fetchall())
 
 with catalog.open_views(Store({store.location!r})) as views:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +18,7 @@ from oracles.coupled_paths import Analysis
 from oracles.record_definitions import RECORD_EVALUATIONS
 from oracles.summary_definitions import OUR_NAMES, SUMMARY_EVALUATIONS
 from oracles.swrb_definitions import SWRB_EVALUATIONS
+from oracles.unit_moment_definitions import COMPUTED_UNIT, UNIT_MOMENT_EVALUATIONS, waiting
 from oracles.view_definitions import EVALUATIONS as PLAIN_EVALUATIONS
 
 from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 VIEWS = sorted(view_texts())
 EVALUATIONS = {
     **PLAIN_EVALUATIONS, **SWRB_EVALUATIONS, **ANSWER_EVALUATIONS, **RECORD_EVALUATIONS, **SUMMARY_EVALUATIONS,
+    **UNIT_MOMENT_EVALUATIONS,
 }  # fmt: skip
 TOLERANCE = 1e-9
 
@@ -42,8 +45,9 @@ TOLERANCE = 1e-9
 class PlainFolder:
     """What ``open_views`` asks of a store, over plain Parquet files: a store refuses damaged events, this does not."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, without_moments: Sequence[int]) -> None:
         self.folder = folder
+        self.without_moments = np.array(without_moments, dtype=np.int64)
         self.location = str(folder)
 
     def version(self, table: str) -> int:
@@ -54,10 +58,16 @@ class PlainFolder:
     def check_made_from_events(self, versions: Mapping[str, int]) -> None:
         """Files are of no events here."""
 
-    def paths(self, table: str, version: int) -> list[str]:
-        """No moments are stored: all are computed."""
-        assert (table, version) == ("document_moments", 0)
-        return []
+    def underived(self, versions: Mapping[str, int]) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
+        """Some units have trajectories and no moments."""
+        assert set(versions) <= set(TABLES)
+        return {"unit_moments": self.without_moments, "trajectories": np.empty(0, dtype=np.int64)}
+
+    def read(self, table: str, version: int = 0, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows of a table."""
+        files = self.files_by_missing_columns(table, version).get((), [])
+        parts = [pq.read_table(path) for path in files]
+        return pa.concat_tables([TABLES[table].schema.empty_table(), *parts]).select(columns or TABLES[table].columns)
 
     def files_by_missing_columns(self, table: str, version: int) -> dict[tuple[str, ...], list[str]]:
         """All files of the table, none of which lacks a column."""
@@ -76,11 +86,14 @@ def written(folder: Path, analysis: Analysis) -> Store:
     for name, table in TABLES.items():
         raw = getattr(analysis.log, name, None)  # also rows that a view leaves out
         rows = [{column: row[column] for column in table.columns} for row in raw or EVALUATIONS[name](analysis)]
+        rows = [row for row in rows if name != "unit_moments" or row["unit"] != COMPUTED_UNIT]
         (folder / name).mkdir()
         for part, some in enumerate((rows[: len(rows) // 2], rows[len(rows) // 2 :])):
             if some:
                 pq.write_table(pa.Table.from_pylist(some, schema=table.schema), folder / name / f"{part}.parquet")
-    return PlainFolder(folder)  # type: ignore[return-value]
+    paths = analysis.by_document(analysis.paths)
+    without_moments = [path.unit for key in waiting(analysis) for path in paths[key]]
+    return PlainFolder(folder, without_moments)  # type: ignore[return-value]
 
 
 def log_of(name: str) -> Log:
@@ -112,6 +125,8 @@ def by_grain(rows: list[dict[str, Any]], grain: tuple[str, ...]) -> dict[tuple[A
 
 
 def same(left: Any, right: Any) -> bool:
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, float) and isinstance(right, int | float) and not isinstance(right, bool):
         return abs(left - right) <= TOLERANCE * max(1.0, abs(right)) and not math.isnan(left)
     return bool(left == right)
@@ -187,6 +202,8 @@ def test_staging_views_are_the_stored_tables(table: str) -> None:
     connection.execute(
         "create view internal.superseded as select '' as study, '' as action, 0 as action_revision where false"
     )
+    for name, like in {"documents": "documents", "studies": "studies", "windows": "studies"}.items():
+        connection.from_arrow(TABLES[like].schema.empty_table()).create(f"main.{name}")
     plans = "select '' as study, '' as model, '' as plan_sha256, 0 as plan_revision where false"
     connection.execute(f"create view internal.superseded_plans as {plans}")
     documents = (

@@ -93,7 +93,7 @@ def test_end_to_end_and_incrementally(store: Store, monkeypatch: pytest.MonkeyPa
     report = run_derivation(store.location)
     assert (report.units, report.events, report.trajectories) == (7, 7 * 20, 7 * 2)
     assert_derived_once(store)
-    for table in ("trajectories", "steps"):
+    for table in ("unit_moments", "trajectories", "steps"):
         assert store.covered_version(table, segments.COVERED) == store.version("events")
 
 
@@ -188,9 +188,10 @@ def derive_and_die(location: str, method: str, moment: int) -> None:
 @pytest.mark.parametrize(
     ("method", "moment"),
     [
-        ("put_derived", 2),  # between a segment's two files
+        ("put_derived", 2),  # between a segment's files
         ("commit_derived", 1),  # all files written, none visible
-        ("commit_derived", 2),  # trajectories visible, steps not
+        ("commit_derived", 2),  # moments visible, trajectories not
+        ("commit_derived", 3),  # trajectories visible, steps not
     ],
 )
 def test_kill_9_is_repaired_by_a_rerun(store: Store, method: str, moment: int) -> None:
@@ -199,7 +200,7 @@ def test_kill_9_is_repaired_by_a_rerun(store: Store, method: str, moment: int) -
     killed.join(120)
     assert killed.exitcode == -signal.SIGKILL
     visible = set(store.paths("trajectories"))
-    assert bool(visible) == ((method, moment) == ("commit_derived", 2))
+    assert bool(visible) == ((method, moment) == ("commit_derived", 3))
     assert run_derivation(store.location).units == 40
     assert_derived_once(store)
     assert set(store.paths("trajectories")) >= visible, "what is there is not derived again"

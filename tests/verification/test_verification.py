@@ -46,7 +46,7 @@ from verification.whole_store import scrub, verify
 H = 6
 STUDY, MODEL = "s", "m/x"
 ACTION_NAMES = {"snapkv": False, "full": True}  # name: control
-DERIVED_TABLES = ("trajectories", "steps", "branchings", "branching_depths")
+DERIVED_TABLES = ("unit_moments", "trajectories", "steps", "branchings", "branching_depths")
 
 
 # Stores to verify, and ways to damage them
@@ -285,6 +285,7 @@ def test_what_is_not_there_yet_is_no_fault(made: Store, monkeypatch: pytest.Monk
     made.append_units([given for given in made_units(3) if given.record["doc"] == "d2"])
     notes = [note for check in verify(made) for note in check.notes]
     assert notes == [
+        "unit_moments: 2 units still to derive",
         "trajectories: 2 units still to derive",
         "steps: 2 units still to derive",
         "branchings: 1 unit still to derive",
@@ -325,7 +326,8 @@ def test_any_delta_tool_may_rewrite_any_table(made: Store) -> None:
         DeltaTable(f"{made.location}/{table}").optimize.compact()
     assert file_faults(made) == []
     for table in ("events", *DERIVED_TABLES):
-        DeltaTable(f"{made.location}/{table}").optimize.z_order(["replicate"], target_size=2000)
+        column = "unit" if table == "unit_moments" else "replicate"
+        DeltaTable(f"{made.location}/{table}").optimize.z_order([column], target_size=2000)
     assert file_faults(made) == []
     assert {table: Store(made.location).read(table).num_rows for table in TABLES} == before
 
@@ -376,8 +378,22 @@ def test_a_changed_trajectory(study: Store) -> None:
     )
     assert found
     assert int(found[1]) == int(found[2]) + 1
+    # Views of means pool the moments of units, which are right.
+    assert {line.split()[1] for line in views} == {"analyzed_trajectories", "swrb"}
+
+
+def test_changed_moments_of_a_unit(study: Store) -> None:
+    (one,) = study.read("unit_moments").filter(pc.field("action") == "recent-half").slice(2, 1).to_pylist()
+
+    def change(rows: list[dict[str, Any]]) -> None:
+        rows[0]["scalar_occupation"] += 1
+
+    forge_rows(study, "unit_moments", change, unit=one["unit"])
+    ours, *views = faults(study)
+    unit = rf"unit \(small, kvdrift/tiny, {one['doc']}, recent-half\) replicates \[\d+, \d+\)"
+    assert re.fullmatch(rf"unit_moments: {unit}: scalar_occupation is \S+, must be \S+ as its events give", ours)
     assert any("view decomposition" in line and "'R = O + E C' does not hold" in line for line in views)
-    assert all(line.startswith(("view ", "document_moments")) for line in views)
+    assert all(line.startswith("view ") for line in views)
 
 
 def test_an_edited_plan(study: Store) -> None:

@@ -2,32 +2,25 @@
 -- replicates, in the cohort tau <= T or not; a document without a member has zeros. tau + j never passes 2T <= H.
 with
 
-trajectories as (select * from main.analyzed_trajectories),
-
-documents as (
+profiles as (
     select
-        study, model, split, stratum, cluster, doc, action,
-        count(*) as replicates,
-        count(*) filter (where in_cohort) as cohort_paths
-    from trajectories
-    group by study, model, split, stratum, cluster, doc, action
-),
-
-lags as (
-    select documents.*, unnest(range(1, windows.cohort_bound + 1)) as lag
-    from documents
-    inner join main.windows using (study, model)
+        study, model, doc, action, replicates, scalar_cohort,
+        unnest(range(1, cohort_bound + 1)) as lag,
+        unnest(lag_cohort_delta) as delta,
+        unnest(lag_cohort_mismatch) as mismatch,
+        unnest(lag_cohort_pre_eos) as pre_eos
+    from internal.unit_moments
 ),
 
 sums as (
     select
         study, model, doc, action, lag,
+        cast(sum(replicates) as bigint) as replicates,
+        cast(sum(scalar_cohort) as bigint) as cohort_paths,
         sum(delta) as delta,
-        sum(steps.mismatch) as mismatch,
-        count(*) filter (where eos_set = 0) as pre_eos
-    from main.steps
-    inner join trajectories using (study, model, doc, action, replicate)
-    where in_cohort and lag >= 1
+        sum(mismatch) as mismatch,
+        sum(pre_eos) as pre_eos
+    from profiles
     group by study, model, doc, action, lag
 )
 
@@ -37,8 +30,8 @@ select
     replicates,
     cohort_paths,
     cohort_paths / replicates as cohort,
-    coalesce(delta, 0) / replicates as cohort_delta,
-    coalesce(mismatch, 0) / replicates as cohort_mismatch,
-    coalesce(pre_eos, 0) / replicates as cohort_pre_eos
-from lags
-left join sums using (study, model, doc, action, lag)
+    delta / replicates as cohort_delta,
+    mismatch / replicates as cohort_mismatch,
+    pre_eos / replicates as cohort_pre_eos
+from sums
+inner join main.documents using (study, model, doc)

@@ -36,7 +36,6 @@ from log.store import Store
 from schema.errors import DamagedStoreError
 from schema.tables import TABLES
 from sql import catalog_file, empty_views
-from sql.materialized.storing import materialize_moments
 from verification.repair import repair
 
 IMPORTED = (apache_beam, generator, kvdrift, report)
@@ -47,7 +46,6 @@ STAGES: dict[str, tuple[Stage, ...]] = {
     "store": (),
     "development": (stages.develop,),
     "derivation": (lambda run: transforms.pipeline.run_derivation(run.location),),
-    "moments": (lambda run: materialize_moments(run.store, least=1),),
     "catalogue": (lambda run: catalog_file.refresh_catalog(run.store),),
     "plan": (stages.plan,),
     "evaluation": (stages.evaluate,),

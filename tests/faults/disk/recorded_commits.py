@@ -82,7 +82,7 @@ def go_on(location: Path, told: Collection[str]) -> str:
     assert content(store).equals(expected([make_unit(doc) for doc in DOCS]))
     assert sorted(store.units()["doc"].to_pylist()) == list(DOCS)
     assert store.read("documents").num_rows == len(DOCS)
-    for table in ("events", "trajectories", "steps"):
+    for table in ("events", "unit_moments", "trajectories", "steps"):
         assert sorted(store.read(table)["unit"].unique().to_pylist()) == sorted(store.units()["unit"].to_pylist())
     assert check_logs(store).faults == ()
     return outcome

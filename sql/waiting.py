@@ -1,0 +1,56 @@
+"""Documents of a store of an older version, whose units were derived and have no moments.
+
+Views compute their moments from steps until a derivation makes them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from log.units.numbers import numbers_of
+from log.units.unit import SPAN
+from schema.tables import GROUP_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import duckdb
+
+    from log.store import Store
+
+_KEY: Final = ", ".join(GROUP_KEY)
+
+
+def waiting_documents(store: Store, versions: Mapping[str, int]) -> pa.Table:
+    """Find the documents and actions whose moments are computed.
+
+    Args:
+        store: The store.
+        versions: Delta version by table name.
+
+    Returns:
+        The distinct values of ``GROUP_KEY``, one row each.
+
+    """
+    lacking = store.underived(versions)
+    numbers = np.setdiff1d(lacking["unit_moments"], lacking["trajectories"])
+    if not len(numbers):
+        return pa.table({name: pa.array([], pa.string()) for name in GROUP_KEY})
+    units = store.read("units", versions["units"], (*SPAN, "unit"))
+    return units.filter(np.isin(numbers_of(units), numbers)).group_by(GROUP_KEY).aggregate([])
+
+
+def with_computed(
+    connection: duckdb.DuckDBPyConnection, waiting: pa.Table, sources: Mapping[str, Sequence[str]]
+) -> Mapping[str, Sequence[str]]:
+    """Return sources of ``unit_moments`` that have computed rows of the waiting documents, in place of stored rows."""
+    if not waiting.num_rows:
+        return sources
+    connection.register("waiting_rows", waiting)
+    connection.execute(f"insert into stored.waiting select {_KEY} from waiting_rows")  # noqa: S608 - names of ours
+    connection.unregister("waiting_rows")
+    kept = {f"(from {source} anti join stored.waiting using ({_KEY}))": lacks for source, lacks in sources.items()}
+    return kept | {"internal.computed_moments": ()}

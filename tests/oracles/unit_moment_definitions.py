@@ -1,0 +1,81 @@
+"""Moments of units by plain loops over the replicates of each unit, and which documents wait for theirs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fixtures.awkward_logs import Row
+from oracles.coupled_paths import Analysis, Path, WindowRanges, capacity, in_cohort, observed, scalar_moments
+from oracles.view_definitions import windows
+
+COMPUTED_UNIT = -1
+"""The unit of a row that sums all units of a document."""
+
+
+def waiting(analysis: Analysis) -> list[tuple[str, ...]]:
+    """Every third document and action of the log, of those whose replicates all have a unit."""
+    known = [key for key, paths in analysis.by_document(analysis.paths).items() if all(path.unit for path in paths)]
+    return sorted(known)[::3]
+
+
+def unit_moments(analysis: Analysis) -> list[Row]:
+    """One row a unit of the documents that do not wait, and one row of each document that does."""
+    waits, rows = waiting(analysis), computed_moments(analysis)
+    for key, paths in analysis.by_document(analysis.paths).items():
+        if key not in waits:
+            for unit in {path.unit for path in paths}:
+                rows.append(summed(analysis, [path for path in paths if path.unit == unit], unit or 0))
+    return rows
+
+
+def computed_moments(analysis: Analysis) -> list[Row]:
+    """One row for each document that waits, over all its units."""
+    documents = analysis.by_document(analysis.paths)
+    return [summed(analysis, documents[key], COMPUTED_UNIT) for key in waiting(analysis)]
+
+
+def summed(analysis: Analysis, paths: list[Path], unit: int) -> Row:
+    """The row of some replicates of a document."""
+    first, found = paths[0], analysis.window(paths[0])
+    (own,) = (row for row in windows(analysis) if (row["study"], row["model"]) == (first.study, first.model))
+    each = [scalar_moments(path, found) for path in paths]
+    scalars = {
+        f"scalar_{name}": None if value is None else math.fsum(one[name] or 0.0 for one in each)
+        for name, value in each[0].items()
+    }
+    positions = range(1, found.horizon + 1)
+    members = [path for path in paths if in_cohort(path, found)]
+    return own | {
+        **{name: getattr(first, name) for name in ("doc", "action")},
+        "action_revision": 0,
+        "unit": unit,
+        "replicates": len(paths),
+        **scalars,
+        "position_delta": profile(paths, positions, Path.delta),
+        "position_f": profile(paths, positions, Path.f),
+        "position_mismatch": profile(paths, positions, Path.mismatch),
+        "position_first_mismatch": profile(paths, positions, lambda path, t: path.tau == t),
+        "lag_cohort_delta": of_lags(members, found, Path.delta),
+        "lag_cohort_mismatch": of_lags(members, found, Path.mismatch),
+        "lag_cohort_pre_eos": of_lags(members, found, lambda path, t: t < path.first_eos),
+        "depth_observed": [found.horizon * value for value in profile(paths, positions, observed)],
+        "depth_capacity": [found.horizon * value for value in profile(paths, positions, capacity)],
+    }
+
+
+def profile(paths: list[Path], places: range, value: Callable[[Path, int], float]) -> list[float]:
+    """The sum over replicates at each place."""
+    return [math.fsum(value(path, place) for path in paths) for place in places]
+
+
+def of_lags(members: list[Path], found: WindowRanges, value: Callable[[Path, int], float]) -> list[float]:
+    """The sum over members of the cohort at each lag 1..T."""
+    return profile(members, range(1, found.cohort_bound + 1), lambda path, lag: value(path, (path.tau or 0) + lag))
+
+
+UNIT_MOMENT_EVALUATIONS: dict[str, Callable[[Analysis], list[dict[str, Any]]]] = {
+    "unit_moments": unit_moments,
+    "computed_moments": computed_moments,
+}

@@ -1,0 +1,241 @@
+"""Moments of units: views pool what a derivation stored, and compute from steps what it did not store yet."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fixtures.refusals import refused
+from fixtures.stored_units import make_unit
+
+from log.store import Store, Unit
+from schema.tables import ACTIONS, DOCUMENTS, SCHEMA_VERSION, STEPS, STUDIES
+from schema.windows import Windows
+from sql.catalog import Views, open_views
+from sql.catalog_file import write_catalog
+from sql.contracts import contract
+from transforms.pipeline import run_derivation
+from verification.repair import repair
+from verification.whole_store import verify
+
+KEYS = {"study": "s", "model": "org/model"}
+WINDOWS = {"horizon": 8, "cohort_bound": 4, "early_last": 1, "late_first": 4, "first_block_last": 2,
+           "second_block_last": 4, "agreement_run": 2, "saturation_threshold": 0.9}  # fmt: skip
+POOLED = ("moments", "position_moments", "lag_moments", "depth_moments")
+ALL = {(doc, action) for doc in ("d0", "d1") for action in ("one", "two")}
+ROUNDING = 1e-12  # units are added in another order than their steps
+
+
+def append(store: Store, table: str, *rows: dict[str, object]) -> None:
+    schema = {"studies": STUDIES, "documents": DOCUMENTS, "actions": ACTIONS}[table].schema
+    store.append_rows(table, pa.Table.from_pylist([dict.fromkeys(schema.names) | row for row in rows], schema=schema))
+
+
+def declare(store: Store, windows: dict[str, Any]) -> None:
+    append(store, "studies", KEYS | windows | {"seed": 1, "study_sha256": "0", "temperature": 1.0})
+
+
+def add_documents(store: Store, *docs: str) -> None:
+    given = KEYS | {"split": "evaluation", "stratum": "all"}
+    append(store, "documents", *(given | {"doc": doc, "cluster": doc} for doc in docs))
+
+
+def add_actions(store: Store, revision: int, *names: str) -> None:
+    fixed = {"study": "s", "selector": "snapkv", "keep": "1/2", "position_mode": "on", "control": False}
+    fixed |= {"prespecified": True, "dropped": False, "action_revision": revision}
+    append(store, "actions", *(fixed | {"action": name} for name in names))
+
+
+def generate(store: Store, *units: Unit) -> None:
+    store.append_units(units)
+    run_derivation(store.location)
+
+
+def pooled(store: Store, versions: dict[str, int] | None = None) -> dict[str, pa.Table]:
+    """The rows of the views that pool units."""
+    with open_views(store, versions) as views:
+        return {view: views.rows(view) for view in POOLED}
+
+
+def waiting(store: Store) -> set[tuple[str, str]]:
+    """Documents and actions whose moments are computed."""
+    with open_views(store) as views:
+        return {(row["doc"], row["action"]) for row in views.table("from stored.waiting").to_pylist()}
+
+
+def assert_same(found: dict[str, pa.Table], wanted: dict[str, pa.Table]) -> None:
+    for view, rows in wanted.items():
+        assert found[view].num_rows == rows.num_rows > 0, view
+        for name in rows.column_names:
+            ours, others = found[view][name], rows[name]
+            if pa.types.is_floating(others.type):
+                np.testing.assert_allclose(ours.to_numpy(), others.to_numpy(), rtol=ROUNDING, atol=ROUNDING)
+            else:
+                assert ours.equals(others), f"{view}.{name}"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Two documents under two actions, one of them with two units."""
+    made = Store.create(tmp_path_factory.mktemp("made") / "store")
+    declare(made, WINDOWS)
+    add_documents(made, "d0", "d1")
+    add_actions(made, 0, "one", "two")
+    generate(made, *(make_unit(doc, action=action) for doc, action in sorted(ALL)))
+    generate(made, make_unit("d1", action="one", first=4))
+    return made
+
+
+@pytest.fixture
+def store(made: Store, tmp_path: Path) -> Store:
+    """A copy of that store, to write to."""
+    return Store.open(shutil.copytree(made.location, tmp_path / "it's a [store]* {x}"))
+
+
+def without_moments(store: Store) -> Store:
+    """A copy of the store as version 13 left one: it has no table of moments."""
+    older = Path(shutil.copytree(store.location, Path(store.location).with_name("older")))
+    shutil.rmtree(older / "unit_moments")
+    created = older / "events" / "_delta_log" / f"{0:020}.json"
+    ours, theirs = (f'"kvdrift.schema_version": "{version}"' for version in (SCHEMA_VERSION, 13))
+    assert ours in created.read_text("utf-8")
+    created.write_text(created.read_text("utf-8").replace(ours, theirs), "utf-8")
+    return Store.open(older)
+
+
+def test_each_unit_has_a_row(store: Store) -> None:
+    with open_views(store) as views:
+        found = views.table("select unit, replicates from internal.unit_moments order by unit").to_pylist()
+    units = store.read("units").sort_by("unit").select(["unit", "replicates"]).to_pylist()
+    assert found == units
+    assert len(found) == 5
+    assert waiting(store) == set()
+
+
+def test_the_views_read_no_steps(store: Store) -> None:
+    for file in store.files("steps"):
+        pq.write_table(STEPS.schema.empty_table(), file)
+    with open_views(store) as views:
+        assert views.rows("steps").num_rows == 0
+        for view in ("decomposition", "contrasts", "generation_clock", "branch_clock", "entry", "depth_moments"):
+            assert views.rows(view).num_rows > 0, view
+
+
+def test_moments_are_kept_in_the_order_of_their_grain(store: Store) -> None:
+    """Or the last bits of what is summed over documents would say in which order their moments were stored."""
+    add_documents(store, "a")
+    generate(store, *(make_unit("a", action=action) for action in ("two", "one")))
+    with open_views(store, kept=POOLED) as views:
+        for view in POOLED:
+            keys = views.sql(f"from {contract(view).relation} select {', '.join(contract(view).grain)}").fetchall()
+            assert len(keys) >= 6
+            assert keys == sorted(keys), view
+
+
+def test_a_store_of_an_older_version_computes_them_until_a_derivation_makes_them(store: Store) -> None:
+    stored = pooled(store)
+    older = without_moments(store)
+    assert waiting(older) == ALL
+    assert_same(pooled(older), stored)
+    assert run_derivation(older.location).units == 5
+    assert waiting(Store.open(older.location)) == set()
+    again = pooled(Store.open(older.location))
+    assert all(again[view].equals(stored[view]) for view in POOLED)
+    assert run_derivation(older.location).units == 0
+
+
+def test_only_documents_that_lack_moments_are_computed(store: Store) -> None:
+    stored = pooled(store)
+    older = without_moments(store)
+    run_derivation(older.location)
+    lacking = next(one for one in store.read("units").to_pylist() if (one["doc"], one["action"]) == ("d1", "one"))
+    older.withdraw_units("unit_moments", {lacking["unit"]})
+    assert waiting(older) == {("d1", "one")}
+    assert_same(pooled(older), stored)
+
+
+def test_a_study_that_is_declared_after_its_units(tmp_path: Path) -> None:
+    """Its units have the moments of the windows that a log of another generator gets."""
+    first, alike, other = (undeclared(tmp_path / name) for name in ("first", "alike", "other"))
+    before = pooled(alike)
+    declare(alike, vars(Windows.of(8)))
+    assert_same(pooled(alike), before)
+    declare(other, WINDOWS)
+    line = refused(pooled, other)
+    assert line.endswith(
+        "study 's' was declared after its units were derived, with other windows: kvdrift verify STORE --repair makes "
+        "their moments again"
+    )
+    assert list(repair(other, [fault for check in verify(other) for fault in check.faults]))
+    declare(first, WINDOWS)
+    first.withdraw_units("unit_moments", first.units()["unit"].to_pylist())
+    run_derivation(first.location)
+    assert_same(pooled(Store.open(other.location)), pooled(Store.open(first.location)))
+
+
+def undeclared(folder: Path) -> Store:
+    """A derived store whose study has no row."""
+    store = Store.create(folder)
+    add_documents(store, "d0")
+    add_actions(store, 0, "one")
+    generate(store, make_unit("d0", action="one"))
+    return store
+
+
+def test_a_document_that_becomes_known_after_its_trajectories(store: Store) -> None:
+    generate(store, make_unit("late", action="one"))
+    assert "late" not in pooled(store)["moments"]["doc"].to_pylist()
+    add_documents(store, "late")
+    assert waiting(store) == set()
+    assert "late" in pooled(store)["moments"]["doc"].to_pylist()
+
+
+def test_redone_and_dropped_actions(store: Store) -> None:
+    add_actions(store, 1, "one")
+    assert set(pooled(store)["moments"]["action"].to_pylist()) == {"two"}
+    generate(store, make_unit("d0", action="one", action_revision=1))
+    rows = pooled(store)["moments"].to_pylist()
+    assert [(row["doc"], row["replicates"]) for row in rows if row["action"] == "one"] == [("d0", 4)]
+
+
+def test_a_version_before_some_units(store: Store) -> None:
+    pinned, before = store.versions(), pooled(store)
+    generate(store, make_unit("d0", action="one", first=4))
+    assert not pooled(store)["moments"].equals(before["moments"])
+    assert all(rows.equals(before[view]) for view, rows in pooled(store, pinned).items())
+
+
+def test_a_derivation_that_is_killed_between_its_commits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_derived = Store.commit_derived
+    wanted = Store.open(shutil.copytree(store.location, f"{store.location} too"))
+    generate(wanted, make_unit("d0", action="one", first=4))
+    for last in ("trajectories", "steps"):
+
+        def killed(store: Store, table: str, *given: Any, last: str = last) -> int:
+            if table == last:
+                raise KeyboardInterrupt
+            return commit_derived(store, table, *given)
+
+        monkeypatch.setattr(Store, "commit_derived", killed)
+        with pytest.raises(KeyboardInterrupt):
+            generate(store, make_unit("d0", action="one", first=4))
+        monkeypatch.setattr(Store, "commit_derived", commit_derived)
+        assert waiting(Store.open(store.location)) == set()
+    run_derivation(store.location)
+    for view, rows in pooled(wanted).items():
+        assert pooled(store)[view].equals(rows), view
+
+
+def test_a_catalogue_has_the_moments(store: Store) -> None:
+    import duckdb  # noqa: PLC0415 - a plain client
+
+    for one in (store, without_moments(store)):
+        own = pooled(one)
+        with duckdb.connect(str(write_catalog(one)), read_only=True) as client:
+            for view in POOLED:
+                assert Views(client, {}).rows(view).equals(own[view]), view
