@@ -31,12 +31,19 @@ class StoredFile:
 def encode_parquet(
     rows: pa.Table, footer: Mapping[str, str] | None = None, *, row_group: int = ROW_GROUP_ROWS
 ) -> bytes:
-    """Return rows as a Parquet file: zstd, dictionaries, page checksums, ``footer`` as key-value metadata."""
+    """Encode rows as one Parquet file: zstd, dictionaries, page checksums, ``footer`` as its key-value metadata.
+
+    Each row group has a dictionary of its own words. Arrow would write all words of a column that comes as a
+    dictionary into every row group.
+    """
+    words = {field.name: field.type.value_type for field in rows.schema if pa.types.is_dictionary(field.type)}
+    schema = pa.schema([field.with_type(words.get(field.name, field.type)) for field in rows.schema])
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
-        sink, rows.schema, compression="zstd", use_dictionary=True, write_page_checksum=True, store_schema=False
+        sink, schema, compression="zstd", use_dictionary=True, write_page_checksum=True, store_schema=False
     ) as writer:
-        writer.write_table(rows, row_group_size=row_group)
+        for begin in range(0, max(1, rows.num_rows), row_group):
+            writer.write_table(rows.slice(begin, row_group).cast(schema), row_group_size=row_group)
         if footer:
             writer.add_key_value_metadata(dict(footer))
     return bytes(sink.getvalue())

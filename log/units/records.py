@@ -61,23 +61,16 @@ def _unpacked(text: bytes) -> Any:
 def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events: Snapshot) -> list[dict[str, Any]]:
     """Return the rows that ``units`` lacks for visible events.
 
-    If row counts agree, no row is missing and no file is read. Otherwise files are read, newest first, until all events
-    have a row.
+    Row counts tell that none is lacking.
     """
     counted, there = rows.total(units, "events"), folder.count_rows(events)
     if there == counted:
         return []
     if counted is not None and there < counted:
         raise folder.damaged(f"'events' has {counted - there:,} rows fewer than its units have: events are lost")
-    left = None if counted is None else there - counted
     known, found = set(rows.counts(units).number.tolist()), dict[int, dict[str, Any]]()
-    for path in events.newest_paths():
-        new = {number: count for number, count in rows.rows_by_unit(events, path).items() if number not in known}
-        if new:
-            found |= records_of(folder, events, path, new, known)
-            left = left and left - sum(new.values())
-        if left == 0:
-            break
+    for path, new in rows.unknown(units, events):
+        found |= records_of(folder, events, path, new, known)
     return [found[number] for number in sorted(found)]
 
 

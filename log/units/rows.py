@@ -21,7 +21,7 @@ from schema.rows import Flags, Wide
 from schema.tables import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from log.delta.folder import DeltaFolder
     from log.delta.snapshot import Snapshot
@@ -135,6 +135,27 @@ class UnitRows:
         totals = [part.total(table, without) for part in self._counts(units).values()]
         return None if None in totals else sum(filter(None, totals))
 
+    def unknown(self, units: Snapshot, events: Snapshot) -> Iterator[tuple[str, dict[int, int]]]:
+        """Find the rows of ``events`` of units that have no row in ``units``; there are more events than rows say.
+
+        The newest files are looked into first, until all rows are accounted for.
+
+        Yields:
+            A file's path, and how many rows it has of each of these units; -1 stands for rows that belong to none.
+
+        """
+        counted = self.total(units, events.table)
+        left = None if counted is None else self._folder.count_rows(events) - counted
+        known = set(self.counts(units).number.tolist())
+        for path in events.newest_paths():
+            if new := {number: rows for number, rows in self.rows_by_unit(events, path).items() if number not in known}:
+                yield path, new
+                left = left and left - sum(new.values())
+            if left == 0:
+                return
+        if left:
+            raise self._folder.damaged(f"'events' has {left:,} rows more than its units have: rows are there twice")
+
     def numbers_in(self, table: Snapshot) -> Wide:
         """Return the numbers of all units with rows in a table, sorted."""
         found = [self.rows_by_unit(table, path).keys() for path in table.paths()]
@@ -231,7 +252,7 @@ class UnitRows:
         return np.unique(wanted[np.isin(wanted, there, invert=True)])
 
     def check_whole(self, versions: Mapping[str, int]) -> None:
-        """Check that no table has fewer events, or more derived rows, than its units have; reads logs and ``units``.
+        """Check that no table has fewer events, or more rows, than its units have; reads logs and ``units``.
 
         Args:
             versions: The versions to check, by table; for other tables the latest.
@@ -245,6 +266,8 @@ class UnitRows:
                 continue
             if name == "events" and there < expected and self._is_lost(expected):
                 raise self._folder.damaged(f"'events' has {there:,} rows, its units have {expected:,}: events are lost")
+            if name == "events" and there > expected:
+                list(self.unknown(units, table))
             if name != "events" and there > expected:
                 more = f"'{name}' has {there:,} rows, the units have {expected:,}"
                 raise self._folder.damaged(f"{more}: it has rows of units that are lost, or rows twice")

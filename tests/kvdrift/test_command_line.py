@@ -194,3 +194,15 @@ def test_a_terminal_is_told_what_is_done_before_it_is_done(tmp_path: Path) -> No
     assert done.returncode == 2
     assert shown.index("loading what nowhere.toml needs") < shown.index("nowhere.toml: no such study file")
     assert (tmp_path / "loaded").read_text().splitlines()[0] == "LOADED set()"
+
+
+def test_lines_name_a_store_without_two_dots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own").mkdir()
+    Store.create(tmp_path / "quickstart")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, "status", "own/../quickstart")
+    assert (code, err) == (0, "")
+    assert f"store: {tmp_path}/quickstart\n" in out
+    assert "/.." not in out

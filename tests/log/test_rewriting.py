@@ -23,7 +23,7 @@ from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, u
 
 from log.compaction import too_many
 from log.delta.folder import DeltaFolder
-from log.delta.parquet_files import StoredFile
+from log.delta.parquet_files import StoredFile, encode_parquet
 from log.store import Store, Unit
 from log.units.commits import UnitCommits
 from log.units.unit import DERIVED_TABLES
@@ -144,6 +144,13 @@ def test_rows_are_sorted_by_their_keys(store: Store) -> None:
     for table in ("events", "units", "documents", "trajectories", "branching_depths"):
         sorted_rows = store.read(table).sort_by([(name, "ascending") for name in TABLES[table].key])
         assert store.read(table).equals(sorted_rows), table
+
+
+def test_a_row_group_has_its_own_words_alone() -> None:
+    """Rows that are put together come with one dictionary of all their words."""
+    rows = pa.table({"word": [f"{number:064x}" for number in range(1000)], "number": range(1000)})
+    coded = rows.set_column(0, "word", rows["word"].dictionary_encode())
+    assert encode_parquet(coded, row_group=10) == encode_parquet(rows, row_group=10)
 
 
 def test_what_is_there_is_there_once(store: Store) -> None:

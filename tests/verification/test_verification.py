@@ -22,6 +22,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from fixtures.command import call
 from fixtures.older_stores import SCHEMAS_1, make_store_1, put_1
+from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
 
@@ -32,9 +33,9 @@ from log.units.commits import UnitCommits
 from log.units.numbers import NUMBERED
 from log.units.records import FOOTER
 from log.units.unit import conform_unit
-from schema.errors import InputError
+from schema.errors import DamagedStoreError, InputError
 from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
-from sql.catalog import Views
+from sql.catalog import Views, open_views
 from sql.catalog_file import catalog_fault, write_catalog
 from sql.promises import breaches, computed_views
 from transforms.segments import commit, derive_segment, pending
@@ -447,6 +448,7 @@ def test_a_file_that_is_there_twice(made: Store, table: str) -> None:
     units = len(made.rows_by_unit(table, path)) if table in NUMBERED else made.row_count("units")
     data = made.read_bytes(table, path)
     add_file(made, table, data, "part-00000.parquet")
+    assert re.search("lost|twice", refused(open_views, Store.open(made.location), error=DamagedStoreError))
     twice = {
         "events": r"events: unit \(.*\): has \d+ of \d+ rows$",
         "units": r"units \(.*\): 2 rows have this key, must be 1$",
