@@ -1,1 +1,1 @@
-"""Benchmarks: each module prints ratios measured in that run against the peer it names; ``--json`` prints an object."""
+"""Benchmarks: each module prints ratios measured in one run against a peer; ``--json`` prints an object."""

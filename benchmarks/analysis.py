@@ -56,7 +56,7 @@ TIMES = 5  # that what depends on the ratio of two measurements is measured
 
 
 def each_view(location: str) -> dict[str, float]:
-    """Measure every view over derived tables in one connection that keeps nothing; returns seconds."""
+    """Return the seconds of every view over derived tables, measured in one connection that keeps nothing."""
     with kvdrift.open(location) as views:  # as `kvdrift sql` does
         return {name: _seconds(views.table, _query(name)) for name in sorted(view_texts())}
 
@@ -76,7 +76,7 @@ def moments_of(location: str) -> DocumentMoments:
 
 
 def intervals(moments: DocumentMoments, draws: int, threads: int, interval: str = STUDENTIZED) -> int:
-    """Estimate everything from document moments, with reduced estimates; returns the number of other intervals."""
+    """Estimate everything from document moments, with reduced estimates; return the number of other intervals."""
     request = Request(interval=interval)
     analysis = Analysis("", "", "evaluation", 0, ((tuple(QUANTITIES), draws),), request, None)
     coefficients = {action: np.full((len(CONTROLS), len(REDUCED)), 0.1) for action in moments.actions}
@@ -88,7 +88,7 @@ def intervals(moments: DocumentMoments, draws: int, threads: int, interval: str 
 
 
 def scipy_in_strata(moments: DocumentMoments, draws: int) -> int:
-    """Three quantities in every stratum by scipy; returns the number of intervals."""
+    """Compute intervals of three quantities in every stratum by scipy; return the number of intervals."""
     for stratum in moments.stratum_names:
         rows = moments.strata == stratum
         for statistic, columns in _cases(moments):
@@ -100,7 +100,7 @@ def scipy_in_strata(moments: DocumentMoments, draws: int) -> int:
 
 
 def scipy_pooled(moments: DocumentMoments, draws: int) -> int:
-    """The same quantities over all strata with equal weight; returns the number of intervals."""
+    """Compute intervals of these quantities, pooled over strata with equal weight; return their number."""
     documents = [np.flatnonzero(moments.strata == stratum) for stratum in moments.stratum_names]
     for statistic, (one, other) in _cases(moments):
 
@@ -123,7 +123,7 @@ def _cases(moments: DocumentMoments) -> list[tuple[Any, tuple[Any, Any]]]:
 
 
 def measure_analysis(location: str, draws: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
-    """Measure all parts on a store; returns the table's rows, and the totals beside their targets."""
+    """Measure all parts on a store; return the table's rows, and the totals beside their targets."""
     alone = measure(each_view, location)
     views = measure(all_views, location)
     moments = measure(moments_of, location)
@@ -167,10 +167,11 @@ def measure_analysis(location: str, draws: int) -> tuple[list[BenchmarkRow], dic
 
 
 def measure_added_action(folder: str, sizes: Sizes, seed: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
-    """Measure what a fourth action costs beside three, and alone; the stores lie in ``folder``.
+    """Measure the cost of a fourth action beside three actions, and alone; the stores are in ``folder``.
 
-    Its contrasts with the three are new estimates that it cannot have alone: their bootstrap is counted apart. Both are
-    done ``TIMES`` in turn on copies, and the ratio is the median of theirs: one differs by a tenth from the next.
+    The action's contrasts with the three are new estimates, which it cannot have alone; their bootstrap is counted
+    separately. Both are measured ``TIMES`` in turn on copies, and the result is the median of the ratios, since single
+    ratios vary by a tenth.
     """
     sizes = replace(sizes, actions=4)
     *three, fourth = sizes.action_names
@@ -203,7 +204,7 @@ def _measure_copy(location: str) -> Measured[float]:
 
 
 def derive_and_analyze(location: str) -> float:
-    """Derive what is new in the store of a synthetic study, and estimate it; returns the CPU seconds of contrasts."""
+    """Derive and estimate new events in the store of a synthetic study; return the CPU seconds of contrasts."""
     run_derivation(location)
     store = Store.open(location)
     spent = 0.0

@@ -1,4 +1,4 @@
-"""What generation is measured with: a model's shape, its prompt, its actions."""
+"""The measured case of generation: a model's shape, its prompt, its actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schema.retention import Retention
 
 @dataclass(frozen=True)
 class Case:
-    """A model's shape, and what is generated with it."""
+    """A model's shape, and the sizes of the generation."""
 
     layers: int = 8
     width: int = 512

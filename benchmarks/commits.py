@@ -1,4 +1,4 @@
-"""What the log of a store takes of many workers: commits, races that they lose for a version, and their waits.
+"""The cost of many workers on the log of one store: commits, races lost for a version, and waits.
 
     python -m benchmarks.commits                           # 200 and 1,000 workers, in a folder
     python -m benchmarks.commits --workers 200 --where s3  # moto's S3 server on this machine
@@ -37,7 +37,7 @@ TABLES = ("events", "units")  # that a commit of units makes a version of
 
 @dataclass(frozen=True)
 class Simulated:
-    """What became of the commits of simulated workers.
+    """The result of simulated workers.
 
     Attributes:
         commits: Groups of units, each of which is a version of two tables.
@@ -46,7 +46,7 @@ class Simulated:
         cpu_seconds: Of all workers.
         waited: Seconds that each group's commit took.
         lost: Rows of events that the store lacks.
-        doubled: Rows of events that it has and should not.
+        doubled: Rows of events that the store has too often.
 
     """
 
@@ -67,12 +67,12 @@ class Simulated:
 def simulate(
     location: str, workers: int, commits: int, races: AbstractContextManager[Any], *, at_once: bool = False
 ) -> Simulated:
-    """Have simulated workers commit groups of units to a new store's log.
+    """Let simulated workers commit groups of units to a new store's log.
 
     Args:
-        location: Where the store is made.
-        workers: How many workers there are.
-        commits: How many groups each commits.
+        location: The location of the new store.
+        workers: The number of workers.
+        commits: The number of groups of each worker.
         races: Counts lost races.
         at_once: Whether workers commit without any sleep.
 
@@ -93,7 +93,7 @@ def simulate(
 
 
 def compared(store: Store, given: list[Unit]) -> tuple[int, int]:
-    """Return how many rows of events the store lacks of those that it was given, and how many it has beside them."""
+    """Return how many given rows of events the store lacks, and how many rows it has besides."""
     names = list(given[0].events.column_names)
     key = [(name, "ascending") for name in EVENTS.key if name in names]
     rows = [
@@ -105,7 +105,7 @@ def compared(store: Store, given: list[Unit]) -> tuple[int, int]:
 
 @contextmanager
 def place(where: str) -> Iterator[tuple[str, Any]]:
-    """A place for stores, and what counts the lost races of a store there."""
+    """Yield a place for stores, and a counter of lost races of a store there."""
     if where == "s3":
         with s3_server() as server, patch.dict(os.environ, server.environment):
             yield server.url, lambda _: lost_races_there(server)
@@ -115,7 +115,7 @@ def place(where: str) -> Iterator[tuple[str, Any]]:
 
 
 def main() -> None:
-    """Simulate, and print what it took."""
+    """Simulate workers, and print the cost."""
     parser = benchmark_parser("commits", "Commits of many workers to one log.")
     parser.add_argument("--workers", type=int, nargs="+", default=[200, 1_000], metavar="N")
     parser.add_argument("--commits", type=int, default=2, metavar="N", help="of each worker")

@@ -70,7 +70,7 @@ def copied_rollout(
     model: LoadedModel, prompt: Prompt, document: Document, action: Action, replicates: int, horizon: int, seed: int, *,
     preallocated: bool,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
-    """Run one action's coupled rollout; returns the tokens of both sides, int64 [K, H] each.
+    """Run one action's coupled rollout; return the tokens of both sides, int64 [K, H] each.
 
     ``model.network`` attends with sdpa, and its vocabulary has no EOS.
     """

@@ -88,7 +88,7 @@ group by study, model, doc, action, replicate
 
 
 def derive_in_memory(location: str) -> tuple[int, int]:
-    """Read and derive every segment; returns trajectories and mismatches."""
+    """Read and derive every segment; return the numbers of trajectories and mismatches."""
     trajectories = mismatches = 0
     store = Store.open(location)
     for segment in pending(store).segments:
@@ -100,7 +100,7 @@ def derive_in_memory(location: str) -> tuple[int, int]:
 
 
 def derive_store(location: str) -> tuple[int, int]:
-    """Run the whole pipeline on a store that is not derived; returns trajectories and mismatches."""
+    """Run the whole pipeline on a store that is not derived; return the numbers of trajectories and mismatches."""
     trajectories = run_derivation(location).trajectories
     return trajectories, sum(
         Store.open(location).read("trajectories", columns=["mismatches"])["mismatches"].to_pylist()
@@ -108,7 +108,7 @@ def derive_store(location: str) -> tuple[int, int]:
 
 
 def query_files(location: str, threads: int, folder: str | None = None) -> tuple[int, int]:
-    """Derive by DuckDB and, given a folder, write both tables there; returns trajectories and mismatches."""
+    """Derive by DuckDB and, given a folder, write both tables there; return trajectories and mismatches."""
     with duckdb.connect(config={"threads": threads}) as connection:
         connection.execute(STEPS_QUERY, {"files": Store.open(location).files("events")})
         connection.execute(TRAJECTORIES_QUERY)

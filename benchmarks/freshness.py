@@ -71,22 +71,22 @@ COMMAND = (sys.executable, "-m", "kvdrift", "derive")
 
 Transaction: TypeAlias = tuple[str, int]
 Reading: TypeAlias = tuple[float, int, int]
-"""When it was, the resident memory then and the most until then, in bytes."""
+"""The time of a reading, the resident memory then, and the largest until then, in bytes."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What the writers do.
+    """The load of the writers.
 
     Attributes:
         commits: Commits of all writers together.
-        units: Units of a commit: those of one document, one to an action.
-        rate: Units per second, of all writers together.
+        units: Units of a commit: those of one document, one for each action.
+        rate: Units per second of all writers together.
         writers: Processes that commit.
-        replicates: Of a unit.
-        horizon: Of a unit.
-        looks: Of the reader, per second, at most.
-        by_hand: Whether the log is written by hand; for one writer.
+        replicates: Replicates of a unit.
+        horizon: Positions of a replicate.
+        looks: The most looks of the reader per second.
+        by_hand: Whether the log is written by hand, for one writer.
 
     """
 
@@ -101,21 +101,21 @@ class Load:
 
     @property
     def sizes(self) -> Sizes:
-        """The study: a document for each commit."""
+        """The sizes of the study, with one document for each commit."""
         return Sizes(1, self.commits, self.units, self.replicates, self.horizon)
 
 
 @dataclass
 class Seen:
-    """What a run of writers, derivation and reader saw.
+    """The measurements of a run of writers, derivation and reader.
 
     Attributes:
         delays: Seconds of each unit, in the order of the documents.
         writing: Seconds from the first commit to the last.
-        early, late: Resident bytes of the derivation after 100 commits and after all, when it rests, medians; 0 where
-            it is many processes or does not rest.
-        early_peak, peak: The most until then.
-        beside: Most resident bytes of what it starts beside it.
+        early, late: Median resident bytes of the derivation at rest, after 100 commits and after all; 0 if it is
+            several processes or does not rest.
+        early_peak, peak: The largest resident bytes until then.
+        beside: The largest resident bytes of the processes that it starts.
         cpu: CPU seconds by kind of process, of the writers together.
 
     """
@@ -131,7 +131,7 @@ class Seen:
 
 
 def memory_load(commits: int, rate: float, replicates: int, horizon: int) -> Load:
-    """Return what memory is measured under: commits of one unit."""
+    """Return the load for measuring memory: commits of one unit."""
     return Load(commits, 1, rate, 1, replicates, horizon, 1.0, by_hand=True)
 
 
@@ -149,7 +149,7 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
     """Commit every ``writers``-th document's units when they are due.
 
     Returns:
-        When that was, by document; and the CPU seconds that it took.
+        The times of the commits by document, and the CPU seconds.
 
     """
     store = HandWrittenStore(Path(location)) if load.by_hand else Store.open(location)
@@ -167,7 +167,7 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
 
 
 class HandWrittenStore:
-    """Appends units as ``Store`` does, but does not ask what is there; for one writer.
+    """Appends units like ``Store``, but without checking what the store has; for one writer.
 
     Args:
         folder: The store.
@@ -189,7 +189,7 @@ class HandWrittenStore:
         return DataFiles(self._folder).put_rows(table, rows)
 
     def _commit(self, table: str, file: StoredFile, transactions: list[Transaction]) -> None:
-        """Commit, and put the log together as often as a store does."""
+        """Commit, and write a checkpoint as often as a store does."""
         last, folder = self._versions[table], self._folder / table
         self._versions[table] = made = write_commit(folder, last + 1, [file], transactions)
         if made // CHECKPOINT_EVERY > last // CHECKPOINT_EVERY:
@@ -200,8 +200,8 @@ def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], flo
     """Open the views of a store again and again, until they have all units or nothing new comes.
 
     Returns:
-        When a query first had each document's units, by document; and the CPU seconds of all looks but the first, which
-        makes what a process makes once.
+        The time at which a query first had each document's units, by document; and the CPU seconds of all looks except
+            the first, which has one-time costs.
 
     """
     store, seen, cpu = Store.open(location), dict[str, float](), 0.0
@@ -221,7 +221,7 @@ def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], flo
 
 @contextlib.contextmanager
 def watching(location: str) -> Iterator[int]:
-    """Run ``kvdrift derive --watch`` in a process of its own; give its id."""
+    """Run ``kvdrift derive --watch`` in a process of its own; yield its id."""
     watch = subprocess.Popen([*COMMAND, location, "--watch"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
     try:
         yield watch.pid
@@ -286,13 +286,13 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
 
 
 def at_rest(readings: list[Reading], end: float) -> tuple[int, int]:
-    """Return the resident memory in a pause that ended at some time, the median of its second half, and the most."""
+    """Return the resident memory in a pause that ended at ``end``: the median of its second half, and the largest."""
     half = [(now, most) for when, now, most in readings if end - REST / 2 <= when <= end]
     return int(statistics.median(now for now, _ in half)), half[-1][1]
 
 
 def resident(process: int) -> tuple[int, int]:
-    """Return the resident memory of a process and the most that it ever was, in bytes; 0 where it has ended."""
+    """Return the resident memory of a process, and its largest so far, in bytes; 0 if the process has ended."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
@@ -308,9 +308,9 @@ def children(process: int) -> list[int]:
 
 
 def cpu_seconds(process: int) -> float:
-    """Return what a process has taken of the processors so far, with those that it started and that have ended.
+    """Return the CPU seconds of a process so far, including processes that it started and that have ended.
 
-    It is 0 if several processes are measured.
+    0 if several processes are measured.
     """
     if not process:
         return 0.0

@@ -67,10 +67,10 @@ _FEWEST = 128  # prompt entries, of which SnapKV's window is half
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What one run took and drew.
+    """The cost and the tokens of one run.
 
     Attributes:
-        replicates: K, which is smaller where K copies do not fit into memory.
+        replicates: K, which is smaller if K copies do not fit into memory.
         prompt_seconds: Seconds of prefill and eviction.
         decode_seconds: Seconds of decoding.
         streams: Next-token laws computed per step.
@@ -177,7 +177,7 @@ def _device_peak(case: Case) -> int | None:
 
 
 def fitting_copies(case: Case) -> int:
-    """Return for how many replicates of one action the copies fit into memory, at most K."""
+    """Return for how many replicates of one action, at most K, the copies fit into memory."""
     shape = model_shape(case)
     entries = case.entries + 2 * max(case.kept()) + 3 * case.horizon
     growing = 2 * case.entries / case.layers  # a layer's keys and values before and after a token is appended
@@ -196,7 +196,7 @@ PHASES = {"all": attrgetter("seconds"), "decode": attrgetter("decode_seconds")}
 def compare(
     case: Case, parts: Sequence[str], repetitions: int, before: Path | None
 ) -> tuple[list[BenchmarkRow], dict[str, Any]]:
-    """Measure one prompt length; returns rows and facts."""
+    """Measure one prompt length; return rows and facts."""
     copied = replace(case, replicates=max(fitting_copies(case), 1))
     runs: RunsByPart = {name: [] for name in parts}
     for _ in range(repetitions):
@@ -293,7 +293,7 @@ def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
 
 
 def _different_tokens(one: MeasuredRun, other: MeasuredRun) -> int:
-    """Count different tokens in the replicates that both have; other kernels round differently."""
+    """Count different tokens in the replicates that both runs have; other kernels round differently."""
     count = min(one.replicates, other.replicates)
     return sum(
         int((tokens[action][:count] != others[action][:count]).sum())

@@ -57,7 +57,7 @@ def seconds_of_law(model: LoadedModel, case: Case, part: str) -> float:
 
 
 def compare(case: Case, repetitions: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
-    """Measure one prompt length; returns rows and facts."""
+    """Measure one prompt length; return rows and facts."""
     model = random_model(case)
     found: dict[str, list[float]] = {part: [] for part in PARTS}
     for _ in range(repetitions):

@@ -1,4 +1,4 @@
-"""How often writers tried to make a version of a log that another writer had made."""
+"""Count the lost races of writers: attempts to make a version of a log that another writer had made."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _HEADER = struct.Struct("iIII")  # watch, mask, cookie, length of the name
 
 @contextmanager
 def lost_races_here(location: str, tables: Collection[str]) -> Iterator[Callable[[], int]]:
-    """Count the lost races of all processes for versions of a local store's tables; the block gets the count so far.
+    """Count the lost races of all processes for versions of a local store's tables.
 
-    delta-rs writes the file of a version aside, under a name with ``#``, and then links the version's name to it, which
-    fails if the name is there. So races are the files that were written aside and got no name.
+    delta-rs writes the file of a version under a name with ``#``, and then links the version's name to it, which fails
+    if that name exists. So races are the files that were written but got no name.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.inotify_init()
@@ -71,6 +71,6 @@ def _names(data: bytes) -> Iterator[str]:
 
 @contextmanager
 def lost_races_there(server: S3Server) -> Iterator[Callable[[], int]]:
-    """Count the puts of a server's objects that were there already."""
+    """Count the puts of objects that a server had already; yield a function that returns the count."""
     before = server.counts()["there already"]
     yield lambda: server.counts()["there already"] - before

@@ -1,4 +1,4 @@
-"""What the benchmarks share: measuring a call in a process of its own, and printing rows as a table or as JSON."""
+"""Shared parts of benchmarks: measure a call in a process of its own, and print rows as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TO_BYTES = 1024  # Linux gives ru_maxrss in KiB
 
 @dataclass(frozen=True)
 class Measured(Generic[_Value]):
-    """What a call returned and what it took.
+    """A call's result and its cost.
 
     Attributes:
         seconds: Wall seconds, without the imports.
@@ -55,12 +55,12 @@ def _call(function: Callable[..., _Value], arguments: tuple[Any, ...]) -> Measur
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One row of a benchmark's table; None where a column does not apply.
+    """One row of a benchmark's table; None if a column does not apply.
 
     Attributes:
-        part: What was measured.
+        part: The measured part.
         rate: The benchmark's unit per second.
-        peer: What the part is compared with.
+        peer: The peer of the comparison.
         ratio: How many times as fast as the peer the part is.
     """
 

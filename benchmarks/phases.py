@@ -37,16 +37,16 @@ print(json.dumps([run.decode_seconds, run.streams]))
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps at one phase.
+    """The measured steps of one phase.
 
     Attributes:
         name: One of ``NAMES``.
         replicates: K.
-        steps_per_second: Of all pairs together.
-        before: The same of the other commit; None if none is measured.
-        streams: Open streams, on average.
-        bound: The most steps a second.
-        work: What a step does at least.
+        steps_per_second: Steps per second of all pairs together.
+        before: The same of the other commit; None if no other commit is measured.
+        streams: The mean number of open streams.
+        bound: The most steps per second.
+        work: The least work of a step.
     """
 
     name: str
@@ -59,23 +59,23 @@ class Phase:
 
     @property
     def share(self) -> float:
-        """The share of the bound."""
+        """The measured steps per second as a share of the bound."""
         return self.steps_per_second / self.bound
 
     def facts(self) -> dict[str, Any]:
-        """What the phase's rows do not say."""
+        """The facts of the phase that its rows do not have."""
         return {"streams": round(self.streams, 1), "bound": round(self.bound, 3), **self.work.facts()}
 
 
 def measure_phase(case: Case, name: str, peaks: Peaks, before: Path | None, repetitions: int) -> Phase:
-    """Decode at one phase, so many times.
+    """Measure the decoding of one phase.
 
     Args:
-        case: What is decoded.
+        case: The case to decode.
         name: One of ``NAMES``.
-        peaks: The device's.
+        peaks: The device's peaks.
         before: A working tree of the other commit, or None.
-        repetitions: The least seconds of so many runs count.
+        repetitions: The number of runs; the fastest run counts.
     """
     case = replace(case, replicates=1 if name == NAMES[0] else case.replicates)
     seconds: dict[Path, list[float]] = {tree: [] for tree in (HERE, before) if tree is not None}
@@ -90,7 +90,7 @@ def measure_phase(case: Case, name: str, peaks: Peaks, before: Path | None, repe
 
 
 def _decode(tree: Path, case: Case, *, apart: bool) -> tuple[float, float]:
-    """Seconds of decoding and streams of a step, by the code of a working tree."""
+    """Return the seconds of decoding and the streams of a step, with the code of a working tree."""
     command = [sys.executable, "-c", _DECODE, json.dumps([asdict(case), apart])]
     ended = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True)  # noqa: S603
     seconds, streams = json.loads(ended.stdout)
@@ -98,7 +98,7 @@ def _decode(tree: Path, case: Case, *, apart: bool) -> tuple[float, float]:
 
 
 def _work(case: Case, streams: float) -> StepWork:
-    """What a step does at least, with so many streams and the control as a fourth action."""
+    """Return the least work of a step, with so many streams and the control as a fourth action."""
     entries: Sequence[int] = [case.entries, *case.kept(), case.entries]
     actions = len(entries) - 1
     compressed = (streams - case.replicates) / actions

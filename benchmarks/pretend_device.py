@@ -1,7 +1,7 @@
-"""A second device on a machine with one: its tensors compute on the CPU and refuse to meet tensors of the first.
+"""A pretended second device: its tensors compute on the CPU, and refuse operations with tensors of the first device.
 
-What mixes devices by mistake fails on a GPU machine, and on none without one. Here "meta", which torch knows without a
-driver, is the second device's name, and its tensors hold numbers all the same.
+Code that mixes devices by mistake fails on a machine with GPUs, and on no other. Here "meta", which torch knows without
+a driver, is the name of the second device, and its tensors hold numbers nevertheless.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ _ON_THE_CPU = {
 
 
 class SecondDeviceTensor(Tensor):
-    """A tensor that says it lies on the second device; ``held`` is what it holds."""
+    """A tensor that claims to be on the second device; ``held`` is the tensor with its numbers."""
 
     held: Tensor
 
     def __new__(cls, held: Tensor) -> Self:
-        """The same numbers on the second device."""
+        """Return a tensor on the second device with the same numbers."""
         tensor: Self = Tensor._make_wrapper_subclass(
             cls,
             held.shape,
@@ -98,7 +98,7 @@ class SecondDeviceTensor(Tensor):
 
 
 class TwoDevices(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, tensors are made on the device that is asked for, and no operation takes both devices' tensors."""
+    """Within this block, tensors are made on the requested device, and no operation accepts tensors of both devices."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _compute(func, args, kwargs or {})
@@ -142,7 +142,7 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def tensors_of(values: Any) -> Iterator[Tensor]:
-    """The tensors among an operation's arguments: each is one, or a sequence of some."""
+    """Yield the tensors among an operation's arguments: each argument is a tensor, or a sequence of some."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

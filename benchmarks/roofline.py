@@ -1,7 +1,7 @@
-"""What a decoding step reads and multiplies at least, and how fast a device does so: the bound of steps per second.
+"""The bound of steps per second: the least bytes and products of a decoding step, and the measured speed of the device.
 
 A step cannot take less time than its bytes at the rate of a large copy, nor less than its products at the rate of a
-large one. Work that is small beside these is left out: norms, rotation, the bookkeeping of streams.
+large product. Smaller work is left out: norms, rotation, the bookkeeping of streams.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class StepProducts:
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a device does at most, as measured.
+    """The measured peaks of a device.
 
     Attributes:
-        bytes_per_second: Read and written by a large copy.
-        flops_per_second: Of a large product in the weights' dtype.
+        bytes_per_second: Bytes read and written per second by a large copy.
+        flops_per_second: Operations per second of a large product in the weights' dtype.
     """
 
     bytes_per_second: float
@@ -58,17 +58,17 @@ class Peaks:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step does at least."""
+    """The least work of a step."""
 
     bytes: StepBytes
     products: StepProducts
 
     def seconds(self, peaks: Peaks) -> float:
-        """The least time that a device can take."""
+        """Return the least time that a device can take."""
         return max(_total(self.bytes) / peaks.bytes_per_second, _total(self.products) / peaks.flops_per_second)
 
     def facts(self) -> dict[str, dict[str, float]]:
-        """All parts, in GB and in TFLOP."""
+        """Return all parts, in GB and in TFLOP."""
         return {
             "gigabytes": {name: _short(value / 1e9) for name, value in asdict(self.bytes).items()},
             "teraflop": {name: _short(value / 1e12) for name, value in asdict(self.products).items()},
@@ -78,10 +78,10 @@ class StepWork:
 def step_work(
     shape: ModelShape, entries: Sequence[int], streams: Sequence[float], suffix: float, pairs: float
 ) -> StepWork:
-    """Count a step's work.
+    """Return the least work of a step.
 
     Args:
-        shape: Of a model whose head and embedding are two tensors.
+        shape: The shape of a model whose head and embedding are two tensors.
         entries: Prompt entries of each cache, the reference's first.
         streams: Open streams of each cache.
         suffix: Mean length of their suffixes.
@@ -107,7 +107,7 @@ def step_work(
 
 
 def measure_peaks(device: str, dtype: str, threads: int) -> Peaks:
-    """Measure what a device does at most, a CPU with so many threads."""
+    """Measure the peaks of a device; a CPU uses ``threads`` threads."""
     torch.set_num_threads(threads)
     on_cpu = torch.device(device).type == "cpu"
     count, size = _CPU_SIZES if on_cpu else _GPU_SIZES

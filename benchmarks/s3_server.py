@@ -1,6 +1,6 @@
-"""An S3 server that takes writes: moto's, in a process of its own, with answers that can be made bad and slow.
+"""An S3 server for writes: moto's, in a process of its own, with errors and delays on demand.
 
-A process of its own (``s3_program``), because delta-rs holds Python's lock while it waits for an answer.
+It runs in a process of its own (``s3_program``), since delta-rs holds Python's lock while it waits for an answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONTROL = "/control"  # GET: the requests so far by method; POST: the trouble to
 
 
 class S3Server:
-    """A bucket's URL, how to reach it, and what becomes of requests."""
+    """A bucket's URL, the options to reach it, and control over the answers."""
 
     def __init__(self, port: int) -> None:
         self._endpoint = f"http://127.0.0.1:{port}"
@@ -31,18 +31,18 @@ class S3Server:
         }  # fmt: skip
 
     def counts(self) -> Counter[str]:
-        """Requests that were answered, by method; those that were ``refused``; puts of what was ``there already``."""
+        """The numbers of answered requests by method, of ``refused`` ones, and of puts ``there already``."""
         with urlopen(self._endpoint + CONTROL) as answer:  # noqa: S310 - our own server
             return Counter(json.loads(answer.read()))
 
     def trouble(self, *, every: int = 0, at: int = 0, status: int = 503, seconds: float = 0.0) -> None:
-        """From now on answer all requests late and some with an error; without arguments, none.
+        """From now on answer all requests late and some with an error; without arguments, stop doing so.
 
         Args:
-            every: Of so many requests one is answered with an error.
-            at: The one request, counted from now on, that is.
+            every: One of this many requests is answered with an error.
+            at: The single request, counted from now on, that is answered with an error.
             status: The error's code, 500 or 503.
-            seconds: How late all answers are.
+            seconds: The delay of all answers.
 
         """
         asked = json.dumps({"every": every, "at": at, "status": status, "seconds": seconds}).encode()

@@ -87,7 +87,7 @@ Cells = list[tuple[Any, ...]]  # an action and its quantities
 
 
 def sizes_for(events: int) -> Sizes:
-    """Return the sizes of a study of one stratum with at least so many events."""
+    """Return the sizes of a study of one stratum with at least ``events`` events."""
     shape = Sizes(strata=1, documents=1, replicates=64, horizon=1024)
     return Sizes(strata=1, documents=-(-events // shape.events), replicates=64, horizon=1024)
 
@@ -98,7 +98,7 @@ def write(location: str, sizes: Sizes) -> None:
 
 
 def is_written(location: str, sizes: Sizes) -> bool:
-    """Tell whether the log is there, whole."""
+    """Tell whether the log exists and is whole."""
     try:
         return Store.open(location).row_count("events") == sizes.events
     except InputError:
@@ -113,7 +113,7 @@ def forget_derived(location: str) -> None:
 
 
 def derive(location: str) -> None:
-    """Derive what is there."""
+    """Derive the log."""
     run_derivation(location)
 
 
@@ -144,7 +144,7 @@ def read_moments(location: str) -> DocumentMoments:
 
 
 def bootstrap(location: str) -> int:
-    """Estimate the quantities with their intervals; returns the number of intervals."""
+    """Estimate the quantities with their intervals; return the number of intervals."""
     analysis = Analysis("", "", "evaluation", 0, ((QUANTITIES, DRAWS),), Request(), None)
     moments = read_moments(location)
     return sum(len(rows) for rows in in_sequence(parts_of(analysis, moments, subjects_of(moments))))
@@ -159,7 +159,7 @@ def by_hand(location: str) -> Cells:
 
 
 def measure_size(folder: Path, events: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
-    """Measure one size in a folder's store, new or written; return the table's rows, and facts beside their targets."""
+    """Measure one size in a folder's store, existing or new; return rows, and facts beside their targets."""
     sizes, location = sizes_for(events), str(folder / f"events-{events}")
     parts = dict[str, Measured[Any]]()
     if is_written(location, sizes):

@@ -78,19 +78,19 @@ class StepOperations:
 
     @property
     def copies(self) -> int:
-        """Copies between host and device, with the operations that wait."""
+        """Copies between host and device, including operations for which the host waits."""
         return self.up.total() + self.down.total() + self.waiting.total()
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, operations on other devices than the CPU are counted; ``steps`` has one entry a ``next_step``."""
+    """Within this block, operations on other devices than the CPU are counted, step by step."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[StepOperations] = []
 
     def next_step(self) -> None:
-        """Count what follows as another step; nothing is counted before the first one."""
+        """Count the following operations as another step; nothing is counted before the first call."""
         self.steps.append(StepOperations())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -121,7 +121,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _waits_for_a_shape(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an operation takes a mask as an index, or repeats so often as a tensor says."""
+    """Tell whether an operation takes a mask as an index, or repeats as often as a tensor says."""
     if name == "aten::repeat_interleave":
         return kwargs.get("output_size") is None
     masks = name in {"aten::index", "aten::index_put", "aten::index_put_"}
@@ -144,17 +144,17 @@ class _Watched:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """What steps took at most.
+    """The largest counts among steps.
 
     Attributes:
-        steps: How many steps were counted.
-        copies: Copies of the step that has most of them, waiting operations included.
-        mean_copies: Copies a step.
-        up: Copies to the device, by operation, of that step.
+        steps: The number of counted steps.
+        copies: Copies of the step with the most copies, including waiting operations.
+        mean_copies: Copies per step.
+        up: Copies to the device in that step, by operation.
         down: Copies to the host.
-        waiting: Operations besides that the host waits for.
-        launches: Launches of the step that has most of them, by operation.
-        layer: What a layer adds to them, by operation; fractions where layers share an operation.
+        waiting: Other operations for which the host waits.
+        launches: Launches of the step with the most launches, by operation.
+        layer: The part of each that a layer adds, by operation; fractions if layers share an operation.
     """
 
     steps: int
@@ -183,12 +183,12 @@ class StepProfile:
 
 
 def profile_steps(device: str, estimator: str, savings: Savings) -> StepProfile:
-    """Decode with both models and count what each step takes.
+    """Decode with both models and count the operations of each step.
 
     Args:
         device: "pretend", or a device as torch names it.
         estimator: Coupled rollouts (``PLAIN``) or residual branching (``SWRB``).
-        savings: What is shared, and whether operations are fused.
+        savings: The computations to share, and whether operations are fused.
     """
     shallow, deep = (_steps(model, estimator, savings) for model in _models(device))
     copied = max(shallow, key=lambda step: step.copies)
@@ -203,7 +203,7 @@ def profile_steps(device: str, estimator: str, savings: Savings) -> StepProfile:
 
 
 def _models(device: str) -> Iterator[LoadedModel]:
-    """A model, and one with more layers that changes nothing."""
+    """Yield a model, and a model with more layers that gives the same results."""
     whole = random_model(replace(CASE, device="cpu" if device == PRETEND else device), plain=True)
     for layer in whole.network.model.layers[LAYERS:]:
         layer.self_attn.o_proj.weight.zero_()
@@ -248,9 +248,9 @@ def _steps(model: LoadedModel, estimator: str, savings: Savings) -> Sequence[Ste
 
 @contextmanager
 def _on(device: str) -> Iterator[None]:
-    """Compute on the pretend device, if it is that one, whose tensors cannot be inference tensors.
+    """Compute on the pretend device, if ``device`` is that one; its tensors cannot be inference tensors.
 
-    Among these torch would not take operations apart: neither copies nor what waits would be seen on any device.
+    For inference tensors torch would not dispatch operations separately, so neither copies nor waits would be seen.
     """
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "inference_mode", torch.no_grad))
@@ -279,7 +279,7 @@ def _table(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Profile a step as the options say."""
+    """Profile a step with the given options."""
     parser = benchmark_parser("step_profile", "Count what a decoding step asks of a device.")
     parser.add_argument("--device", default=PRETEND, help="cuda, or the pretend device that every machine has")
     parser.add_argument("--estimator", choices=[PLAIN, SWRB], default=PLAIN)

@@ -49,17 +49,17 @@ Record = dict[str, Any]
 
 
 def append(location: str) -> float:
-    """Append three units; return their number."""
+    """Append three units; return the number of appended units."""
     return Store.open(location).append_units(list(drawn_units([APPENDED], SIZES, 0)))
 
 
 def status(location: str) -> float:
-    """Return the number of lines."""
+    """Return the number of lines of ``kvdrift status``."""
     return len(list(status_lines(Store.open(location))))
 
 
 def derive(location: str) -> float:
-    """Derive nothing."""
+    """Derive when there is nothing to derive."""
     return run_derivation(location).units
 
 
@@ -75,7 +75,7 @@ def catalogue(location: str) -> float:
 
 
 def verify(location: str) -> float:
-    """Return the number of checks, none of which finds a fault."""
+    """Run all checks; return their number. No check may find a fault."""
     checks = [*verified(Store.open(location))]
     if faults := [fault for check in checks for fault in check.faults]:
         raise SystemExit(f"{location}: {len(faults)} faults, {faults[0]}")
@@ -86,7 +86,7 @@ PARTS = (status, derive, views, catalogue, append)  # of both forms
 
 
 def write(location: str | Path, units: int) -> None:
-    """Make a store as runs do that follow each other."""
+    """Make a store like that of many consecutive runs."""
     store = Store.create(location)
     documents = [document_row(1, number) | ANSWERED for number in range(-(-units // SIZES.actions))]
     store.append_rows("documents", pa.Table.from_pylist([*documents, APPENDED], schema=DOCUMENTS.schema))
@@ -119,7 +119,7 @@ def compact_written(folder: Path, _units: int) -> None:
 
 
 def measure_sizes(folder: Path, sizes: list[int]) -> Iterator[tuple[str, str, int, Any]]:
-    """Yield each part's name, whether the store is compacted, its units and what was measured."""
+    """Yield each part's name, whether the store is compacted, its number of units, and the measurement."""
     for units in sizes:
         store = folder / str(units)
         for form, prepare in (("as runs leave it", write), ("compacted", compact_written)):

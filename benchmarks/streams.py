@@ -27,7 +27,7 @@ BATCH_ROWS = 10_000  # of an element
 
 
 def write_events(path: Path, replicates: int, horizon: int) -> None:
-    """Write whole replicates in order, and the same as a stream beside them."""
+    """Write whole replicates in order, and the same events as a stream beside them."""
     chance, rows = np.random.default_rng(1), replicates * horizon
     x = chance.integers(0, 50, rows)
     names = {name: np.repeat("one", rows) for name in ("study", "model", "doc", "action")}

@@ -99,7 +99,7 @@ def write_study(
 ) -> Store:
     """Write the study's tables into a new or partial store and derive it; equal sizes and seed give equal events.
 
-    Only the events of some ``actions`` are written where these are given.
+    With ``actions``, only the events of these actions are written.
     """
     own = sizes.action_names if actions is None else actions
     store = Store.create(location)
@@ -117,7 +117,7 @@ def write_study(
 
 
 def document_rows(sizes: Sizes) -> list[dict[str, Any]]:
-    """Rows of ``documents``; their prompts exist in name only."""
+    """Return rows of ``documents``; their prompts exist in name only."""
     return [
         document_row(stratum, number) for stratum in range(1, sizes.strata + 1) for number in range(sizes.documents)
     ]
@@ -133,7 +133,7 @@ def document_row(stratum: int, number: int) -> dict[str, Any]:
 
 
 def draw_rates(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Rates:
-    """Rates of each document: harsher actions and longer prompts enter earlier; a hard document is so for all."""
+    """Return the rates of each document: harsher actions and longer prompts diverge earlier."""
     harshness = np.linspace(0.5, 2.0, sizes.actions)
     uniform = np.array([_generator(seed, row["doc"], "rates").random(5) for row in documents])  # [documents, 5]
     length = np.array([row["prompt_tokens"] / 1024 for row in documents])
@@ -150,13 +150,13 @@ def draw_rates(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> Rate
 
 
 def draw_uniforms(documents: list[dict[str, Any]], sizes: Sizes, seed: int) -> _Float:
-    """Draw what decides the paths of each document: [documents, actions, K, H, 4] on [0, 1)."""
+    """Return uniforms that determine the paths of each document: [documents, actions, K, H, 4] on [0, 1)."""
     shape = (sizes.actions, sizes.replicates, sizes.horizon, 4)
     return np.stack([_generator(seed, row["doc"], "paths").random(shape) for row in documents])
 
 
 def draw_paths(rates: Rates, uniform: _Float) -> Paths:
-    """Run the law; ``uniform`` is [documents, actions, K, H, 4] on [0, 1): mismatch, size, EOS, token."""
+    """Return the paths by the law; ``uniform`` [documents, actions, K, H, 4]: mismatch, size, EOS, token."""
     shape = uniform.shape[:-1]
     horizon = shape[-1]
     entry, after_agreement, after_mismatch, saturated, eos = (

@@ -1,6 +1,6 @@
-"""Commits of Delta Lake tables written by hand: the lines that delta-rs would write, at a fiftieth of its time.
+"""Write commits of Delta Lake tables by hand: the same lines as delta-rs, in a fiftieth of its time.
 
-They are for stores whose size or whose number of commits counts, and not how these came to be.
+They serve stores for which only the size or the number of commits matters.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Prompts in, coupled continuations out: prefill, evict, decode reference and compressed model, record every step."""
+"""Prefill prompts, evict entries, decode the reference and the compressed model, and record every step."""

@@ -1,4 +1,4 @@
-"""Actions: what selectors keep and codecs store, what policies let a step read, and the control of every study."""
+"""Build actions: a selector and a codec, or a policy; and the control of every study."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ CODEC_KIND: PartKind[Codec] = PartKind(
 
 @dataclass(frozen=True)
 class Action:
-    """One selector with its parameters and retention, and the codec that stores what it keeps, if there is one.
+    """A selector with its parameters and retention, and the codec that stores the kept entries, if there is one.
 
-    With a decode-time policy the selector keeps everything, and the retention says m: how many entries a step reads at
-    most. A codec may code what is generated, too. With an engine it is the engine's settings and weights.
+    With a decode-time policy, the selector keeps everything, and the retention says m, the most entries that a step
+    reads. A codec may also code generated entries. With an engine, the action is the engine's settings and weights.
 
     Attributes:
-        settings: Of an engine, where they differ from those of the reference; None without an engine.
-        weights: What its side has in place of the reference's weights, as the study file names it.
+        settings: The engine's settings that differ from the reference's; None without an engine.
+        weights: The weights in place of the reference's, as the study file names them.
     """
 
     name: str
@@ -67,21 +67,21 @@ class Action:
 
     @property
     def parts(self) -> tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]:
-        """What the action is made of, its selector first, or a policy's first cut: what its identity covers."""
+        """The parts of the action that its identity covers, the selector (or a policy's first cut) first."""
         if self.policy is not None:
             return (self.chooser, self.policy)
         return (self.selector, *(part for part in (self.codec, self.generated) if part is not None))
 
     @property
     def codec_parameters(self) -> dict[str, Any] | None:
-        """Parameters of the codec, by name; None where there is none. Without ``generated`` it is not among them."""
+        """The codec's parameters by name, without ``generated`` unless it is set; None without a codec."""
         if self.codec is None:
             return None
         return self.codec.parameters | (self.generated.parameters if self.generated is not None else {})
 
     @property
     def told(self) -> str:
-        """Its parts, as error lines name them."""
+        """The action's parts in words, for error lines."""
         if self.settings is not None:
             return "the engine's settings, weights, libraries and environment"
         weights = [] if self.weights is None else [f"weights '{self.weights}'"]
@@ -92,15 +92,16 @@ class Action:
 
     @property
     def holding(self) -> Holding:
-        """How the compressed side holds what the selector keeps."""
+        """How the compressed side stores the entries that the selector keeps."""
         if self.codec is not None:
             return self.codec
         return self.selector.holding if isinstance(self.selector, Numerics) else AsComputed()
 
     def decides_bytes(self, kept: int, entries: int, layers: int) -> tuple[Any, ...]:
-        """What the bytes of m kept entries of n follow from: weights, how entries are held, with a codec m of layers.
+        """Return the values that determine the bytes of m kept entries of n.
 
-        A codec may leave a window of each layer exact, so that unlike budgets with the same sum take unlike bytes.
+        A codec may leave a window of each layer exact, so that different budgets with an equal sum can take different
+        bytes.
         """
         if self.settings is not None:
             return _as_json(dict(self.settings)), ()
@@ -111,44 +112,44 @@ class Action:
 
     @property
     def prefill_chunk(self) -> int | None:
-        """How many tokens a prefill of its own takes at once; None where it keeps entries of the reference's prompt."""
+        """The number of tokens that the action's own prefill takes at once; None if it uses the reference's prompt."""
         return self.selector.prefill_chunk if isinstance(self.selector, Numerics) else None
 
     @property
     def row_tile(self) -> int | None:
-        """How many rows read its cache at once, at most; None for as many as of others."""
+        """The most rows that read the action's cache at once; None for the usual number."""
         return (self.selector.row_tile or None) if isinstance(self.selector, Numerics) else None
 
     @property
     def chooser(self) -> Selector:
-        """What chooses the prompt entries that are kept after prefill."""
+        """The selector of the prompt entries that are kept after prefill."""
         return self.selector if self.policy is None else self.policy.first_cut
 
     @property
     def least_budget(self) -> int:
-        """The smallest m of a policy: what it needs, and what its first cut does; 0 without a policy."""
+        """The smallest m of a policy, as needed by the policy and its first cut; 0 without a policy."""
         if self.policy is None:
             return 0
         return max(self.policy.least, self.chooser.window + self.chooser.sinks)
 
     def budget(self, entries: int, horizon: int) -> int | None:
-        """M of a policy, if it is ever too few for n prompt entries and those of H - 1 fed tokens; else None."""
+        """Return m of a policy if m can be too few for n prompt entries and those of H - 1 fed tokens; else None."""
         budget = None if self.policy is None else self.retention.count(entries)
         return None if budget is None or budget >= entries + horizon - 1 else budget
 
     def most_entries(self, entries: int, horizon: int) -> int:
-        """How many entries bytes are counted of: those kept of the prompt, or the most that a policy's step reads."""
+        """Return the number of entries whose bytes count: the kept ones, or the most that a policy's step reads."""
         count = self.retention.count(entries)
         if self.policy is None or count is None:
             return self.retention.kept(entries)
         return min(count, entries + horizon - 1)
 
     def removes(self, entries: int, horizon: int) -> bool:
-        """Whether prefill or a policy's step ever removes one of n prompt entries or of H - 1 generated ones."""
+        """Tell whether prefill or a policy's step ever removes a prompt entry or a generated entry."""
         return self.retention.kept(entries) < entries or self.budget(entries, horizon) is not None
 
     def scored_entries(self, entries: int, horizon: int) -> int:
-        """Of how many prompt entries every stream keeps scores."""
+        """Return the number of prompt entries for which every stream keeps scores."""
         scores = self.policy is not None and self.policy.keeps_scores and self.budget(entries, horizon) is not None
         return self.retention.kept(entries) if scores else 0
 
@@ -164,7 +165,7 @@ class Action:
             raise InputError(line) from error
 
     def kept_entries(self, entries: int, where: str) -> int:
-        """How many of a prompt's n entries the action keeps at first: m, or n where the retention is n or above."""
+        """Return how many prompt entries the action keeps at first: m, or n if the retention is at least n."""
         if self.policy is not None and (budget := self.retention.count(entries) or 0) < (least := self.least_budget):
             raise InputError(
                 f"action '{self.name}', {where}: keep = {self.retention} lets a step read {budget} entries; "
@@ -182,7 +183,7 @@ class Action:
         return kept
 
     def row(self, study: str, *, prespecified: bool, revision: int = 0) -> dict[str, Any]:
-        """The action's row of the ``actions`` table."""
+        """Return the action's row of the ``actions`` table."""
         identity = self.selector.identity()
         parameters = identity.pop("parameters")
         return {
@@ -235,18 +236,18 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
 
 
 def build_codec(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Codec:
-    """Make a codec.
+    """Return a codec.
 
     Args:
-        name: One of ``CODECS``, an entry point's name, or ``module:Class``.
-        parameters: Those that differ from the defaults; ``generated`` is checked, but is not the codec's own.
-        folder: Where a module is looked for before installed ones, if anywhere.
+        name: A name in ``CODECS``, an entry point's name, or ``module:Class``.
+        parameters: Parameters that differ from the defaults; ``generated`` is checked, but is not the codec's own.
+        folder: A folder in which modules are found before installed modules, if any.
     """
     return build(CODEC_KIND, name, parameters, CODECS, folder)
 
 
 def build_actions(study: Study) -> list[Action]:
-    """Make the study's actions in the file's order, and then the control.
+    """Return the study's actions in the file's order, followed by the control.
 
     Raises:
         InputError: An unknown selector or parameter, or a value that a selector does not take.

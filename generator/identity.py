@@ -1,7 +1,7 @@
-"""What makes a unit: fingerprints of a model's files and a selector's source, version of the numerics, and the GPU.
+"""The identity of a unit: fingerprints of model and selector, the version of numerics, and the GPU.
 
-Units of unlike identities are never pooled or contrasted (definitions, "Identity and revisions"); those of unlike
-kinds of GPU only where the study allows it.
+Units with different identities are never pooled or contrasted (definitions, "Identity and revisions"). Units of
+different GPU models are pooled only if the study allows it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 @dataclass(frozen=True)
 class ActionIdentity:
-    """What makes the units of an action, as columns of ``identities`` and ``units``; None is unknown.
+    """The identity of an action's units, as columns of ``identities`` and ``units``; None is unknown.
 
     Attributes:
-        weights_sha256: SHA-256 of the model's configuration and weights, of a finite-state reference's laws, or of what
-            the reference's server says of itself.
-        tokenizer_sha256: SHA-256 of the tokenizer's files; None where there are none.
-        selector_sha256: SHA-256 of the source and parameters of the selector, of the codec where there is one, and of
-            the action's own weights; or of a finite-state action's laws.
+        weights_sha256: SHA-256 of the model's configuration and weights, of a finite-state reference's laws, or of the
+            reference server's report of itself.
+        tokenizer_sha256: SHA-256 of the tokenizer's files; None without a tokenizer.
+        selector_sha256: SHA-256 of the source and parameters of the selector, of the codec if there is one, and of the
+            action's own weights; or of a finite-state action's laws.
         numerics: The version of the generator's own arithmetic.
     """
 
@@ -55,12 +55,12 @@ class ActionIdentity:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Its values by column."""
+        """Return the identity's values by column."""
         return asdict(self)
 
 
 def changes(stored: ActionIdentity, present: ActionIdentity) -> list[str]:
-    """Return the columns in which two identities differ; weights that are not known at present do not."""
+    """Return the columns in which two identities differ; presently unknown weights are ignored."""
     of_weights = ("weights_sha256", "selector_sha256")
     return [
         name
@@ -74,7 +74,7 @@ IDENTITY_COLUMNS: Final = tuple(field.name for field in fields(ActionIdentity))
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What a model brings to the identity of its units; ``weights_sha256`` is None where they are not known here."""
+    """A model's part of the identity of its units; ``weights_sha256`` is None if the weights are not known here."""
 
     weights_sha256: str | None
     tokenizer_sha256: str | None
@@ -90,11 +90,11 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class GpuKinds:
-    """The GPUs that units of a study and model are made on; unlike ones round differently.
+    """The GPU models that made the units of a study and model; different models round differently.
 
     Attributes:
-        names: As CUDA calls them; none where nothing was made on a GPU, or where it is not known.
-        told: What lines say of them.
+        names: The names by CUDA; empty if no unit was made on a GPU, or if the GPU is not known.
+        told: Words about them for messages.
 
     """
 
@@ -110,26 +110,26 @@ class GpuKinds:
 
     @classmethod
     def together(cls, kinds: Iterable[Self]) -> Self:
-        """Return the kinds that the units of several studies were made on."""
+        """Return the GPU models that made the units of several studies."""
         names = frozenset(name for one in kinds for name in one.names)
         return cls(names, f"the store's units were made on {' and '.join(sorted(names))}")
 
     @classmethod
     def at(cls, who: str, gpu: str | None) -> Self:
-        """Return the kind that an endpoint, a worker or this machine has; none on a CPU."""
+        """Return the GPU model of an endpoint, a worker or this machine; empty on a CPU."""
         return cls(frozenset([] if gpu is None else [gpu]), f"{who} on {gpu}")
 
     def difference(self, who: str, gpu: str | None) -> str | None:
-        """Return a line that says that ``who`` has another kind, None where it has not."""
+        """Return a line that says that ``who`` has another GPU model; None if the models agree."""
         if gpu is None or self.names <= {gpu}:
             return None
         return f"{who}: computes on {gpu}, {self.told}; events of unlike GPUs can differ"
 
     def check(self, who: str, gpu: str | None, model: ModelSection) -> None:
-        """Check who is to make more units of a study.
+        """Check a machine that is to make more units of a study.
 
         Raises:
-            InputError: It has another kind of GPU, and the study allows one alone.
+            InputError: It has another GPU model, and the study allows only one.
 
         """
         if not model.mixed_gpus and (line := self.difference(who, gpu)) is not None:
@@ -137,7 +137,7 @@ class GpuKinds:
 
 
 def parts_sha256(parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> str:
-    """SHA-256, in hexadecimal, of the parts of an action, its selector first; of a selector alone, the selector's."""
+    """Return the SHA-256, in hexadecimal, of an action's parts; for a selector alone, that of the selector."""
     selector, *others = parts
     own = selector_sha256(selector)
     if not others:
@@ -151,14 +151,14 @@ def _source_of_part(part: Codec | Policy | GeneratedEntries) -> tuple[tuple[str,
 
 
 def selector_sha256(selector: Selector) -> str:
-    """SHA-256, in hexadecimal, of a selector's source and parameters.
+    """Return the SHA-256, in hexadecimal, of a selector's source and parameters.
 
-    The source is that of the modules in which the selector's class and its bases below ``Selector`` are defined, and
-    of the modules beside these that they import, in turn. Beside a module is what lies in its folder or in its package.
-    Of an installed distribution, name and version stand for the source. What selectors use of ``generator`` outside of
-    ``generator.selectors`` belongs to the numerics.
+    The source is that of the modules which define the selector's class and its bases below ``Selector``, and of the
+    modules beside these that they import, in turn. A module is beside another if it is in the same folder or package.
+    For an installed distribution, name and version stand for the source. Code of ``generator`` outside
+    ``generator.selectors`` that selectors use belongs to the numerics.
 
-    Source is read when a class is first asked for: what a process has loaded does not change with its file.
+    Source is read when a class is first asked for, since a loaded class does not change with its file.
     """
     own = {field.name: getattr(selector, field.name) for field in fields(selector)}  # type: ignore[arg-type]  # a dataclass
     kind = type(selector)
@@ -168,7 +168,7 @@ def selector_sha256(selector: Selector) -> str:
 
 @functools.cache
 def source_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
-    """Return the files that the class of a part of an action is defined by: names with SHA-256, sorted."""
+    """Return the files that define the class of an action's part: names with SHA-256, sorted."""
     return tuple(sorted({(name, says) for name, says, _ in _files_of(kind).values()}))
 
 
@@ -183,7 +183,7 @@ def own_texts(kind: type[Any]) -> dict[str, str]:
 
 
 def _files_of(kind: type[Any]) -> dict[Path, tuple[str, str, bytes | None]]:
-    """The files that a class is defined by: of each a name, the SHA-256 or version that stands for it, and its text."""
+    """Return the files that define a class: for each a name, its SHA-256 or version, and its text."""
     from generator.codecs.codec import Codec  # noqa: PLC0415
     from generator.selectors.own.folders import is_held  # noqa: PLC0415 - whoever has a selector has torch
     from generator.selectors.own.names import source_texts  # noqa: PLC0415
@@ -221,7 +221,7 @@ class _Source:
     Attributes:
         file: The module's own file.
         root: The folder from which absolute imports start.
-        home: What lies in this folder is beside the module.
+        home: The folder whose files count as beside the module.
     """
 
     file: Path
@@ -245,7 +245,7 @@ class _Source:
 
     @property
     def distribution(self) -> tuple[str, str] | None:
-        """Name and version of the distribution that installed it; None for our own and for what lies elsewhere."""
+        """The distribution that installed the module, as name and version; None for other modules."""
         folders = [place for place, part in enumerate(self.file.parts) if part in _INSTALLED]
         if not folders:
             return None
@@ -263,7 +263,7 @@ class _Source:
             raise InputError(f"{self.file}: the source of a class cannot be read ({error})") from None
 
     def imported(self, text: str) -> list[_Source]:
-        """The modules beside it that it imports, anywhere in its text."""
+        """Return the modules beside the module that its text imports anywhere."""
         try:
             statements = import_statements(text)
         except SyntaxError:  # of an extension, or of a file that was edited since
@@ -272,7 +272,7 @@ class _Source:
         return [_Source(file, self.root, self.home) for file in sorted(files) if self.home in file.parents]
 
     def _named(self, statement: ast.Import | ast.ImportFrom) -> Iterator[Path]:
-        """The files of the modules that one statement imports, as far as they are found from ``root``."""
+        """Yield the files of the modules that one statement imports, if they are found from ``root``."""
         if isinstance(statement, ast.Import):
             for alias in statement.names:
                 yield from _module_file(self.root.joinpath(*alias.name.split(".")))

@@ -10,7 +10,7 @@ _PARSING: Final = threading.Lock()
 
 
 def import_statements(text: str | bytes) -> list[ast.Import | ast.ImportFrom]:
-    """Return all import statements of a module, wherever in its text they stand.
+    """Return all import statements of a module, anywhere in its text.
 
     Raises:
         SyntaxError: The text is not Python.

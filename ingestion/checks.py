@@ -1,6 +1,6 @@
-"""What makes events right, checked over many rows at once; symbols are those of the definitions page.
+"""Check events, many rows at once; symbols are those of the definitions page.
 
-An error is what no log that follows the definitions can hold, whatever the model, the policy and the random numbers:
+An error is a value that no log following the definitions can hold, whatever the model, policy and random numbers:
 
 - keys: a replicate is numbered from 0 and has every position 1..H exactly once, with one H for each study and model;
 - delta and f are total variations, so within [0, 1]. A double is converted to float32, the stored type, before;
@@ -120,7 +120,7 @@ def find_errors(given: SortedRows, horizon: Ints, control: Flags) -> list[Anomal
 
 
 def find_remarks(given: SortedRows, control: Flags) -> list[Anomaly]:
-    """Find what is unusual in the rows but no error; ``control`` marks the groups that are full-retention controls."""
+    """Find unusual values that are no errors; ``control`` marks the groups that are full-retention controls."""
     rows = given.rows
     moved = (rows.delta != 0) | (rows.f != 0)
     mismatch = np.not_equal(rows.x_token, rows.y_token)

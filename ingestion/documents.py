@@ -101,7 +101,7 @@ def _value(name: str, value: Any, where: str) -> Any:
         if not isinstance(items, list) or not all(is_text(item) for item in items):
             raise InputError(f"{where}: {name} is {shown(value)}, must be a list of strings")
         if not all(item.strip() for item in items):
-            raise InputError(f"{where}: {name} is {shown(value)}, and every continuation states an empty one")
+            raise InputError(f"{where}: {name} is {shown(value)}, must be a list of strings that are not empty")
         return items
     if not is_text(value):
         raise InputError(f"{where}: {name} is {shown(value)}, must be a string")

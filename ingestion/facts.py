@@ -47,7 +47,7 @@ class FactRow:
 
 
 class FactRows:
-    """Return the rows of a facts file. If several rows match one unit, the row with more keys wins."""
+    """The rows of a facts file. If several rows match one unit, the row with more keys wins."""
 
     def __init__(self, rows: Iterable[FactRow] = (), unknown: Iterable[str] = ()) -> None:
         """Index the rows; ``unknown`` are names of columns that no table takes."""
@@ -115,7 +115,7 @@ def _clean(record: Record) -> dict[str, Any]:
     if "action" not in given:
         raise InputError(f"{record.where}: action is missing")
     if "doc" in given and (own := [name for name in _OF_ACTIONS if name in given]):
-        raise InputError(f"{record.where}: {own[0]} is of a whole action; give it in a row without doc")
+        raise InputError(f"{record.where}: {own[0]} belongs to a whole action; give it in a row without doc")
     return given
 
 

@@ -1,13 +1,13 @@
-"""Event logs that another generator made: Parquet or Arrow IPC files, told apart by content, read by whole groups.
+"""Read event logs of other generators: Parquet or Arrow IPC files, recognized by content, read by whole groups.
 
-A group is one (study, model, doc, action). This module knows formats, types and the order of rows, and nothing of what
-makes an event right: that is ``ingestion.checks``. A file is read twice. The first reading takes only its names,
-which gives the runs of equal groups. The second one yields portions of whole groups, one at a time; a file in which a
-group comes back after another one is a single portion. What a portion would be too large for the memory is refused:
-a small file may say that it holds any number of rows.
+A group is one (study, model, doc, action). This module checks formats and types and finds the order of the rows;
+``ingestion.checks`` checks the events. A file is read twice. The first reading reads only the names and finds the runs
+of rows with equal names. The second reading yields portions of whole groups, one at a time. If a group comes back after
+another group, the whole file is a single portion. A portion too large for memory is refused, since even a small file
+can claim any number of rows.
 
-A log holds coupled pairs alone, and need not have the columns that came with residual branching: ``kind``, if there is
-one, must be ``coupled`` throughout, and ``weight`` null.
+A log holds coupled pairs only. The columns ``kind`` and ``weight``, which residual branching needs, may be missing.
+If present, ``kind`` must be ``coupled`` and ``weight`` null in every row.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GroupNames = tuple[str | None, ...]  # study, model, doc, action
 
 @dataclass(frozen=True)
 class EventRows:
-    """N events in the types of EVENTS; ``flaws`` marks values that are null or do not fit their type."""
+    """N events in the types of table ``events``; ``flaws`` marks values that are null or do not fit their type."""
 
     group: Ints  # index into ``FileGroups.names``
     replicate: Ints
@@ -105,7 +105,7 @@ class FileGroups:
         return np.repeat(self.run_group[low:high], np.diff(bounds))
 
     def portion_ends(self) -> list[int]:
-        """Return the row numbers at which portions, each of whole groups, end."""
+        """Return the row numbers at which the portions end; each portion has whole groups."""
         rows = int(self.run_first[-1])
         if not self.clustered:
             return [rows]
@@ -119,7 +119,7 @@ class FileGroups:
 
 
 class EventFile:
-    """One log file; its format, columns and types are checked when it is opened.
+    """One log file; opening the file checks its format, columns and types.
 
     Raises:
         InputError: The file cannot be read, or a column is missing, repeated, or of a type that does not fit. Later
@@ -149,7 +149,7 @@ class EventFile:
         return [name for name in self.schema.names if name not in EVENTS.columns]
 
     def groups(self) -> FileGroups:
-        """Read the names alone and find the runs of equal groups.
+        """Read only the names, and return the runs of rows with equal names.
 
         Raises:
             InputError: The file is damaged, a row does not belong to a coupled pair, or there are too many rows.
@@ -289,7 +289,7 @@ def _format(path: Path) -> str:
 
 
 def _drained(parts: list[EventRows]) -> EventRows:
-    """Return the rows of all ``parts`` and empty the list: a portion may be a whole file, so it is held only once."""
+    """Return the rows of all ``parts`` and empty the list, so that memory holds a large portion only once."""
     whole = EventRows.concatenated(parts)
     parts.clear()
     return whole
@@ -341,7 +341,7 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def _convert(batch: pa.RecordBatch, group: Ints) -> EventRows:
-    """Convert values to the types of EVENTS: null and unfit values become 0 (NaN in a distance) and are flawed."""
+    """Return values in the types of table ``events``; null and unfit values become 0 or NaN and are marked as flaws."""
     flaws = np.zeros(batch.num_rows, dtype=np.uint16)
     values: dict[str, npt.NDArray[Any]] = {}
     for bit, name in enumerate(VALUES):

@@ -1,19 +1,20 @@
-"""``ingest``: events that another generator made are checked and appended; errors are named and kept out.
+"""``ingest``: check the events that another generator made, append correct events, and report the others.
 
-What is accepted or kept out as a whole is a unit: a run of consecutive replicates of one (study, model, doc, action) in
-one file. One error anywhere in a unit keeps the whole unit out, and the other units go in. So all positions of a
-replicate must be in one file, unless pieces are taken (``ingestion.stream``). Replicates that the store has
-already are compared with it: where they are the same only the others go in, and where they differ the unit is kept out.
-A key that occurs twice in a file is an error, whether the two rows are equal or not; the same events in a second file
-are in the store already. ``ingestion.checks`` says what an error is. A file with events of another kind than
+A unit is a run of consecutive replicates of one (study, model, doc, action) in one file. A unit is accepted or kept out
+as a whole: one error keeps its unit out, and the other units go in. All positions of a replicate must therefore be in
+one file, unless pieces are taken (``ingestion.stream``). ``ingestion.checks`` says what an error is.
+
+If the store has some replicates of a unit, their events are compared. If they are equal, only the other replicates go
+in. If they differ, the unit is kept out. A key that occurs twice in one file is an error, even if the two rows are
+equal. The same events in a second file are no error, since the store has them already. A file with events other than
 coupled pairs is not read.
 
-H of a (study, model) is that of its ``studies`` row; without one, that of its stored units; without any, the position
-at which most replicates end in the portion of the file that holds the first accepted ones.
+H of a (study, model) is the H of its ``studies`` row. Without such a row, H is that of the stored units. Without stored
+units, H is the position at which most replicates end in the first portion of the file that has accepted replicates.
 
-A document is known when the store or the documents file has it; its row is appended with its first unit. An action
-without a row gets one with the selector "external", since nothing else is known of it. It is the control if its name is
-``full``; it is prespecified unless the study has a frozen plan that does not name it.
+A document is known if the store or the documents file has it. Its row is appended with its first unit. An action
+without a row gets a row with the selector "external", since nothing else is known about the action. The action is the
+control if its name is ``full``. The action is prespecified unless the study has a frozen plan that does not name it.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ def ingest(
     progress: Callable[[int, int], None] | None = None,
     facts: str | Path | None = None,
 ) -> IngestReport:
-    """Append the events of files to a store; repeating the call changes nothing.
+    """Append the events of files to a store; a repeated call changes nothing.
 
     Args:
-        location: Folder or URL of the store, which is made if there is none.
+        location: Folder or URL of the store; a missing store is made.
         files: Parquet or Arrow IPC files, or folders of them.
         documents: CSV, JSONL or Parquet file of documents; without it the store must know every document.
         progress: Called with the number of events checked so far and the number of events in all files.
-        facts: CSV, JSONL or Parquet file of bytes, seconds and engines, for units that go in with it.
+        facts: CSV, JSONL or Parquet file with bytes, seconds and engines of the units that the call appends.
 
     Returns:
-        What is new in the store, what it had already, and what was kept out and why.
+        How many units are new, how many the store had already, and which units were kept out and why.
 
     """
     given = DocumentRows() if documents is None else read_documents(Path(documents))
@@ -85,12 +86,12 @@ def ingest(
                 progress(seen, total)
     intake.flush()
     if known.unused:
-        report.remarks.append(f"{facts}: no unit that went in is of {', '.join(known.unused)}")
+        report.remarks.append(f"{facts}: no appended unit has action {', '.join(known.unused)}")
     return report
 
 
 def expanded(path: Path, *, may_be_empty: bool = False) -> list[Path]:
-    """List the files of a folder, but for those that Spark and Delta hide; a file stands for itself."""
+    """Return the files of a folder without those that Spark and Delta hide; for a file, the file itself."""
     if not path.is_dir():
         return [path]
     inside = [file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file()]
@@ -101,13 +102,13 @@ def expanded(path: Path, *, may_be_empty: bool = False) -> list[Path]:
 
 
 def note_unread(report: IngestReport, path: Path, error: InputError) -> None:
-    """Report a file that cannot be read, or not to its end."""
+    """Report a file that cannot be read, or cannot be read to its end."""
     report.findings.append(Finding(str(path), "file", str(error)))
     report.unread += 1
 
 
 def _take_file(file: EventFile, intake: Intake, report: IngestReport) -> Iterator[int]:
-    """Take what is right in a file and report the rest; yield the number of rows of each portion when it is done."""
+    """Append the correct units of a file and report the others; yield the number of rows after each portion."""
     name = str(file.path)
     if file.unknown_columns:
         report.remarks.append(f"{name}: columns ignored: {', '.join(file.unknown_columns)}")
@@ -135,7 +136,7 @@ def _take_file(file: EventFile, intake: Intake, report: IngestReport) -> Iterato
 
 
 class Filing:
-    """One file's rows on their way into a store, portion by portion.
+    """Takes the rows of one file into a store, portion by portion.
 
     Attributes:
         control: Whether each group of the file is of a full-retention control.
@@ -152,9 +153,9 @@ class Filing:
         self._model_of_group = np.array([place[model] for model in models], dtype=np.int32)
 
     def take(self, rows: EventRows, first: int) -> list[Finding]:
-        """Offer the right units of a portion to the store and report the rest; return its remarks.
+        """Offer the correct units of a portion to the store and report the others; return the remarks.
 
-        ``first`` is the number of its first row in the file, from 0.
+        ``first`` is the number of the portion's first row in the file, from 0.
         """
         rows = self.named(rows, first)
         if not len(rows):
@@ -174,7 +175,7 @@ class Filing:
         return self._remarks(given, wrong)
 
     def named(self, rows: EventRows, first: int) -> EventRows:
-        """Leave out the rows whose study, model, doc or action is null or empty: they belong to no unit."""
+        """Return the rows without those whose study, model, doc or action is null or empty."""
         unnamed = self._unnamed[rows.group]
         if not unnamed.any():
             return rows
@@ -189,7 +190,7 @@ class Filing:
         return rows.take(~unnamed)
 
     def _horizons(self, given: SortedRows) -> Ints:
-        """Return H of each (study, model) of the file: the known one, else what these rows say, else 0."""
+        """Return H of each group's (study, model): the known H, else the H that these rows suggest, else 0."""
         known = [self._intake.horizon(*model) for model in self._models]
         for model in np.unique(self._model_of_group[given.unit_group]).tolist():
             if known[model] is None:
@@ -211,7 +212,7 @@ class Filing:
         report.present.add(0, end - start - new)
 
     def by_unit(self, given: SortedRows, error: Anomaly) -> list[Finding]:
-        """Make one finding for each unit that has the error, named by its first such row."""
+        """Return one finding for each unit that has the error; the finding names the unit's first such row."""
         units, first, counts = np.unique(given.unit_of(error.rows), return_index=True, return_counts=True)
         found = []
         for unit, row, count in zip(units.tolist(), error.rows[first].tolist(), counts.tolist(), strict=True):
@@ -222,7 +223,7 @@ class Filing:
         return found
 
     def _remarks(self, given: SortedRows, wrong: Flags) -> list[Finding]:
-        """Make one finding for each kind of remark about the units that have no error."""
+        """Return one finding for each kind of remark about the units that have no error."""
         remarks = []
         for remark in find_remarks(given, self.control):
             rows = remark.rows[~wrong[given.unit_of(remark.rows)]]
@@ -240,5 +241,5 @@ class Filing:
 
 
 def _is_name(name: str | None) -> bool:
-    """Tell whether a name has something that a person could read or write."""
+    """Tell whether a name has at least one visible character."""
     return name is not None and bool(name.strip())

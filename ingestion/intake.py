@@ -1,4 +1,4 @@
-"""What a store knows during an ingestion, and how right units go into it: compared, queued, committed together."""
+"""Compare correct units with a store, queue the new replicates, and commit many units together."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ UnitGroup = tuple[str, str, str, str]  # study, model, doc, action
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a unit that is right in itself does not go in.
+    """The reason why a unit without an error of its own cannot go into the store.
 
     Attributes:
         kind: A short name.
         text: What is wrong.
-        at: The first offending row of the unit, from 0; None if it is about no single row.
-        count: Number of offending rows.
+        at: The first offending row of the unit, from 0; None if the reason concerns no single row.
+        count: The number of offending rows.
 
     """
 
@@ -46,7 +46,7 @@ class Refusal:
 
 
 class _Held(NamedTuple):
-    """Replicates that are stored, or that wait for their commit; ``unit`` is None while they wait."""
+    """Replicates ``first`` to ``end`` - 1 of a group, stored or queued; ``unit`` is None while they are queued."""
 
     first: int
     end: int
@@ -55,18 +55,18 @@ class _Held(NamedTuple):
 
 
 class Intake:
-    """A store that takes units, many in one commit."""
+    """A store that takes in units, many in one commit."""
 
     def __init__(
         self, store: Store, documents: DocumentRows, horizon: int | None = None, facts: FactRows | None = None
     ) -> None:
-        """Read what the store knows.
+        """Read the store's units, documents, actions and plans.
 
         Args:
             store: The store.
             documents: The rows of a documents file.
             facts: The rows of a facts file.
-            horizon: H of studies and models that the store does not know.
+            horizon: H for each study and model of which the store has no H.
 
         """
         self._store, self._given, self._facts = store, documents, facts or FactRows()
@@ -83,7 +83,7 @@ class Intake:
         actions = store.read("actions")
         self._controls = {(row["study"], row["action"]): row["control"] for row in actions.to_pylist()}
         self._revisions = newest_revisions(actions)
-        self._generated = {  # by kvdrift, which knows what made them
+        self._generated = {  # actions that kvdrift generated itself
             (row["study"], row["model"], row["action"]) for row in store.read("identities").to_pylist()
         }
         self._planned: dict[str, set[str]] = defaultdict(set)  # actions that the newest plans of a study name
@@ -101,14 +101,14 @@ class Intake:
         for row in self._store.units().to_pylist():
             pair = row["study"], row["model"]
             self._horizons[pair] = max(self._horizons.get(pair, 0), row["horizon"])
-            if row["estimator"] != PLAIN:  # a log's replicates and those of an SWRB unit do not meet
+            if row["estimator"] != PLAIN:  # a log has plain replicates only, so an SWRB unit cannot overlap them
                 continue
             first = row["first_replicate"]
             held = _Held(first, first + row["replicates"], row["horizon"], row["unit"])
             self._held.setdefault((row["study"], row["model"], row["doc"], row["action"]), []).append(held)
 
     def horizon(self, study: str, model: str) -> int | None:
-        """Return H of a study and model; None before its first unit."""
+        """Return H of a study and model; None if neither the store nor the call gave H."""
         pair = study, model
         return self._declared.get(pair, self._horizons.get(pair, self._horizon))
 
@@ -117,11 +117,11 @@ class Intake:
         return bool(self._controls.get((study, action), action == CONTROL_ACTION))
 
     def has(self, key: UnitGroup, replicate: int) -> bool:
-        """Tell whether a replicate is stored, or waits for its commit."""
+        """Tell whether a replicate is stored or queued."""
         return bool(self._overlapping(key, replicate, replicate + 1))
 
     def stored(self, key: UnitGroup, replicates: Ints) -> Iterator[pa.Table]:
-        """Yield the events of those of some replicates of a group that are stored, in the columns ``VALUES``.
+        """Yield the stored events of some replicates of a group, in the columns ``VALUES``.
 
         Raises:
             InputError: The store cannot be read.
@@ -137,10 +137,11 @@ class Intake:
             yield rows.filter(pc.is_in(rows["replicate"], value_set=wanted))
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int) -> int | Refusal:
-        """Queue the new ones of a unit's whole replicates, which are in key order.
+        """Queue those replicates of a unit that the store lacks; the rows are whole replicates in key order.
 
         Returns:
-            How many replicates are new; the store has the others with the same content. Or why none goes in.
+            The number of new replicates, if the store has the others with equal content. Otherwise the reason why the
+            unit cannot go in.
 
         """
         if revision := self._revisions.get((key[0], key[3]), 0):
@@ -163,7 +164,7 @@ class Intake:
                 return conflict
             new[low - first : high - first] = False
         if new.any() and (key[0], key[1], key[3]) in self._generated:
-            made = f"kvdrift generated action '{key[3]}', and events of a file say not what made them"
+            made = f"kvdrift generated action '{key[3]}', and a file does not say how its events were made"
             return Refusal("identity", f"{made}; give the events another action name")
         self._horizons.setdefault(key[:2], horizon)
         self._note(key, document)
@@ -173,7 +174,7 @@ class Intake:
         return int(new.sum())
 
     def flush(self) -> None:
-        """Commit what is queued, documents and actions first: without them no view shows an event."""
+        """Commit the queued rows: documents and actions first, since no view shows an event without them."""
         for table, schema, rows in (
             ("documents", DOCUMENTS.schema, self._new_documents),
             ("actions", ACTIONS.schema, self._new_actions),
@@ -212,7 +213,7 @@ class Intake:
     def _conflict(
         self, key: UnitGroup, rows: EventRows, at: int, held: _Held, low: int, horizon: int
     ) -> Refusal | None:
-        """Say where ``rows``, replicates from ``low`` on, differ from a stored unit; None if they are the same."""
+        """Return how ``rows``, replicates from ``low`` on, differ from a stored unit; None if they are equal."""
         if held.horizon != horizon:
             return Refusal(
                 "conflict", f"the replicate has horizon {horizon}, but the store has it with horizon {held.horizon}", at

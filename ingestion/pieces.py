@@ -1,15 +1,17 @@
-"""Replicates that come in pieces: put together from any files, in any order, however often each row comes.
+"""Put replicates together whose rows are spread over several files, in any order, with repeated rows.
 
-A piece is what one file has of one replicate: rows of any of its positions 1..H. Rows with the key and values of rows
-that are there already collapse into these. A replicate whose rows contradict what is there, or each other, is set aside
-with all that this file has of it: what came first stays. A replicate is whole when it has all positions; then, and not
-before, it goes in like any other. Until then its rows wait in the folder ``pieces`` of the store, one file for each
-file that brought some, under the digest of that file's content.
+A piece is the rows that one file holds of one replicate, at any of its positions 1..H. A row that repeats an earlier
+row, with equal key and values, is counted once. If a row contradicts an earlier row, or two rows of a file contradict
+each other, this file's rows of the replicate are set aside, and the earlier rows stay.
 
-So the folder also tells which files were taken, whatever they are called: a file without rows that wait leaves an empty
-one, and so does a file all of whose replicates have become whole since. A file with findings is not remembered, so that
-each ingestion names them again. Rows go into ``events`` first and a file is remembered after: whoever is killed in
-between takes the file again, and finds its rows there.
+A replicate is whole when it has all positions 1..H. A whole replicate goes into ``events``. The rows of other
+replicates wait in the store's folder ``pieces``. For each file that brought such rows the folder has one file, named by
+the digest of the content of the file that brought them.
+
+The folder thus also tells which files were taken, under whatever name. A file none of whose rows wait leaves an empty
+file there. A file with findings is not remembered, so that each ingestion reports its findings again. Rows go into
+``events`` first, and the file is remembered afterwards. If the process is killed in between, the next ingestion takes
+the file again and finds that its rows are stored.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from schema.rows import Flags, Ints, repeats, run_begins
 from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
 
 STORED, WAITING, NEW = 0, 1, 2
-"""Where a row is from: ``events``, an earlier piece, the file at hand."""
+"""The origin of a row: table ``events``, the rows that wait, or the file that is being taken."""
 
 SCHEMA = pa.schema([EVENTS.schema.field(name) for name in PAIR_COLUMNS])
 _READ_BYTES = 1 << 20
@@ -46,14 +48,14 @@ Group = tuple[str, str, str, str]  # study, model, doc, action
 
 @dataclass(frozen=True)
 class Merged:
-    """What became of the rows of a file, together with those that were there.
+    """The rows of a file and earlier rows of the same replicates, divided by what happens to them.
 
     Attributes:
-        whole: All rows of the replicates that are whole now, in key order.
-        waiting: The new rows of replicates that are not.
-        conflicting: The rows of replicates that are set aside; ``conflict`` tells those that contradict others.
-        conflict: [rows of ``conflicting``].
-        collapsed: How many new rows were there already.
+        whole: All rows of the replicates that have become whole, in key order.
+        waiting: The file's new rows of replicates that still lack positions.
+        conflicting: The file's rows that are set aside.
+        conflict: [rows of ``conflicting``] whether the row contradicts another row.
+        collapsed: The number of the file's rows that repeat an earlier row.
 
     """
 
@@ -65,10 +67,10 @@ class Merged:
 
 
 def merge(rows: EventRows, origin: Ints, horizon: Ints) -> Merged:
-    """Put rows of replicates together.
+    """Merge a file's rows of some replicates with all earlier rows of these replicates.
 
     Args:
-        rows: N rows with positions in 1..H: all that is there of some replicates, and new ones.
+        rows: N rows with positions in 1..H, earlier rows and the file's rows.
         origin: [N] ``STORED``, ``WAITING`` or ``NEW``.
         horizon: H of each group.
 
@@ -113,7 +115,7 @@ def digest_of(path: Path) -> str:
 
 @contextmanager
 def alone(location: str) -> Iterator[None]:
-    """Keep other ingestions of pieces out of a store; the system ends that with the process."""
+    """Lock a store against other ingestions of pieces; the lock ends with the process."""
     if not is_local(location):
         raise InputError(f"{location}: pieces of replicates need a store on a local disk; ingest whole replicates")
     make_folder(Path(location, "pieces"))
@@ -131,7 +133,7 @@ class Pieces:
     """The folder ``pieces`` of a store on a local disk, for one ingestion at a time."""
 
     def __init__(self, location: str) -> None:
-        """Read which replicates wait, and in which files."""
+        """Read which replicates wait, and which files hold their rows."""
         self._folder = Path(location, "pieces")
         self._taken = {path.stem for path in self._folder.glob("*.parquet")}
         self._waiting: dict[str, set[tuple[Group, int]]] = {}  # replicates with rows in a file, by its digest
@@ -141,15 +143,15 @@ class Pieces:
 
     @property
     def replicates(self) -> set[tuple[Group, int]]:
-        """The replicates that wait."""
+        """The replicates that wait for more positions."""
         return set().union(*self._waiting.values())
 
     def has_taken(self, digest: str) -> bool:
-        """Tell whether a file of this content was taken, with nothing found wrong in it."""
+        """Tell whether a file with this digest was taken before without a finding."""
         return digest in self._taken
 
     def of_groups(self, groups: Sequence[Group]) -> Iterator[pa.Table]:
-        """Yield the rows that wait of some groups, a file at a time."""
+        """Yield the waiting rows of some groups, one table for each file of the folder."""
         wanted = set(groups)
         docs = pa.array(sorted({group[2] for group in groups}), pa.string())
         for digest, held in sorted(self._waiting.items()):
@@ -158,7 +160,7 @@ class Pieces:
 
     @contextmanager
     def taking(self, digest: str) -> Iterator[Taking]:
-        """Take a file of some content; what it brings is there at the end, and nothing of it if an error is raised."""
+        """Take the file with this digest: the folder keeps all its waiting rows, or none if an error is raised."""
         with Taking(self._folder, digest) as taking:
             yield taking
             for name in taking.finish():
@@ -167,7 +169,7 @@ class Pieces:
                 self._waiting[taking.name] = taking.held
 
     def done(self, replicates: Iterable[tuple[Group, int]]) -> None:
-        """Forget the rows of replicates that are in ``events`` now; a file none of whose rows wait is emptied."""
+        """Forget the waiting rows of replicates that ``events`` has now; empty the files none of whose rows wait."""
         whole = set(replicates)
         for name in [name for name, held in self._waiting.items() if held & whole]:
             self._waiting[name] -= whole
@@ -177,7 +179,7 @@ class Pieces:
             if name.isalnum():
                 with Taking(self._folder, name) as emptied:
                     emptied.finish()
-            else:  # of a file that is not remembered
+            else:  # its file had findings and is not remembered
                 (self._folder / f"{name}.parquet").unlink()
 
     def _read(self, digest: str, columns: list[str], where: pc.Expression | None = None) -> pa.Table:
@@ -190,12 +192,12 @@ class Pieces:
 
 
 class Taking:
-    """A file that is taken: its rows that wait and those that are set aside, on their way into the folder.
+    """A file while it is taken: writes its waiting rows, and its rows that are set aside, into the folder.
 
     Attributes:
-        name: The name of what waits.
-        held: The replicates that wait.
-        settled: Whether nothing was found wrong, so that the file is remembered.
+        name: The name under which the waiting rows are kept.
+        held: The replicates of the waiting rows.
+        settled: Whether the file has no finding, so that it is remembered.
 
     """
 
@@ -217,14 +219,14 @@ class Taking:
             path.unlink()
 
     def wait(self, rows: pa.Table) -> None:
-        """Add rows that wait."""
+        """Add rows of replicates that lack positions."""
         if self._waiting is None:
             self._waiting = self._open(self._folder)
         self._waiting.write_table(rows)
         self.held |= _replicates_of(rows)
 
     def set_aside(self, rows: pa.Table) -> Path:
-        """Add rows that contradict others; return the file that they are kept in."""
+        """Add rows of replicates with a contradiction, and return the path of the file that keeps the rows."""
         folder = self._folder / "aside"
         if self._aside is None:
             make_folder(folder)
@@ -233,15 +235,15 @@ class Taking:
         return folder / f"{self._digest}.parquet"
 
     def finish(self) -> list[str]:
-        """Put everything in place; return the names of what is remembered.
+        """Move the written files into place, and return the names of the folder's new files of waiting rows.
 
-        A file that is not settled leaves what waits under another name than its digest.
+        If the file is not settled, its waiting rows get another name than its digest.
         """
         if not self.settled:
             number = next(n for n in itertools.count() if not (self._folder / f"{self._digest}-{n}.parquet").exists())
             self.name = f"{self._digest}-{number}"
         if self._waiting is None and self.settled:
-            self._waiting = self._open(self._folder)  # without rows: it is remembered
+            self._waiting = self._open(self._folder)  # an empty file says that the content was taken
         waiting, aside = self._waiting is not None, self._aside is not None
         self._parts.close()
         part = f".{self._digest}.part"
@@ -265,7 +267,7 @@ def _replicates_of(rows: pa.Table) -> set[tuple[Group, int]]:
 
 
 def rows_of(table: pa.Table, places: dict[Group, int]) -> EventRows:
-    """Return rows of a file of pieces, those of some groups, which get a place each."""
+    """Return the rows of some groups from a table of waiting rows; ``places`` gives the number of each group."""
     names = zip(*(table[name].to_pylist() for name in GROUP_KEY), strict=True)
     group = np.fromiter((places.get(key, -1) for key in names), np.int32, table.num_rows)
     values = {name: table[name].to_numpy() for name in VALUES}
@@ -273,7 +275,7 @@ def rows_of(table: pa.Table, places: dict[Group, int]) -> EventRows:
 
 
 def table_of(rows: EventRows, names: Sequence[Group]) -> pa.Table:
-    """Return rows as a file of pieces holds them."""
+    """Return rows as a table of waiting rows; ``names`` gives the names of each group number."""
     columns = [
         pa.DictionaryArray.from_arrays(pa.array(rows.group), pa.array([group[place] for group in names], pa.string()))
         for place in range(len(GROUP_KEY))

@@ -1,4 +1,4 @@
-"""Records of a side file: CSV, JSONL or Parquet, told apart by content."""
+"""Read the records of a documents or facts file: CSV, JSONL or Parquet, recognized by content."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _SHOWN = 80  # characters of a value
 
 @dataclass(frozen=True)
 class RecordKind:
-    """What the records of a file are.
+    """A kind of file of records, with the words that its messages use.
 
     Attributes:
-        noun: What one record is about, as in "a document".
-        file: What the file is called, as in "a documents file".
-        columns: The columns that are read; others are told.
-        required: The columns that every file has.
+        noun: The name of the thing a record describes, such as "a document".
+        file: The name of the file, such as "a documents file".
+        columns: The columns that are read. Other columns are reported.
+        required: The columns that every file must have.
     """
 
     noun: str
@@ -40,10 +40,10 @@ class RecordKind:
 
 @dataclass(frozen=True)
 class Record:
-    """One record, as it stands in the file.
+    """One record of a file.
 
     Attributes:
-        values: By column; columns that are not read have None.
+        values: The values by column; None in the columns that are not read.
         where: File and row, for error lines.
     """
 
@@ -68,13 +68,13 @@ def read_records(path: Path, kind: RecordKind) -> list[Record]:
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error line shows it, which is one line and no long one."""
+    """Return a value as text for an error line: one line, cut if long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def is_text(value: Any) -> bool:
-    """Tell whether a value can be stored as text; JSON may escape half of a surrogate pair."""
+    """Tell whether a value is text that UTF-8 can encode; JSON may hold half of a surrogate pair."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -106,10 +106,10 @@ def _parquet(path: Path, data: bytes, kind: RecordKind) -> _Records:
 
 
 def _check_size(path: Path, metadata: pq.FileMetaData, kind: RecordKind) -> None:
-    """Refuse a small file that holds more than memory takes."""
+    """Refuse a file whose content would not fit into memory, however small the file is."""
     if metadata.num_rows > MOST_ROWS:
         raise InputError(f"{path}: {metadata.num_rows:,} rows, {kind.file} may have {MOST_ROWS:,} at most")
-    for number in range(metadata.num_row_groups):  # not their columns: damaged entries of these end the process
+    for number in range(metadata.num_row_groups):  # columns are not examined: damaged entries crash the process
         if (size := metadata.row_group(number).total_byte_size) > MOST_BYTES:
             raise InputError(f"{path}: row group {number} has {size:,} bytes, must be {MOST_BYTES:,} at most")
 
@@ -121,7 +121,7 @@ def _jsonl(path: Path, text: str) -> _Records:
             continue
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or lists in lists
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, or deeply nested lists
             reason = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
             raise InputError(f"{path}, line {number}: not JSON ({reason}); write one object per line") from None
         if not isinstance(record, dict):

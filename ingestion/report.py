@@ -1,4 +1,4 @@
-"""What an ingestion says: what is new in the store, and what was not taken and why."""
+"""The report of an ingestion: counts of new, known and refused units, and the errors found."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with one unit or with a whole file.
+    """An error of one unit or of a whole file.
 
     Attributes:
         file: The file.
         kind: A short name of the kind of error.
-        text: What is wrong, at the first row that has the error.
+        text: The error, as it stands at the first row that has it.
         key: Study, model, doc, action, replicate and t of that row, as far as they are known; empty for a whole file.
-        count: How many rows have the error.
+        count: The number of rows with the error.
 
     """
 
@@ -28,7 +28,7 @@ class Finding:
     def __str__(self) -> str:
         named = ", ".join(f"{name}={value}" for name, value in self.key.items())
         more = f" ({self.count} such rows)" if self.count > 1 else ""
-        return f"{self.file}: {named}: {self.text}{more}" if named else self.text  # which names the file itself
+        return f"{self.file}: {named}: {self.text}{more}" if named else self.text  # a text without key names the file
 
 
 @dataclass
@@ -46,17 +46,18 @@ class Tally:
 
 @dataclass
 class IngestReport:
-    """What an ingestion did.
+    """The result of an ingestion.
 
     Attributes:
         files: Number of files.
         unread: Number of files that could not be read, or not to the end.
-        taken: What is new in the store. A unit with some new replicates counts here; its events are counted apart.
-        present: What the store had already, with equal content.
-        kept_out: What has errors.
-        waiting: Replicates that lack positions, and the new ones of their events.
+        taken: Units and events that are new in the store. A unit with at least one new replicate counts here; its
+            events count here or in ``present``.
+        present: Units and events that the store had already, with equal content.
+        kept_out: Units with an error, and their events.
+        waiting: Replicates that lack positions, and those of their events that came with these files.
         findings: The errors.
-        remarks: Lines about what is unusual but no error.
+        remarks: Lines about unusual values that are no errors.
 
     """
 
@@ -70,7 +71,7 @@ class IngestReport:
     remarks: list[str] = field(default_factory=list)
 
     def add(self, later: IngestReport) -> None:
-        """Count what became of another file; of findings the first one stays, and remarks do not."""
+        """Add the counts of another file; keep only the first finding of all files, and no remarks."""
         self.files += later.files
         self.unread += later.unread
         for name in ("taken", "present", "kept_out"):

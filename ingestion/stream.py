@@ -1,9 +1,9 @@
-"""``ingest --pieces`` and ``--watch``: files as another generator drops them, with whole replicates or pieces of them.
+"""``ingest --pieces`` and ``--watch``: take files while another generator writes them, even with partial replicates.
 
-A file is one in Parquet or Arrow IPC, whose name begins with neither "." nor "_". It is taken as soon as it can be
-opened: both formats end in a footer, so a file that is still written cannot. A file that cannot is wrong once it has
-not changed for ``SETTLED_SECONDS``. It is never written, moved or deleted. ``ingestion.pieces`` says what a
-piece is, and what becomes of it.
+Files are Parquet or Arrow IPC. Files whose names begin with "." or "_" are passed over. A file is taken as soon as it
+can be opened. Both formats end in a footer, so a file that is still being written cannot be opened. A file that cannot
+be opened is reported as damaged once it has not changed for ``SETTLED_SECONDS``. Files are never written, moved or
+deleted. ``ingestion.pieces`` says what a piece is and how pieces are put together.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from schema.errors import InputError
 from schema.rows import Flags, Ints
 
 SETTLED_SECONDS = 10.0
-_OF_WHOLE = {"duplicate", "gap", "horizon"}  # errors that a piece may have
+_OF_WHOLE = {"duplicate", "gap", "horizon"}  # errors of whole replicates that are no errors of a piece
 
 Stamp = tuple[int, int, int]  # of a file: inode, size, time of the last change
 
 
 class Stream:
-    """A store that takes files one after the other."""
+    """A store that takes in files one after the other, with whole replicates or pieces of replicates."""
 
     def __init__(
         self, store: Store, documents: DocumentRows, horizon: int | None = None, facts: FactRows | None = None
     ) -> None:
-        """Read what the store knows, and what waits in it.
+        """Read the store and its waiting rows.
 
         Args:
             store: The store, on a local disk.
             documents: The rows of a documents file.
-            horizon: H of studies and models that the store does not know.
+            horizon: H for each study and model of which the store has no H.
             facts: The rows of a facts file.
 
         """
@@ -64,16 +64,17 @@ class Stream:
 
     @property
     def waiting(self) -> int:
-        """How many replicates wait."""
+        """The number of replicates that wait for more positions."""
         return len(self._pieces.replicates)
 
     def take(self, file: EventFile, digest: str, is_same: Callable[[], bool] = lambda: True) -> IngestReport:
-        """Take a file, unless its content was taken before with nothing found wrong in it.
+        """Take a file, unless a file of equal content was taken before without a finding.
 
         Args:
             file: The file.
-            digest: That of its content.
-            is_same: Tells whether the file is still as it was then; if it is not, it is not remembered.
+            digest: The digest of the file's content.
+            is_same: Tells whether the file is unchanged since the digest was computed. A changed file is taken, but not
+                remembered, so that it is taken again.
 
         """
         report = IngestReport(1)
@@ -97,7 +98,7 @@ class Stream:
     def _merge(
         self, filing: Filing, groups: FileGroups, rows: EventRows, report: IngestReport, taking: Taking
     ) -> set[tuple[Group, int]]:
-        """Put the rows of a portion together with what is there; return the replicates that are whole."""
+        """Merge the rows of a portion with earlier rows, and return the replicates that have become whole."""
         names: list[Group] = [tuple(map(str, group)) for group in groups.names]  # type: ignore[misc]
         horizon = np.array([self._intake.horizon(name[0], name[1]) or 0 for name in names], np.int32)
         rows = self._right(filing, rows, horizon, report)
@@ -115,7 +116,7 @@ class Stream:
         if len(merged.conflicting):
             kept = taking.set_aside(table_of(merged.conflicting, names))
             given = SortedRows.of(merged.conflicting)
-            says = f"the row contradicts one that came before; this file's rows of the replicate are in {kept}"
+            says = f"the row contradicts an earlier row; this file's rows of the replicate are in {kept}"
             error = Anomaly("conflict", np.flatnonzero(merged.conflict), lambda _: says)
             report.findings += filing.by_unit(given, error)
             report.kept_out.add(len(given.unit_first) - 1, len(merged.conflicting))
@@ -123,7 +124,7 @@ class Stream:
         return {(names[place], replicate) for place, replicate in pairs}
 
     def _there(self, rows: EventRows, names: list[Group]) -> Iterator[tuple[int, EventRows]]:
-        """Yield what is there of the replicates of some rows, and of others of their groups that wait."""
+        """Yield the stored rows of the given replicates, and all waiting rows of their groups, each with its origin."""
         places = {names[place]: place for place in np.unique(rows.group).tolist()}
         for key, place in places.items():
             for table in self._intake.stored(key, rows.replicate[rows.group == place]):
@@ -134,7 +135,7 @@ class Stream:
             yield WAITING, rows_of(table, places)
 
     def _right(self, filing: Filing, rows: EventRows, horizon: Ints, report: IngestReport) -> EventRows:
-        """Return the rows of replicates without an error; report the others."""
+        """Return the rows of the replicates without an error, and report the other replicates."""
         if not len(rows):
             return rows
         given = SortedRows.of(rows)
@@ -142,9 +143,11 @@ class Stream:
         bound = horizon[given.rows.group]
         unknown, late = np.flatnonzero(bound == 0), np.flatnonzero((given.rows.t > bound) & (bound > 0))
         if unknown.size:
-            errors.append(Anomaly("horizon", unknown, lambda _: "the horizon is not known, give it as --horizon"))
+            errors.append(Anomaly("horizon", unknown, lambda _: "the horizon is unknown; give --horizon"))
         if late.size:
-            errors.append(Anomaly("position", late, lambda row: f"t is {given.rows.t[row]}, the horizon {bound[row]}"))
+            errors.append(
+                Anomaly("position", late, lambda row: f"t is {given.rows.t[row]}, but the horizon is {bound[row]}")
+            )
         wrong: Flags = np.zeros(len(given.pair_first), np.bool_)
         for error in errors:
             wrong[np.searchsorted(given.pair_first, error.rows, side="right") - 1] = True
@@ -155,7 +158,7 @@ class Stream:
 
 
 def _portions(file: EventFile, report: IngestReport) -> Iterator[tuple[FileGroups, EventRows, int]]:
-    """Yield portions with the groups of the file and the number of the first row; report damage further down."""
+    """Yield the file's groups, a portion and the number of its first row; report damage instead of raising."""
     first = 0
     try:
         groups = file.groups()
@@ -177,17 +180,17 @@ def ingest_pieces(
     wait: Callable[[], bool] | None = None,
     facts: str | Path | None = None,
 ) -> IngestReport:
-    """Take files and folders of files that may have pieces of replicates; again and again, as long as ``wait`` says so.
+    """Append the events of files that may hold pieces of replicates, and repeat for new files while ``wait`` agrees.
 
     Args:
-        location: Folder of the store, which is made if there is none.
+        location: Folder of the store; a missing store is made.
         files: Parquet or Arrow IPC files, or folders of them.
         documents: CSV, JSONL or Parquet file of documents; without it the store must know every document.
-        horizon: H of studies and models that the store does not know.
-        taken: Called with each file that was taken and what became of it.
-        progress: Called with the number of files that were looked at, and of all, where they are taken once.
-        wait: Waits for a while, and tells whether to look for new files; without it files are taken once.
-        facts: CSV, JSONL or Parquet file of bytes, seconds and engines, for units that go in with it.
+        horizon: H for each study and model of which the store has no H.
+        taken: Called with the path and the report of each file that was taken.
+        progress: Called with the number of files done and the number of all files; not called if ``wait`` is given.
+        wait: Waits for a while and returns whether to look for new files. Without ``wait`` files are taken once.
+        facts: CSV, JSONL or Parquet file with bytes, seconds and engines of the units that the call appends.
 
     Returns:
         The counts of all files, and the first finding.
@@ -220,7 +223,7 @@ def ingest_pieces(
 
 
 def _taken(stream: Stream, path: Path, stamp: Stamp, *, patient: bool) -> IngestReport | None:
-    """Take a file; None where it cannot be opened and may still be written."""
+    """Take a file and return its report; None if the file cannot be opened and may still be in writing."""
     try:
         file, digest = EventFile(path), digest_of(path)
     except InputError as error:
@@ -235,6 +238,6 @@ def _taken(stream: Stream, path: Path, stamp: Stamp, *, patient: bool) -> Ingest
 def _stamp_of(path: Path) -> Stamp:
     try:
         found = path.stat()
-    except OSError:  # opening it says what is wrong
+    except OSError:  # opening the file will report the error
         return 0, 0, 0
     return found.st_ino, found.st_size, found.st_mtime_ns

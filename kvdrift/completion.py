@@ -31,7 +31,7 @@ def studies(incomplete: str) -> list[str]:
 
 
 def kinds(incomplete: str) -> list[str]:
-    """Return what ``kvdrift list`` lists."""
+    """Return the kinds of names that ``kvdrift list`` lists."""
     return _starting(LISTED, incomplete)
 
 

@@ -54,10 +54,7 @@ class ConsoleProgress:
             self._bars.stop()
 
     def doing(self, what: str) -> None:
-        """Show what is being done until a stage begins, without a time left; if there is no terminal, as one line.
-
-        Work of less than two seconds gets no line.
-        """
+        """Show the present work until a stage begins, without a time left; if there is no terminal, as one line."""
         if self._live and self._task is None:
             self._spinner.update(Spinner("dots", Text(what)))
             self._spinner.start(refresh=True)

@@ -17,21 +17,23 @@ StudyArgument = Annotated[
     Path, typer.Argument(metavar="STUDY.toml", help="The study file.", autocompletion=completion.studies)
 ]
 StudyStoreOption = Annotated[
-    str | None, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; stores/NAME by default.")
+    str | None, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; by default stores/NAME.")
 ]
-NoCompactOption = Annotated[bool, typer.Option("--no-compact", help="Leave small files as they are.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+NoCompactOption = Annotated[bool, typer.Option("--no-compact", help="Do not merge small files.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 TokenOption = Annotated[
-    Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token that callers must present.")
+    Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token that callers must send.")
 ]
 EndpointOption = Annotated[
     list[str] | None,
-    typer.Option("--endpoint", metavar="URI", help="grpc://HOST:PORT of a kvdrift serve that generates."),
+    typer.Option("--endpoint", metavar="URI", help="grpc://HOST:PORT of a kvdrift serve process that generates."),
 ]
 RootCertsOption = Annotated[
     Path | None,
     typer.Option(
-        "--tls-root-certs", metavar="FILE", help="PEM file of the authorities to trust; the system's by default."
+        "--tls-root-certs",
+        metavar="FILE",
+        help="PEM file of the certificate authorities to trust; by default the system's authorities.",
     ),
 ]
 ClusterOption = Annotated[
@@ -39,6 +41,6 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="ADDRESS",
-        help="tcp://HOST:PORT of a Dask scheduler whose workers do the work; local:N starts N on this machine.",
+        help="tcp://HOST:PORT of a Dask scheduler whose workers do the work; local:N starts N workers on this machine.",
     ),
 ]

@@ -21,7 +21,7 @@ def plan_lines(plan: FrozenPlan) -> list[str]:
     family = content.get("family_size") or len(content["primary_endpoints"])
     others = [name for name in plan.actions if name != content["baseline"]]
     revision = f"revision {plan.revision}, " if plan.revision else ""
-    why = "another study of the store evaluated some of its documents"
+    why = "another study of the store evaluated some of the plan's documents"
     if plan.evaluated:
         why = f"planned after {plan.evaluated} evaluation documents were seen"
     facts = {

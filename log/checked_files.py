@@ -1,8 +1,8 @@
-"""Whether files are as they were committed: their sizes, their digests and the checksums of their pages.
+"""Check that files are as they were committed: their sizes, digests and page checksums.
 
-DuckDB checks none of them, and a flipped bit can change what it answers. Size and time of a file prove nothing: a disk
-that rots changes neither. So a check always reads. A file that the store wrote has the digest of its content for a
-name; of a file that another program wrote, the first look takes the digest, and later ones compare it.
+DuckDB checks none of these, so a flipped bit can change the answer of a query. A file's size and time prove nothing,
+since a failing disk changes neither. So a check always reads the file. A file that the store wrote is named by the
+digest of its content. For a file of another program, the first check remembers the digest, and later checks compare it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from log.units.numbers import NUMBERED
 from schema.errors import first_line
 
 MEMORY: Final = ".checked"
-"""A file in the store's folder: a line for each file with its path, digest, and when it was found whole."""
+"""The name of the store's file with a line for each checked file: path, digest, and time of the last check."""
 
 WEEK: Final = 7 * 24 * 3600.0
 """Seconds after which a large table's file is read again before an estimate."""
@@ -40,7 +40,7 @@ class _Look(NamedTuple):
 
 
 class CheckedFiles:
-    """What is remembered of the files of a local store that were found whole."""
+    """The memory of which files of a local store were found whole, and when."""
 
     def __init__(self, store: Path) -> None:
         self._file = store / MEMORY
@@ -56,9 +56,9 @@ class CheckedFiles:
         return float("inf") if look is None else max(0.0, time.time() - look.at)
 
     def damage(self, table: str, file: StoredFile, data: bytes) -> str | None:
-        """Say how a file's bytes are other than the ones that were committed or found before; take note of whole ones.
+        """Return how a file's bytes differ from the committed or known content; None if they are equal.
 
-        What is damaged is forgotten, so that no later look takes it for whole.
+        A damaged file is forgotten, so that no later check counts it as whole.
         """
         digest, look = content_digest(data), self._looks.get(f"{table}/{file.path}")
         self.forget(table, file.path)
@@ -76,12 +76,12 @@ class CheckedFiles:
         return None
 
     def forget(self, table: str, path: str) -> None:
-        """Take a file for one that was never found whole; the digest that it had stays, and is held against it."""
+        """Forget that a file was found whole; its digest is kept and still compared."""
         if look := self._looks.get(f"{table}/{path}"):
             self._looks[f"{table}/{path}"] = look._replace(at=0.0)
 
     def save(self, visible: Iterable[str]) -> None:
-        """Remember the looks at visible files, by table and path; a store that may only be read remembers none."""
+        """Save the results for visible files, by table and path; nothing is saved if the store is read-only."""
         there = set(visible)
         lines = [f"{path}\t{look.digest}\t{look.at:.0f}\n" for path, look in self._looks.items() if path in there]
         with suppress(OSError):
@@ -96,21 +96,20 @@ def named_digest(table: str, path: str) -> str | None:
 
 
 def read_pages(data: bytes) -> None:
-    """Read all pages of a Parquet file and verify their checksums, a part after the other."""
+    """Read all pages of a Parquet file one part at a time, and verify their checksums."""
     with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
         for batch in parquet.iter_batches():
             batch.validate(full=True)  # Parquet's reader takes any bytes for text
 
 
 def first_damaged(store: Path, files: Mapping[str, Iterable[StoredFile]], within: float = 0.0) -> str | None:
-    """Read files; say what is wrong with the first one that is damaged.
+    """Read files and return what is wrong with the first damaged file; None if all are whole.
 
     Args:
         store: The store's folder.
         files: The visible files by table.
-        within: Files of tables with a row for each event, replicate or position are left out if they were found whole
-            so many seconds ago or later and have the size that they had; all other files are small, and are always
-            read.
+        within: A file of a large table (a row for each event, replicate or position) is passed over if it was found
+            whole within this many seconds and its size is unchanged. All other files are small and always read.
 
     """
     memory, visible = CheckedFiles(store), list[str]()

@@ -1,10 +1,10 @@
-"""Small files of a table made few, sorted by key. No row changes, and nothing is read differently afterwards.
+"""Merge the small files of a table into fewer files sorted by key, without changing any row.
 
-Each step is a commit of its own, so a kill costs one of them. The files that were replaced stay where they are until
-they are deleted (``delete_replaced``, or Delta's own vacuum).
+Each step is a commit of its own, so that a kill loses one step. Replaced files stay until they are deleted
+(``delete_replaced``, or Delta's own vacuum).
 
-Whoever gathers whenever there are many files of one size rewrites each row once for each size; the files that are left
-are few, however many came.
+Files are merged once there are many of one size. Each row is then rewritten once per size, and the number of files
+stays small.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from schema.rows import Wide, combined_codes
 from schema.tables import TABLES
 
 PACK_ROWS: Final = 1 << 22
-"""Rows of one file: as many as are sorted in memory at once."""
+"""Rows of one file, limited by the memory for sorting."""
 
 GATHERED_ROWS: Final = 1 << 20
-"""The same of a file that many become while a store grows."""
+"""Rows of a file into which many files are merged while a store grows."""
 
 
 class Tiers(NamedTuple):
-    """How files are told apart by size, in rows.
+    """Classes of files by their number of rows.
 
     Attributes:
-        base: Sizes are powers of it; there may be so many files of a size.
-        small: Files of fewer rows are of one size.
+        base: Class boundaries are powers of this number, which is also the most files of a class.
+        small: All files with fewer rows are one class.
 
     """
 
@@ -59,11 +59,11 @@ _LARGE_BYTES = 1 << 26  # compressed; a small table's file of half of it is left
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What became of files that were to be one.
+    """The result of merging files.
 
     Attributes:
-        replaced: How many files were replaced.
-        damaged: A line for each file that could not be read; it stays as it is.
+        replaced: The number of replaced files.
+        damaged: A line for each file that could not be read; such a file stays as it is.
 
     """
 
@@ -72,16 +72,16 @@ class Rewritten:
 
 
 def gather(folder: DeltaFolder, rows: UnitRows, table: str, most: int = GATHERED_ROWS) -> int:
-    """Put the files of a table together of which there are many of one size, small ones first.
+    """Merge files of a table if there are many of one size, small files first.
 
     Args:
         folder: The store's tables.
-        rows: What the tables have of units.
+        rows: The index of units and their rows.
         table: The table.
-        most: Rows of a new file; files of half of it and more are left as they are.
+        most: Rows of a new file; files with at least half as many rows are not merged.
 
     Returns:
-        How many files were replaced. Damaged files stay as they are.
+        The number of replaced files. Damaged files stay as they are.
 
     """
     count, tiers = 0, _LARGE if table in NUMBERED else _SMALL
@@ -92,13 +92,13 @@ def gather(folder: DeltaFolder, rows: UnitRows, table: str, most: int = GATHERED
 
 
 def compact(folder: DeltaFolder, rows: UnitRows, table: str, done: Callable[[int], None]) -> Rewritten:
-    """Put all small files of a table together, in the order of their keys.
+    """Merge all small files of a table, in the order of their keys.
 
     Args:
         folder: The store's tables.
-        rows: What the tables have of units.
+        rows: The index of units and their rows.
         table: The table.
-        done: Called with the number of files that were looked at.
+        done: Called with the number of files done so far.
 
     """
     loaded = folder.load(table)
@@ -113,7 +113,7 @@ def compact(folder: DeltaFolder, rows: UnitRows, table: str, done: Callable[[int
 
 
 def too_many(files: Iterable[StoredFile], most: int, tiers: Tiers = _LARGE) -> list[list[StoredFile]]:
-    """Choose the files of each size of which there are too many, small ones first."""
+    """Return the groups of files of one size that have too many members, small files first."""
     sizes = defaultdict[int, list[StoredFile]](list)
     for file in files:
         if (rows := file.rows or 0) < most // 2:
@@ -124,17 +124,17 @@ def too_many(files: Iterable[StoredFile], most: int, tiers: Tiers = _LARGE) -> l
 def put_together(
     folder: DeltaFolder, rows: UnitRows, table: str, sources: Sequence[StoredFile], *, alone: bool = False
 ) -> Rewritten:
-    """Write the rows of some files as one file, sorted by key and each with its unit, and commit it in their place.
+    """Write the rows of some files as one file, sorted by key and with their units, by one commit.
 
     Args:
         folder: The store's tables.
-        rows: What the tables have of units.
+        rows: The index of units and their rows.
         table: The table.
-        sources: Its files.
-        alone: Whether one file is worth it: it has rows of an older schema version.
+        sources: The files to merge.
+        alone: Whether to rewrite even a single file, since it has rows of an older schema version.
 
     Returns:
-        What was done; nothing where another compaction has replaced one of the files meanwhile.
+        The result; nothing is replaced if another compaction has replaced one of the files meanwhile.
 
     """
     loaded = folder.load(table)
@@ -158,7 +158,7 @@ def put_together(
 
 
 def _read_whole(folder: DeltaFolder, loaded: Snapshot, paths: list[str]) -> tuple[dict[str, pa.Table], list[str]]:
-    """Read files by path, texts as dictionaries; and a line for each that cannot be read."""
+    """Read files by path, with texts as dictionaries; also return a line for each file that cannot be read."""
     names, read, damaged = TABLES[loaded.table].columns, dict[str, pa.Table](), list[str]()
     for path in paths:
         try:
@@ -176,13 +176,13 @@ def sorted_by_key(table: str, rows: pa.Table) -> pa.Table:
 
 
 def _key_order(rows: pa.Table, key: Sequence[str]) -> Wide:
-    """The stable permutation of rows into the order of some columns of texts or integers."""
+    """Return the stable permutation that sorts rows by some columns of texts or integers."""
     coded = [_ranks(rows[name]) for name in key]
     return np.argsort(combined_codes(coded, rows.num_rows), kind="stable")
 
 
 def _ranks(column: pa.ChunkedArray) -> tuple[Wide, int]:
-    """Number the values of a column by their order, null being 0; and a number above all."""
+    """Number the values of a column in order, null being 0; also return a number larger than all."""
     values = column.combine_chunks()
     values = values.chunk(0) if isinstance(values, pa.ChunkedArray) else values
     coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
@@ -196,7 +196,7 @@ def _ranks(column: pa.ChunkedArray) -> tuple[Wide, int]:
 
 
 def _in_order(folder: DeltaFolder, table: str, files: Sequence[StoredFile]) -> list[StoredFile]:
-    """Sort files by their first row's key, as far as it is of texts: a file that we wrote is sorted itself."""
+    """Sort files by the key of their first row, as far as the key is text."""
     loaded = folder.load(table)
     names = [name for name in TABLES[table].key if TABLES[table].schema.field(name).type == pa.string()]
 

@@ -1,4 +1,4 @@
-"""Rows that are to be appended, in the declared schema of their table."""
+"""Bring rows into the declared schema of their table before they are appended."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from schema.tables import Table
 
 
 def conform(table: Table, rows: pa.Table, *, filled: bool = False) -> pa.Table:
-    """Put rows, columns in any order, into the declared schema of a table.
+    """Return rows, with columns in any order, in the declared schema of a table.
 
-    A column that came after the table may be missing, and gets its default; so do its nulls if they are to be
-    ``filled``.
+    A column that was added later may be missing and gets its default. With ``filled``, nulls in such a column get the
+    default too.
     """
     names, declared, defaults = rows.column_names, table.columns, table.defaults
     for name in names:

@@ -1,6 +1,6 @@
-"""How many documents there are, how many have which units, and how many pairs are scored.
+"""Count documents, the units that documents have, and scored pairs.
 
-Which units are current is not in the counts: they tell revisions apart.
+The counts distinguish revisions, but do not say which revision is current.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_UNITS = (*_DOCUMENT, *_ACTION, "replicates", "weights_sha256")
 
 
 class Answers(NamedTuple):
-    """What says how known answers are scored: the columns of ``documents``."""
+    """The columns of ``documents`` that determine how known answers are scored."""
 
     source: str | None
     task: str | None
@@ -36,11 +36,11 @@ class Answers(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where documents belong.
+    """The study, model, split and stratum of documents, and how their answers are scored.
 
     Attributes:
-        split: None where only units name a document, and so is ``stratum``.
-        answers: None where no answer is known.
+        split: The split; None, like ``stratum``, if a document is known only from its units.
+        answers: How answers are scored; None if no answer is known.
 
     """
 
@@ -55,9 +55,9 @@ class Held(NamedTuple):
     """The units of one document under one revision of an action and one estimator.
 
     Attributes:
-        replicates: Of all of them.
-        units: How many there are.
-        unknown: How many of them do not say what weights made them.
+        replicates: The replicates of all these units.
+        units: The number of units.
+        unknown: The number of units that do not say which weights made them.
 
     """
 
@@ -70,7 +70,7 @@ class Held(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What scores are of; ``split`` is None where their document has no row."""
+    """The key of a count of scored pairs; ``split`` is None if the document has no row."""
 
     study: str
     model: str
@@ -82,16 +82,16 @@ class Scored(NamedTuple):
 _Made = TypeVar("_Made")
 
 Holdings = Counter[tuple[Place, tuple[Held, ...]]]
-"""The number of documents of a place that have just these units."""
+"""The number of documents of a place that have exactly these units."""
 
 
 class Counts(NamedTuple):
-    """What a store holds, counted.
+    """The counts of a store's content.
 
     Attributes:
-        documents: Of each place.
-        units: What documents have, superseded units too.
-        scores: Coupled pairs that are scored; all of them are of these units.
+        documents: The number of documents of each place.
+        units: The number of documents by place and units, superseded units included.
+        scores: The number of scored coupled pairs.
 
     """
 
@@ -100,7 +100,7 @@ class Counts(NamedTuple):
     scores: Counter[Scored]
 
     def current_units(self, actions: pa.Table) -> Holdings:
-        """Leave superseded units out, and documents that have no others.
+        """Return the counts without superseded units, and without documents that have only such units.
 
         Args:
             actions: All rows of ``actions``, read before the counts.
@@ -114,10 +114,10 @@ class Counts(NamedTuple):
 
 
 def count_documents(documents: pa.Table) -> Counter[Place]:
-    """Count documents.
+    """Count documents by place.
 
     Args:
-        documents: Rows of ``documents``, in study, model, split, stratum and what their answers are at least.
+        documents: Rows of ``documents`` with at least study, model, split, stratum and the columns of answers.
 
     """
     places, place = _places(documents)
@@ -128,8 +128,8 @@ def count_scores(scores: pa.Table, documents: pa.Table) -> Counter[Scored]:
     """Count scored pairs.
 
     Args:
-        scores: Rows of ``scores``, in what tells their documents, their action and its revision at least.
-        documents: Rows of ``documents``, those of these documents at least.
+        scores: Rows of ``scores`` with at least the columns that name their document, action and revision.
+        documents: Rows of ``documents``, at least those of the scored documents.
 
     """
     splits = documents["split"].combine_chunks().dictionary_encode()
@@ -139,11 +139,11 @@ def count_scores(scores: pa.Table, documents: pa.Table) -> Counter[Scored]:
 
 
 def count_units(units: pa.Table, documents: pa.Table) -> Holdings:
-    """Count the documents that units are of, by what they have.
+    """Count documents by the units that they have.
 
     Args:
-        units: Rows of ``units``; all of a document.
-        documents: Rows of ``documents``, those of these documents at least.
+        units: All rows of ``units`` of the documents.
+        documents: Rows of ``documents``, at least those of these documents.
 
     """
     if not units.num_rows:
@@ -168,11 +168,11 @@ def count_units(units: pa.Table, documents: pa.Table) -> Holdings:
 
 
 def stored_counts(folder: DeltaFolder, units_and_missing: Callable[[], tuple[Snapshot, pa.Table]]) -> Counts:
-    """Count what a store holds.
+    """Count a store's documents, units and scored pairs.
 
     Args:
         folder: The store's tables.
-        units_and_missing: What loads the table ``units``, and makes the rows that it lacks for visible events.
+        units_and_missing: Loads the table ``units``, and makes the rows that the table lacks for visible events.
 
     """
     scores = folder.load("scores")  # first: what is scored is there
@@ -191,12 +191,12 @@ def _with_missing(rows: pa.Table, missing: pa.Table) -> pa.Table:
 
 
 def _places(documents: pa.Table) -> tuple[list[Place], Wide]:
-    """The places that documents have, and which of them each document has."""
+    """Return the places of documents, and the number of each document's place."""
     return _numbered(_with_answered(documents).select([*_OF_PLACES[:-1], "answered"]), _place)
 
 
 def _places_of(keys: pa.Table, documents: pa.Table) -> tuple[list[Place], Wide]:
-    """The places of the documents of the rows of ``keys``, and which of them each row's has."""
+    """Return the places of the documents of all rows of ``keys``, and the number of each row's place."""
     places, place = _places(documents)
     at = pa.array(place).take(_documents_of(keys, documents)).fill_null(-1).to_numpy().copy()
     without = np.flatnonzero(at < 0)  # no row of it yet
@@ -207,14 +207,14 @@ def _places_of(keys: pa.Table, documents: pa.Table) -> tuple[list[Place], Wide]:
 
 
 def _numbered(rows: pa.Table, make: Callable[..., _Made]) -> tuple[list[_Made], Wide]:
-    """What the rows are, each once, and the number of each row's; ``make`` takes the values of a row."""
+    """Return the distinct results of ``make`` for the values of each row, and the number of each row's result."""
     firsts, number = _firsts(_codes(rows, rows.column_names))
     found, same = _distinct([make(*row) for row in _rows(rows.take(pa.array(firsts)), rows.column_names)])
     return found, same[number]
 
 
 def _firsts(codes: Wide) -> tuple[Wide, Wide]:
-    """Where each code comes first, in the order of these places, and the number of each row's code in this order."""
+    """Return the first row of each code, ascending, and for each row the number of its code in this order."""
     number: Wide = pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.int64)
     firsts = np.zeros(number.max(initial=-1) + 1, dtype=np.int64)
     firsts[number[::-1]] = np.arange(len(number))[::-1]
@@ -222,13 +222,13 @@ def _firsts(codes: Wide) -> tuple[Wide, Wide]:
 
 
 def _distinct(things: Sequence[_Made]) -> tuple[list[_Made], Wide]:
-    """Equal things once, and the number of each."""
+    """Return the distinct things, and for each thing the number of its equal among these."""
     numbers = {one: number for number, one in enumerate(dict.fromkeys(things))}
     return [*numbers], np.array([numbers[one] for one in things], dtype=np.int64)
 
 
 def _documents_of(rows: pa.Table, documents: pa.Table) -> pa.Array:
-    """The number of the document that each row is of, int32 [rows]; null if there is none."""
+    """Return the number of each row's document, int32 [rows]; null for rows without a document."""
     names = pa.schema([(name, pa.dictionary(pa.int32(), pa.string())) for name in _DOCUMENT])
     parts = [part.select(_DOCUMENT).cast(names).combine_chunks() for part in (rows, documents)]
     codes = pa.array(_codes(pa.concat_tables(parts).unify_dictionaries(), _DOCUMENT))
@@ -236,7 +236,7 @@ def _documents_of(rows: pa.Table, documents: pa.Table) -> pa.Array:
 
 
 def _with_answered(documents: pa.Table) -> pa.Table:
-    """Rows of documents with a column that tells whether they have any answer that is not empty."""
+    """Return rows of documents with a column that tells whether they have an answer that is not empty."""
     answers = documents["answers"].combine_chunks()
     stated = pc.greater(pc.binary_length(answers.flatten()), 0)
     answered = np.zeros(documents.num_rows, dtype=np.bool_)
@@ -245,18 +245,18 @@ def _with_answered(documents: pa.Table) -> pa.Table:
 
 
 def _place(study: str, model: str, split: str, stratum: str, *answers: Any) -> Place:
-    """The place of a row: ``answers`` are its source, task and scoring, and whether there are any."""
+    """Return the place of a row; ``answers`` are its source, task and scoring, and whether it has answers."""
     *how, answered = answers
     return Place(study, model, split, stratum, Answers(*how) if answered else None)
 
 
 def _codes(rows: pa.Table, names: Sequence[str]) -> Wide:
-    """Number the combinations of values of some columns: int64 [rows]."""
+    """Number the combinations of values of some columns, int64 [rows]."""
     return combined_codes([_coded(rows[name]) for name in names], rows.num_rows)
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[Wide, int]:
-    """Number the values of a column; and a number above all."""
+    """Number the values of a column; also return a number larger than all."""
     whole = column.combine_chunks()
     coded = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
     return coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False), len(coded.dictionary) + 1

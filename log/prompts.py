@@ -1,4 +1,4 @@
-"""Prompts of a store: their tokens, and which of their entries are left under each action."""
+"""Store the tokens of prompts, and the entries that each action keeps of them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from log.delta.snapshot import Snapshot
 
 MOST_COUNTS = 1 << 18
-"""Of one prompt and action: layers are counted in groups if layers times positions are more."""
+"""The most counts of one prompt and action: if layers times positions are more, layers are counted in groups."""
 
 _NAMES = PROMPTS.key
 
 
 @dataclass(frozen=True)
 class KeptEntries:
-    """What is left of a prompt's entries after a step.
+    """The entries of a prompt that are kept after a step.
 
     Attributes:
         layers: L, the layers of the model.
-        pairs: The (layer, KV head) pairs that were looked at; after a step, of each stream.
-        counts: int32[G, n], the pairs of each group of layers that have the entry of a position.
-        step: After how many generated tokens; 0 is right after prefill.
+        pairs: The number of (layer, KV head) pairs counted; after a step, those of each stream.
+        counts: int32[G, n], for each group of layers the pairs that have the entry of each position.
+        step: The number of generated tokens; 0 is right after prefill.
 
     """
 
@@ -44,17 +44,17 @@ class KeptEntries:
 
 
 def layer_groups(layers: int, entries: int) -> int:
-    """Return into how many groups layers are put for a prompt of some entries: one a layer, if that is few counts."""
+    """Return the number of groups of layers for a prompt of ``entries``: one group a layer if that is few counts."""
     return max(1, min(layers, MOST_COUNTS // entries))
 
 
 def kept_entries(of_layer: Sequence[NDArray[np.int64]], pairs: int, step: int = 0) -> KeptEntries:
-    """Count what is left by groups of layers.
+    """Count the kept entries by groups of layers.
 
     Args:
-        of_layer: Of each layer, how many of its pairs have the entry of each position, int64 [n].
-        pairs: All pairs of all layers that were looked at.
-        step: After how many generated tokens.
+        of_layer: For each layer the number of pairs that have the entry of each position, int64 [n].
+        pairs: The number of pairs in all layers.
+        step: The number of generated tokens.
 
     """
     layers = len(of_layer)
@@ -65,7 +65,7 @@ def kept_entries(of_layer: Sequence[NDArray[np.int64]], pairs: int, step: int = 
 
 
 def kept_row(unit: Mapping[str, Any], kept: KeptEntries) -> dict[str, Any]:
-    """Return the row of PROMPTS for what is left of a prompt under the action of a unit, given its ``units`` row."""
+    """Return the row of table ``prompts`` with the entries kept under a unit's action; ``unit`` is the unit's row."""
     names = {name: unit[name] for name in ("study", "model", "doc", "action")}
     return names | {
         "action_revision": unit.get("action_revision", 0),
@@ -80,7 +80,7 @@ def kept_row(unit: Mapping[str, Any], kept: KeptEntries) -> dict[str, Any]:
 
 
 class PromptRows:
-    """Appends rows of PROMPTS; rows whose keys the table has are left out, whatever they say."""
+    """Appends rows of table ``prompts``; rows whose keys the table has are passed over, even with other values."""
 
     def __init__(self, folder: DeltaFolder) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""What a store answers: its tables at versions, their files and rows, and what is left to derive; it writes nothing."""
+"""Read a store: its tables at versions, files and rows, and the units left to derive. Nothing is written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Made = TypeVar("_Made")
 
 
 class ReadableStore:
-    """A store's tables at versions. No rows are kept in memory between calls: every call sees them as they are then."""
+    """A store's tables at versions. No rows are kept between calls, so every call sees the current rows."""
 
     def __init__(self, location: str | Path) -> None:
         self._folder = DeltaFolder(location)
@@ -63,7 +63,7 @@ class ReadableStore:
 
     @property
     def id(self) -> str | None:
-        """What tells this store from all others, wherever it lies."""
+        """The store's unique id, which stays the same when the store is moved."""
         return self._load("events").id
 
     def version(self, table: str) -> int:
@@ -104,7 +104,7 @@ class ReadableStore:
         """Group the files visible at a version by the declared columns that they lack.
 
         Returns:
-            Absolute paths or URLs by missing columns; files of the present schema version lack none.
+            Absolute paths or URLs by missing columns; files of the current schema version lack none.
 
         """
         found = self._folder.paths_by_missing_columns(self._load(table, version))
@@ -135,7 +135,7 @@ class ReadableStore:
         return self._folder.read(loaded, declared if columns is None else columns)
 
     def new_rows(self, table: str, columns: Sequence[str]) -> NewRows:
-        """Return what reads the rows of a table, in some columns, that came since it was asked last."""
+        """Return a reader that reads, at each call, the rows added to a table since its last call."""
         self._check_table(table)
         return NewRows(self._folder, table, columns)
 
@@ -146,8 +146,9 @@ class ReadableStore:
 
         Args:
             table: The table.
-            version: Its version, by default the latest.
-            records: Rows that ``units`` lacks; of older schema versions they tell which rows are of these units.
+            version: The table's version; by default the latest.
+            records: Rows that ``units`` lacks; in tables of older schema versions they tell which rows belong to these
+                units.
 
         """
 
@@ -160,16 +161,16 @@ class ReadableStore:
     def records_of(
         self, path: str, units: Collection[int], known: Collection[int], version: int | None = None
     ) -> dict[int, dict[str, Any]]:
-        """Make rows of ``units`` for units that it lacks.
+        """Make the rows of ``units`` for units that have no row.
 
         Args:
             path: A visible file of ``events``.
-            units: The numbers of units that the file has events of, as ``rows_by_unit`` tells them.
+            units: The numbers of units that have events in the file (``rows_by_unit``).
             known: The numbers of units that have a row.
             version: The version of ``events``.
 
         Returns:
-            The rows by number, of those units whose rows can be made.
+            The rows that can be made, by unit number.
 
         Raises:
             InputError: A file is damaged.
@@ -178,11 +179,11 @@ class ReadableStore:
         return records_of(self._folder, self._load("events", version), path, units, known)
 
     def copied_records(self, path: str) -> list[dict[str, Any]]:
-        """Read the copies of units' rows in a file of ``events`` that is there; none where it has none."""
+        """Return the copies of units' rows in an existing file of ``events``; empty if the file has no copies."""
         return records_in(self._folder, path)
 
     def unit_counts(self, version: int | None = None) -> UnitCounts:
-        """Return the numbers of units, and how many rows they have in each table, as ``units`` says at a version."""
+        """Return the numbers of all units at a version of ``units``, and how many rows each has in every table."""
         return self._units.counts(self._load("units", version))
 
     def unit_rows(self, numbers: Wide, columns: Sequence[str], version: int | None = None) -> pa.Table:
@@ -192,7 +193,7 @@ class ReadableStore:
     def of_files(
         self, table: str, columns: Sequence[str], make: Callable[[pa.Table], _Made], version: int | None = None
     ) -> list[_Made]:
-        """Return what a function makes of each visible file's rows, in some columns; what was made is kept.
+        """Return the results of ``make`` for each visible file's rows; results are kept for later calls.
 
         Raises:
             InputError: The table or the version is unknown, or a file is missing or damaged.
@@ -201,7 +202,7 @@ class ReadableStore:
         return [*self._folder.of_files(self._load(table, version), columns, make).values()]
 
     def rows_by_unit(self, table: str, path: str, version: int | None = None) -> Mapping[int, int]:
-        """Count the rows that a visible file of ``events`` or a derived table has of each unit; -1 stands for none.
+        """Count the rows of each unit in a visible file; -1 counts rows without a unit.
 
         Raises:
             InputError: The file is damaged.
@@ -217,16 +218,16 @@ class ReadableStore:
         *,
         coded: bool = False,
     ) -> pa.Table:
-        """Return the rows of all current units whose events are visible, also where a row is still to be written.
+        """Return the rows of all current units with visible events, including rows not written yet.
 
         Args:
             study: The study of the units; None for all.
             model: The model of the units; None for all.
             columns: The columns to read.
-            coded: Whether texts come as dictionaries, one a column, for who counts and compares them.
+            coded: Whether texts are dictionaries, one for each column, which is faster to count and compare.
 
         """
-        actions = self.read("actions")  # first: a revision is declared before its units are there
+        actions = self.read("actions")  # first: a revision is declared before its units are stored
         stored, rows = self._stored_and_missing()
         names = dict.fromkeys((*columns, "study", "model", "action", "action_revision"))
         there = self._folder.read(stored, list(names), coded=coded)
@@ -266,7 +267,7 @@ class ReadableStore:
         return pc.max(self.documents(study, model, ["document_revision"])["document_revision"]).as_py() or 0
 
     def counts(self) -> Counts:
-        """Count documents, what units they have and scored pairs.
+        """Count documents, the units that they have, and scored pairs.
 
         Raises:
             InputError: A file is missing or damaged.
@@ -280,14 +281,14 @@ class ReadableStore:
         return units, as_rows(missing_records(self._folder, self._units, units, self._load("events")))
 
     def row_count(self, table: str) -> int:
-        """Return the number of rows of a table, which its log has."""
+        """Return the number of rows of a table, from its log."""
         return self._folder.count_rows(self._load(table))
 
     def underived(self, versions: Mapping[str, int] | None = None) -> dict[str, Wide]:
-        """Find the units that derived tables have no rows of.
+        """Find the units that have no rows in a derived table.
 
         Args:
-            versions: Versions by table; of tables that are not named, the latest.
+            versions: Versions by table; for other tables the latest.
 
         Returns:
             Numbers of units, int64 [units], sorted, by derived table.
@@ -296,7 +297,7 @@ class ReadableStore:
         return self._units.lacking(versions)
 
     def pending(self) -> Pending:
-        """Find what is to derive; ``underived`` says what is raised."""
+        """Find the units left to derive; ``underived`` says what is raised."""
         return self._units.pending()
 
     def all_underived(self, versions: Mapping[str, int] | None = None) -> Wide:
@@ -304,20 +305,20 @@ class ReadableStore:
         return np.unique(np.concatenate([*self.underived(versions).values()]))
 
     def check_made_from_events(self, versions: Mapping[str, int]) -> None:
-        """Check that rows of units and of derived tables are of events that are there; reads logs and ``units``.
+        """Check that rows of units and derived tables belong to existing events; reads logs and ``units``.
 
         Args:
-            versions: What is looked at, by table; of tables that are not named, the latest.
+            versions: The versions to check, by table; for other tables the latest.
 
         """
         self._units.check_whole(versions)
 
     def check_files(self, versions: Mapping[str, int], within: float = 0.0) -> None:
-        """Read the files of a local store, and check that they are as they were committed.
+        """Read the files of a local store, and check that they are as committed.
 
         Args:
-            versions: What is looked at, by table.
-            within: Files of large tables are left out if they were found whole so many seconds ago or later.
+            versions: The versions to check, by table.
+            within: Files of large tables are passed over if they were found whole within this many seconds.
 
         """
         if is_local(self.location):

@@ -1,4 +1,4 @@
-"""The small tables of the store: rows with keys, appended once."""
+"""Append rows to the small tables of the store, each key once."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ROWS_APP_ID = "kvdrift.rows"
 
 
 def append_new_rows(folder: DeltaFolder, table: str, rows: pa.Table) -> int:
-    """Append the rows whose keys a small table, one of ``KEYED``, does not have yet; return how many.
+    """Append those rows whose keys a small table (one of ``KEYED``) lacks; return how many.
 
-    The rows are of the declared schema. Nulls in key columns count as equal to each other.
+    The rows have the declared schema. Nulls in key columns count as equal to each other.
     """
     new = rows
 
@@ -40,7 +40,7 @@ def append_new_rows(folder: DeltaFolder, table: str, rows: pa.Table) -> int:
 
 
 def _missing(folder: DeltaFolder, loaded: Snapshot, table: str, rows: pa.Table) -> pa.Table:
-    """Return those of the rows whose keys the table does not have."""
+    """Return the rows whose keys the table lacks."""
     key = list(TABLES[table].key)
     stored = folder.read(loaded, key)
     for name in key:  # what is left has each value of a key in some row

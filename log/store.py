@@ -82,16 +82,16 @@ class Store(ReadableStore):
         return store
 
     def append_units(self, units: Sequence[Unit]) -> int:
-        """Make units visible, all by one commit. A unit that the store has already stays as it is.
+        """Make units visible, all by one commit. A unit that the store has stays unchanged.
 
         Returns:
             The number of new units.
 
         Raises:
-            InputError: The events of a unit are not exactly its own, a replicate range overlaps a stored one with
-                other bounds, or writing is not permitted. Then nothing is written.
-            UnlikeUnitsError: A unit keeps or reads other entries than those of its document, action, revision and
-                estimator. Then nothing is written.
+            InputError: A unit has events that are not exactly its own, a replicate range overlaps a stored range with
+                other bounds, or writing is not permitted. Nothing is then written.
+            UnlikeUnitsError: A unit keeps or reads other entries than stored units of its document, action, revision
+                and estimator. Nothing is then written.
             OperationError: Writing failed.
 
         """
@@ -110,17 +110,17 @@ class Store(ReadableStore):
         return self._prompts.append(rows)
 
     def adopt_units(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
-        """Make events visible again that the store has lost; ``UnitCommits.adopt`` says what is given and returned."""
+        """Make lost events visible again; ``UnitCommits.adopt`` describes arguments and result."""
         self._prepare("units", "events")
         return self._commits.adopt(events, records)
 
     def append_records(self, records: Sequence[Mapping[str, Any]]) -> int:
-        """Append rows of ``units`` that it lacks, of units whose events are visible; return how many."""
+        """Append rows of ``units`` for units whose events are visible and that have no row; return how many."""
         self._prepare("units")
         return self._commits.append_rows(records)
 
     def reconcile(self) -> int:
-        """Append the ``units`` rows that a killed writer left out; return how many."""
+        """Append the rows of ``units`` that a killed writer did not append; return how many."""
         return self._commits.reconcile()
 
     def append_rows(self, table: str, rows: pa.Table) -> int:
@@ -143,11 +143,11 @@ class Store(ReadableStore):
         return append_new_rows(self._folder, table, given)
 
     def put_derived(self, table: str, rows: pa.Table) -> DerivedFile:
-        """Put derived rows in place as one file; they are not visible before ``commit_derived``.
+        """Write derived rows as one file, which ``commit_derived`` makes visible.
 
         Args:
             table: A derived table.
-            rows: All rows of some units, each with its unit.
+            rows: All rows of some units, each row with its unit.
 
         Raises:
             InputError: The rows are not of the table's declared schema, or a row has no unit.
@@ -161,9 +161,9 @@ class Store(ReadableStore):
         return DerivedFile(self._folder.put_rows(table, given), tuple(given["unit"].unique().to_pylist()))
 
     def commit_derived(self, table: str, files: Iterable[DerivedFile], app_id: str, version: int) -> int:
-        """Make derived rows visible by one commit, each unit once; there is none if all are visible.
+        """Make derived rows visible by one commit, each unit once; no commit is made if all units are visible.
 
-        The commit carries ``version``, that of the events table which the rows cover.
+        The commit records ``version``, the version of ``events`` that the rows cover.
 
         Returns:
             The number of units that were not visible before.
@@ -174,12 +174,12 @@ class Store(ReadableStore):
         return commit_derived(self._folder, self._units, table, [*files], {app_id: version})
 
     def withdraw_files(self, table: str, paths: Iterable[str]) -> int:
-        """Take files of a table out of view; return how many were visible. Their rows must be made again."""
+        """Hide files of a table, and return how many were visible. Their rows must be made again."""
         self._check_table(table)
         return self._folder.remove(table, set(paths))
 
     def withdraw_units(self, table: str, numbers: Collection[int]) -> int:
-        """Take the rows of some units out of view, -1 standing for rows of none; return how many files had some.
+        """Hide the rows of some units, -1 meaning rows without a unit; return how many files had such rows.
 
         Raises:
             InputError: A file is damaged.
@@ -188,15 +188,15 @@ class Store(ReadableStore):
         return withdraw_units(self._folder, self._units, table, numbers)
 
     def gather(self, most: int = GATHERED_ROWS) -> int:
-        """Put files together of which a table has many; the cost is that of what came since.
+        """Merge files if a table has many; the cost is that of the files added since the last call.
 
-        What reads a growing store then opens some hundred files at most, however many units it has.
+        Readers of a growing store then open at most some hundred files, however many units the store has.
 
         Args:
-            most: Rows of a new file; files of half of it and more stay as they are, and so do damaged ones.
+            most: Rows of a new file; files with at least half as many rows, and damaged files, are not merged.
 
         Returns:
-            The number of files that were replaced.
+            The number of replaced files.
 
         Raises:
             InputError: The store cannot be written.
@@ -206,7 +206,7 @@ class Store(ReadableStore):
         return sum(gather(self._folder, self._units, table, most) for table in TABLES)
 
     def compact(self, table: str, done: Callable[[int], None] = lambda _: None) -> Rewritten:
-        """Put all small files of a table together, sorted by key; ``done`` gets the number of files looked at.
+        """Merge all small files of a table, sorted by key; ``done`` is called with the number of files done so far.
 
         Raises:
             InputError: The store cannot be written.
@@ -216,7 +216,7 @@ class Store(ReadableStore):
         return compact(self._folder, self._units, table, done)
 
     def delete_replaced(self, table: str, before: datetime) -> tuple[int, int]:
-        """Delete the files of a table that others replaced before a time; return how many, and bytes.
+        """Delete the files of a table that were replaced before a time; return their number and their bytes.
 
         Raises:
             InputError: The files cannot be deleted.
@@ -226,12 +226,12 @@ class Store(ReadableStore):
         return delete_replaced(self._folder, table, before)
 
     def make_tables(self) -> None:
-        """Make missing tables and upgrade the older ones."""
+        """Make missing tables and upgrade older tables."""
         upgrade(self._folder, self._units, self._commits)
         self._current.update(TABLES)
 
     def _prepare(self, *tables: str) -> None:
-        """Upgrade the store if a table that is about to be written is missing or lacks a declared column."""
+        """Upgrade the store if one of the tables is missing or lacks a declared column."""
         if not all(table in self._current or self._folder.is_current(table) for table in tables):
             self.make_tables()
         self._current.update(tables)

@@ -1,4 +1,4 @@
-"""Which study of a store a command is about."""
+"""Choose the study that a command is about."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def chosen_study(store: ReadableStore, study: str | None = None, model: str | None = None) -> tuple[str, str]:
-    """Return the name and the model id of the one study that is meant.
+    """Return the name and model id of the study that a command names, or of the store's only study.
 
     Args:
         store: A store with documents.
-        study: What ``--study`` names; None where the store has one study.
-        model: What ``--model`` names; None where the study has one model.
+        study: The value of ``--study``; None if the store has one study.
+        model: The value of ``--model``; None if the study has one model.
 
     """
     there = {(row["study"], row["model"]) for row in store.read("documents", columns=["study", "model"]).to_pylist()}
@@ -34,5 +34,5 @@ def chosen_study(store: ReadableStore, study: str | None = None, model: str | No
 
 
 def model_revisions(store: ReadableStore) -> dict[tuple[str, str], str | None]:
-    """Return the revision of the model that each study names, by study and model; events of others have none."""
+    """Return the model revision that each study names, by study and model; None for studies of other generators."""
     return {(row["study"], row["model"]): row["revision"] for row in store.read("studies").to_pylist()}

@@ -1,4 +1,4 @@
-"""Stores of older schema versions: columns that came since are added, and every row is told its unit."""
+"""Upgrade stores of older schema versions: add new columns, and give every row the number of its unit."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _UNITS_AT_ONCE: Final = 256
 
 
 def upgrade(folder: DeltaFolder, rows: UnitRows, commits: UnitCommits) -> None:
-    """Make missing tables, add missing columns, and fill in the units of rows that were there before.
+    """Make missing tables, add missing columns, and fill in the units of older rows.
 
-    An upgrade that was killed is continued by the next one.
+    The next upgrade continues an upgrade that was killed.
     """
     older = is_older(folder)
     for table in sorted(TABLES, key="events".__eq__):  # events last: where it is and current, all are
@@ -44,19 +44,19 @@ def upgrade(folder: DeltaFolder, rows: UnitRows, commits: UnitCommits) -> None:
 
 
 def is_older(folder: DeltaFolder) -> bool:
-    """Tell whether a store has rows that do not say their units."""
+    """Tell whether a store has rows without a unit number."""
     there = (folder.load(table) for table in (*NUMBERED, UNITS.name) if folder.is_there(table))
     return any(_lacking(folder, loaded) for loaded in there)
 
 
 def _lacking(folder: DeltaFolder, loaded: Snapshot) -> list[str]:
-    """The paths of the files that do not say their units."""
+    """Return the paths of the files whose rows have no unit numbers."""
     found = folder.paths_by_missing_columns(loaded)
     return [path for missing, paths in found.items() if "unit" in missing for path in paths]
 
 
 def _packs(folder: DeltaFolder, table: str) -> Iterator[list[StoredFile]]:
-    """Files that are worth being made one, in the order of their paths, which name what they have."""
+    """Yield groups of files that are worth merging, in the order of their paths, which name their content."""
     loaded = folder.load(table)
     lacking = set(_lacking(folder, loaded))
     part, rows = list[StoredFile](), 0
@@ -72,7 +72,7 @@ def _packs(folder: DeltaFolder, table: str) -> Iterator[list[StoredFile]]:
 
 
 def _number_units(folder: DeltaFolder, rows: UnitRows) -> None:
-    """Write the rows of ``units`` again, with their numbers, and with how many events they have and which."""
+    """Write the rows of ``units`` again with their numbers, and with the number and digest of their events."""
 
     def attempt(units: Snapshot) -> Commit | None:
         lacking = _lacking(folder, units)
@@ -87,7 +87,7 @@ def _number_units(folder: DeltaFolder, rows: UnitRows) -> None:
 
 
 def _counted(folder: DeltaFolder, rows: UnitRows, units: pa.Table) -> pa.Table:
-    """Count the events of units, and take their digests; of unreadable events nothing is said."""
+    """Count the events of units and compute their digests; values of unreadable events stay null."""
     counts, digests = list[int | None](), list[str | None]()
     reader = RowsOfUnits(folder, folder.load("events"), rows.spans)
     for begin in range(0, units.num_rows, _UNITS_AT_ONCE):

@@ -26,7 +26,7 @@ from report.sections import PARTS, Part
 _TEMPLATES = Path(__file__).parent / "templates"
 
 RELOADING = '<meta http-equiv="refresh"'
-"""What the page of a study that still moves has, and no other one."""
+"""The tag that only the page of an unfinished study has: it makes the page reload itself."""
 
 DrawFigures = Callable[[Sequence[Drawing], Path], dict[str, str]]
 """Draws figures into a folder, and returns every figure by name, as it stands in the page."""

@@ -1,1 +1,1 @@
-"""Words of the whole house: tables, studies, documents, errors."""
+"""Definitions that all packages share: tables, studies, documents, errors."""

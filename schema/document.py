@@ -1,4 +1,4 @@
-"""What a document is: one tokenized prompt, the statistical unit of every study (definitions, "Objects")."""
+"""A document: one tokenized prompt, the statistical unit of every study (definitions, "Objects")."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Document:
 
     Attributes:
         doc: The document's id, unique within a study and model.
-        cluster: What makes documents dependent: several prompts made from one question share it. A document that
-            depends on no other is a cluster of its own.
+        cluster: The name of a group of dependent documents, such as several prompts made from one question. A document
+            that depends on no other document is a cluster of its own.
         tokens: The prompt's token ids in order, without any generated token.
-        answers: What a right continuation states; empty where the source does not know.
-        scoring: How its answers are scored, "all" or "part"; empty where there are none.
+        answers: The texts that a right continuation states; empty if the source does not know them.
+        scoring: The rule that scores the answers, "all" or "part"; empty without answers.
 
     """
 

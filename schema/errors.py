@@ -1,13 +1,13 @@
 """Every error that kvdrift raises on purpose.
 
-KvdriftError               one line, made to be read by a person
+KvdriftError               one line that a person can read
 ├── InputError             the user's mistake: what is wrong, where, what would be right (exit code 2)
-│   ├── PlanError          an evaluation without its frozen plan, or against another one
+│   ├── PlanError          an evaluation without a frozen plan, or against another plan
 │   ├── UnlikeUnitsError   units of one action and document that keep or read unlike entries
-│   └── MissingStoreError  a place where there is no store yet
-└── OperationError         the work failed though the input was right (exit code 1)
+│   └── MissingStoreError  no store at the given place
+└── OperationError         the work failed although the input was right (exit code 1)
     ├── ControlError       a full-retention control with delta or f other than 0
-    ├── NobodyLeftError    an endpoint or a cluster that is gone, so that all work would fail
+    ├── NobodyLeftError    an endpoint or a cluster is gone, so that all work would fail
     └── DamagedStoreError  a store that contradicts itself: commits are damaged or lost
 """
 
@@ -25,14 +25,14 @@ from functools import cache, wraps
 from typing import Final, TypeVar
 
 _LONGEST_LINE: Final = 2_000  # characters; the longest lists of known names take about 1,500
-_LONGEST_END: Final = 500  # of them at the line's end
+_LONGEST_END: Final = 500  # characters of the line's end that stay
 
 
 class KvdriftError(Exception):
-    """Base of all errors below; ``exit_code`` is what the command returns.
+    """Base of all errors of kvdrift; the command line exits with ``exit_code``.
 
     Args:
-        line: What is wrong, where, and what would be right. A line that echoes a long value is shortened.
+        line: What is wrong, where, and what would be right. An overlong line is shortened.
 
     """
 
@@ -43,7 +43,7 @@ class KvdriftError(Exception):
 
 
 class InputError(KvdriftError):
-    """Something the user gave is wrong: a file, a field, a value."""
+    """Something that the user gave is wrong: a file, a field, a value."""
 
     exit_code = 2
 
@@ -57,7 +57,7 @@ class UnlikeUnitsError(InputError):
 
 
 class MissingStoreError(InputError):
-    """There is no store where one was looked for."""
+    """There is no store at the given location."""
 
 
 class OperationError(KvdriftError):
@@ -65,11 +65,11 @@ class OperationError(KvdriftError):
 
 
 class NobodyLeftError(OperationError):
-    """What generates is gone: other documents would fail, too."""
+    """The server or cluster that generates is gone, so that every further document would fail."""
 
 
 class DamagedStoreError(OperationError):
-    """A store contradicts itself: log files are damaged or lost, or rows have lost what they were made from."""
+    """A store contradicts itself: log files are damaged or lost, or the sources of derived rows are lost."""
 
 
 class ControlError(OperationError):
@@ -88,9 +88,10 @@ _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if it has none: libraries add causes and hints below.
+    """Return the first line of an error's message, or the error's type if the message is empty.
 
-    delta-rs puts the operating system's words last, below where it was: these are returned then.
+    Libraries put causes and hints below the first line. delta-rs puts the operating system's message last; if there is
+    such a message, it is returned.
     """
     lines = str(error).strip().splitlines()
     causes = [line.rpartition("↳")[2] for line in lines if "↳" in line]
@@ -99,15 +100,15 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def reading(unread: str, *others: type[Exception]) -> Iterator[None]:
-    """Make one line of whatever goes wrong while a file of the user's is read in the block.
+    """Turn any exception while the block reads a user's file into an InputError of one line.
 
-    Files may be nested without end, hold numbers of a million digits, or say that they are larger than the memory;
-    each library says so by exceptions of its own.
+    A file may be nested without end, hold numbers of a million digits, or claim to be larger than the memory. Each
+    library reports this by exceptions of its own.
 
     Args:
-        unread: How the line begins: the file, the line in it if known, and what the file is not, as in
+        unread: The beginning of the line: the file, the line number if known, and the failed format, as in
             ``study.toml: cannot be read as TOML``.
-        others: Exceptions of the library besides those that Python itself raises.
+        others: The library's exceptions, besides those that Python itself raises.
 
     Raises:
         InputError: The file cannot be read.
@@ -123,7 +124,7 @@ def reading(unread: str, *others: type[Exception]) -> Iterator[None]:
 
 
 def _said_by(error: BaseException) -> str:
-    """What an exception says of a file's content, without its place in our code."""
+    """Return the message of an exception about a file's content, without the place in our code."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, MemoryError):
@@ -137,9 +138,9 @@ def _said_by(error: BaseException) -> str:
 
 
 def failure_of(error: BaseException, part: object) -> str:
-    """Name an exception in code that is not ours: what it is, and where in the file of the part's class.
+    """Return an exception of a user's own class in words, with the file and line at which it passed through that class.
 
-    Where it came through no line of that file, the line that raised it stands for one.
+    If the exception passed through no line of the class's file, the line that raised it is named.
     """
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(type(part).__module__), "__file__", None)
@@ -149,10 +150,10 @@ def failure_of(error: BaseException, part: object) -> str:
 
 
 def tried_once(trial: Callable[[Tried], str | None]) -> Callable[[Tried], str | None]:
-    """Decorate a trial of what a machine may not have or cannot build: it is made once for each argument.
+    """Decorate a function that tries something the machine may lack or cannot build, so that it runs once per argument.
 
-    The trial returns what is wrong in a line, and None where nothing is; so does what is decorated, where a module that
-    is not installed and any other exception count as what is wrong.
+    The function returns one line about the failure, or None for success. The decorated function does the same, and also
+    turns a missing module or any other exception into such a line.
     """
 
     @cache
@@ -162,14 +163,14 @@ def tried_once(trial: Callable[[Tried], str | None]) -> Callable[[Tried], str | 
             return trial(argument)
         except ModuleNotFoundError as error:
             return f"{error.name} is not installed"
-        except Exception as error:  # noqa: BLE001 - of compilers, linkers, drivers, the file system
+        except Exception as error:  # noqa: BLE001 - compilers, linkers, drivers and the file system raise all sorts
             return f"{type(error).__name__}: {first_line(error)}"
 
     return fault
 
 
 def is_disk_fault(error: BaseException) -> bool:
-    """Tell whether an error says that a disk is full or broken, which is no mistake of the user's."""
+    """Tell whether an error says that a disk is full or broken, which is not the user's mistake."""
     return _DISK_FAULTS.search(str(error)) is not None
 
 
@@ -179,7 +180,7 @@ def is_forbidden(error: OSError) -> bool:
 
 
 def shortened(line: str) -> str:
-    """Return a line without its middle if nobody could read it; its end often says what would be right."""
+    """Return a line without its middle if it is too long to read; the end stays, since it often says what to do."""
     if len(line) <= _LONGEST_LINE:
         return line
     begin, end = line[: _LONGEST_LINE - _LONGEST_END], line[-_LONGEST_END:]
@@ -187,14 +188,14 @@ def shortened(line: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text as one line without control characters: names in it may come from files of others."""
+    """Return a text as one line without control characters, which names from other people's files may contain."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def alike(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that ``name`` may stand for: equal but for zeros before a number, else the most alike.
+    """Return the known name that ``name`` probably means; None if no known name is similar.
 
-    None if no known name is like it.
+    A name that differs only by zeros before a number comes first, then the most similar name.
     """
     names = sorted(known)
     same = [other for other in names if _without_zeros(other) == _without_zeros(name)]
@@ -206,7 +207,7 @@ def _without_zeros(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error line: the known name nearest to ``name``, or all known names if none is near."""
+    """Return the end of an error line: the known name most similar to ``name``, or all known names if none is alike."""
     names = sorted(known)
     close = alike(name, names)
     return f"did you mean '{close}'?" if close else f"known: {', '.join(names)}"

@@ -1,7 +1,7 @@
-"""The text of a frozen plan, and its hash, which depends on what was decided and not on how long anything took.
+"""The text of a frozen plan and its hash, which depends on decisions and not on measured seconds.
 
-A plan's JSON has under ``measured`` what was measured in seconds, at the places of the plan that it belongs to. No two
-runs measure the same, so the hash leaves it out. Plans frozen before there was this key are hashed as a whole.
+A plan's JSON has a key ``measured`` with all measured seconds, nested like the plan itself. Two runs never measure the
+same seconds, so the hash leaves this key out. Plans frozen by versions without this key are hashed as a whole.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ def frozen_text(content: dict[str, Any]) -> str:
 
 
 def frozen_sha256(text: str) -> str:
-    """Return the SHA-256 of a frozen plan's text, without what was measured."""
+    """Return the SHA-256 of a frozen plan's text without the measured seconds."""
     try:
         content = json.loads(text)
         if isinstance(content, dict) and MEASURED in content:
             del content[MEASURED]
             text = frozen_text(content)
-    except ValueError:  # not a plan that was frozen here; it has a hash all the same
+    except ValueError:  # not frozen by kvdrift, but every text has a hash
         pass
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def with_measured(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a plan's content with what was measured at the places that it belongs to, as older plans have it."""
+    """Return a plan's content with the measured seconds merged into their places, as in older plans."""
     rest = {name: value for name, value in content.items() if name != MEASURED}
     merged: dict[str, Any] = _merged(rest, content.get(MEASURED, {}))
     return merged
 
 
 def _merged(value: Any, more: Any) -> Any:
-    """Nested JSON with more entries; lists are of equal length."""
+    """Return nested JSON with the entries of ``more`` added; lists have equal lengths."""
     if isinstance(value, dict) and isinstance(more, dict):
         return value | {name: _merged(value[name], inner) if name in value else inner for name, inner in more.items()}
     if isinstance(value, list) and isinstance(more, list):

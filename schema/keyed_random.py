@@ -1,4 +1,4 @@
-"""Random streams that are a function of a name: the same on every machine, in any order and for any batch."""
+"""Random streams that depend only on a name: equal on every machine, in any order and for any batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def keyed_generator(name: str, counter: int = 0) -> np.random.Generator:
-    """Make the Philox4x64-10 generator that is keyed by the BLAKE2b-128 digest of ``name``.
+    """Return the Philox4x64-10 generator whose key is the BLAKE2b-128 digest of ``name``.
 
     Only ``Generator.random`` promises the same numbers under every version of numpy; numpy may change how the other
     distributions use the stream.

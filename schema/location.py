@@ -1,4 +1,4 @@
-"""Where a store or a file lies: a local path or the URL of an object store. Nothing else decides which of the two."""
+"""Locations of stores and files: local paths, or URLs of an object store."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LONGEST_NAME: Final = 200  # bytes; file systems take 255
 
 
 def is_local(location: str | Path) -> bool:
-    """Whether a location is a path of this machine's file system, rather than a URL."""
+    """Tell whether a location is a path of this machine's file system, not a URL."""
     return "://" not in str(location)
 
 
 def absolute(location: str | Path) -> str:
-    """The location as an absolute path, with ``~`` expanded and without ``..``, or as a URL without a slash at its end.
+    """Return a path as an absolute path, with ``~`` expanded and without ``..``; a URL without a slash at its end.
 
     A ``file://`` URL becomes the path that it names.
     """
@@ -36,21 +36,21 @@ def absolute(location: str | Path) -> str:
 
 
 def straight(path: Path) -> str:
-    """A path without ``..``, if it still names the same place: a folder before ``..`` may be a link elsewhere."""
+    """Return a path without ``..`` if that names the same place; a folder before ``..`` may be a link elsewhere."""
     text = os.path.normpath(path)
     return text if os.path.realpath(text) == os.path.realpath(path) else str(path)
 
 
 def join(location: str, *names: str) -> str:
-    """The location of a file or folder below another location."""
+    """Return the location of a file or folder below another location."""
     return "/".join((location, *names))
 
 
 def filesystem_of(location: str) -> tuple[pa.fs.FileSystem, str]:
-    """The file system that holds a location, and the location's path in it."""
+    """Return the file system that holds a location, and the location's path in that file system."""
     if is_local(location):
         return pa.fs.LocalFileSystem(), location
-    # One request then puts a small object, where by default three do.
+    # A small object is then written by one request instead of three.
     options = "?allow_delayed_open=true" if location.startswith("s3://") else ""
     try:
         filesystem, path = pa.fs.FileSystem.from_uri(location + options)
@@ -60,7 +60,7 @@ def filesystem_of(location: str) -> tuple[pa.fs.FileSystem, str]:
 
 
 def check_regular(path: Path) -> None:
-    """Check that a path is a file's, if something is there: reading a pipe waits, and a device may have no end."""
+    """Refuse a folder, a pipe or a device: reading a pipe waits, and a device may have no end."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: is {'a folder' if path.is_dir() else 'no regular file'}; give a file")
 
@@ -68,7 +68,7 @@ def check_regular(path: Path) -> None:
 def folder_name(name: str) -> str:
     """Return a name as the name of one folder: the name if usable as one, else a cleaned name plus a digest.
 
-    Names come from study files and from logs that others made, and must not lead out of the folder that they are in.
+    Names come from study files and from other people's logs, and must not lead out of their folder.
     """
     usual = name.isprintable() and not re.search(r"[/\\:]", name) and not name.startswith(".")
     if usual and name == name.strip() and 0 < len(name.encode()) <= _LONGEST_NAME:

@@ -1,4 +1,4 @@
-"""Who may change a local store: many writers at once, or one repair; and one run of studies at a time.
+"""Locks of a local store: many writers or one repair at a time, and one run of studies at a time.
 
 Writers at once commit to a table in turn, so that they do not race for its next version.
 
@@ -19,9 +19,9 @@ from typing import Final
 from schema.errors import OperationError
 from schema.location import is_local
 
-_PATIENCE: Final = 5.0  # seconds: longer than a commit takes
+_PATIENCE: Final = 5.0  # seconds, longer than a commit takes
 
-_LOOK: Final = 0.5  # seconds from one look to the next of a run that waits
+_LOOK: Final = 0.5  # seconds between two attempts of a waiting run
 
 _STUCK: Final = 10.0  # seconds: a writer whose turn lasts so long is not waited for
 _FIRST_LOOK, _LONGEST_LOOK = 0.002, 0.5  # seconds from one look for one's turn to the next, which is random
@@ -31,7 +31,7 @@ _repaired: Final = set[str]()  # stores that a repair of this process has
 
 @contextmanager
 def written(location: str) -> Iterator[None]:
-    """A block that writes to a store; waits while another process repairs it."""
+    """Hold a store's lock for writing during the block; wait while another process repairs the store."""
     if not is_local(location) or location in _repaired:
         yield
         return
@@ -42,16 +42,16 @@ def written(location: str) -> Iterator[None]:
 
 @contextmanager
 def run_alone(location: str, say: Callable[[str], None]) -> Iterator[None]:
-    """A block that runs studies of a store; waits while another one does, and says so.
+    """Hold a store's lock for running studies during the block; wait, and say so, while another process runs studies.
 
-    Two at once would do no harm, but generate the same documents twice. Nobody waits for those of a store behind a URL.
+    Two runs at once would do no harm, but would generate the same documents twice. Stores behind a URL have no lock.
     """
     if not is_local(location):
         yield
         return
     with _opened(f"{location}/events") as folder:
         if not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            say(f"another run is at work on {location}: this one waits until it ends, and then does what is left")
+            say(f"another run works on {location}: this run waits for its end, and then does the rest")
             while not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 time.sleep(_LOOK)
         yield
@@ -59,7 +59,7 @@ def run_alone(location: str, say: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def repaired(location: str) -> Iterator[None]:
-    """A block that repairs a local store, beside which no other process writes to it."""
+    """Hold a local store's lock for repair during the block, so that no other process writes to the store."""
     with _opened(location) as folder:
         begun = time.monotonic()
         while not _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -104,7 +104,7 @@ def in_turn(log: Path, version: Callable[[], int]) -> Iterator[None]:
 
 @contextmanager
 def _opened(location: str) -> Iterator[int | None]:
-    """Open the store's folder, to lock it; None if it cannot be opened: the reader reports why."""
+    """Open a store's folder for locking; None if the folder cannot be opened: the reader reports why."""
     try:
         folder = os.open(location, os.O_RDONLY)
     except OSError:
@@ -117,7 +117,7 @@ def _opened(location: str) -> Iterator[int | None]:
 
 
 def _lock(folder: int | None, kind: int) -> bool:
-    """Take a lock, and tell whether no other process keeps it from us."""
+    """Take a lock and return whether it was free; also True if the file system has no locks."""
     try:
         if folder is not None:
             fcntl.flock(folder, kind)

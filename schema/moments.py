@@ -1,10 +1,10 @@
-"""The additive per-replicate moments that every estimate is a smooth function of (definitions, "Pooling").
+"""The additive moments of a replicate; every estimate is a smooth function of their means (definitions, "Pooling").
 
-Each is averaged over a document's replicates, then over documents. The SQL view ``moments`` has one column for each
-scalar moment, ``position_moments`` and ``lag_moments`` one for each profile moment; ``stats`` resamples the same names.
-T, the early and late lags, the blocks, the run length and the threshold are the study's windows. W is the last position
-of block 1: positions 1..W are what calibration observes of a trajectory (definitions, "Calibration"; 1..32 at H = 128).
-A mean over an empty window is null; a sum over one is 0, and so is the indicator of an event within it.
+Each moment is averaged over a document's replicates, then over documents. The SQL view ``moments`` has one column for
+each scalar moment; ``position_moments`` and ``lag_moments`` have one for each profile moment. ``stats`` resamples
+columns of the same names. T, the early and late lags, the blocks, the run length and the threshold are the study's
+windows. W is the last position of block 1; calibration observes positions 1..W of a trajectory (definitions,
+"Calibration"; 1..32 at H = 128). Over an empty window, a mean is null, and a sum or an indicator is 0.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ COMPENSATORS: dict[str, str] = {
     "occupation_compensator": "sum_{t > tau} delta_t / H",
     "exposure_compensator": "sum_{t <= tau} (H - t) delta_t / H, over all t without divergence",
 }
-"""What occupation and exposure are compared with: sums of the same weights with delta_t in place of I_t.
+"""The compensators of occupation and exposure: the same sums with delta_t in place of I_t.
 
-With these moments every control variate of the definitions is a difference of moments; no quantity reads them.
+Every control variate of the definitions is a difference of a moment and its compensator. No quantity reads them.
 """
 
 WRITTEN: dict[str, str] = {
     "written": "min(H, e') / H",
     "written_exposure": "(min(H, e') - tau) 1{tau <= H} / H",
 }
-"""Positions up to the later EOS: after it both sides are padded, and agree by construction."""
+"""Moments over positions up to the later EOS; after it both sides are padded, and agree by construction."""
 
 SCALAR_MOMENTS: dict[str, str] = {
     "mismatch": "sum_t I_t / H",
@@ -71,7 +71,7 @@ LAG_MOMENTS: dict[str, str] = {
     "cohort_pre_eos": "1{tau <= T, tau + j < e}",
 }
 
-# Of documents with answers alone: the view ``document_answers`` (definitions, "Answers").
+# Only for documents with answers, in the view ``document_answers`` (definitions, "Answers").
 ANSWER_MOMENTS: dict[str, str] = {
     "reference_score": "score of X",
     "compressed_score": "score of Y",
@@ -102,4 +102,4 @@ MOMENT_UNITS: dict[str, str] = {
     **dict.fromkeys((*SCALAR_MOMENTS, *POSITION_MOMENTS, *LAG_MOMENTS, *ANSWER_MOMENTS), "share, 0..1"),
     **{name: unit for unit, names in _OTHER_UNITS.items() for name in names},
 }
-"""The unit of each moment, one of ``schema.tables.MEASURES``: most are shares of positions, or of replicates."""
+"""The unit of each moment, one of ``schema.tables.MEASURES``; most moments are shares of positions or replicates."""

@@ -1,4 +1,4 @@
-"""Other Pythons of ours: a pool of processes, what a process is started with, and what it said when it failed."""
+"""Start other Python processes of ours: a pool, the environment of a process, and the last line of a failed one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ _STARTING = threading.Lock()
 
 
 class OwnProcesses(ProcessPoolExecutor):
-    """Processes that work beside this one and end with it, however it ends.
+    """A pool of processes that end with this process, even if it is killed.
 
-    They say nothing on the terminal and do not hear its Ctrl-C.
+    The processes print nothing on the terminal and ignore its Ctrl-C.
 
     Args:
-        count: How many processes there are at most; each starts when work waits for it.
-        begin: Is called once in each process before its work, with ``arguments``.
-        times: How many calls a process answers before another process takes its place, with fresh memory; None for
-            all.
+        count: The most processes; a process starts when work waits for it.
+        begin: Called with ``arguments`` once in each process before its work.
+        times: The number of calls after which a process is replaced by a new one with fresh memory; None for never.
 
     """
 
@@ -40,10 +39,10 @@ class OwnProcesses(ProcessPoolExecutor):
         )
 
     def kill(self) -> None:
-        """End the processes at once; what they are doing is lost.
+        """End the processes at once; their unfinished work is lost.
 
-        The pool's own thread has ended too: if the interpreter ends while that thread closes its pipe, Python prints a
-        traceback.
+        The pool's own thread is ended, too. If the interpreter ended while that thread closes its pipe, Python would
+        print a traceback.
         """
         thread: object = self._executor_manager_thread  # ``shutdown`` forgets it; None before any work
         self.shutdown(wait=False, cancel_futures=True)
@@ -54,9 +53,9 @@ class OwnProcesses(ProcessPoolExecutor):
 
 
 class _Process(SpawnProcess):
-    """A process that does not import the script that this one runs.
+    """A process that does not import the script that runs in this process.
 
-    The script of a user who calls ``kvdrift.run`` may have no guard against running again when it is imported.
+    A user's script that calls ``kvdrift.run`` may lack the guard that keeps it from running again when imported.
     """
 
     def start(self) -> None:
@@ -70,7 +69,7 @@ class _Process(SpawnProcess):
 
 
 class _Context(SpawnContext):
-    """Starts such processes and remembers them."""
+    """A multiprocessing context that starts processes without the script and remembers them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,8 +98,8 @@ def _end_with_parent() -> None:
 
 
 def own_environment() -> dict[str, str]:
-    """Return the environment in which a Python that is started finds the modules that this one does."""
-    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109 - '' stands for it
+    """Return the environment with which a new Python process finds the same modules as this process."""
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109 - '' in sys.path means the working folder
     return os.environ | {"PYTHONPATH": paths}
 
 

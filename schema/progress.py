@@ -1,4 +1,4 @@
-"""Progress of long work, told to a listener that is handed down with the work."""
+"""Report the progress of long work to a listener that is passed along with the work."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Final, Protocol
 
 
 class Progress(Protocol):
-    """A listener: something that shows how far the work is."""
+    """A listener that shows how far the work is."""
 
     def begin(self, stage: str, total: int, unit: str) -> None:
-        """A stage of ``total`` units starts; ``unit`` names what is counted, such as documents."""
+        """Start a stage of ``total`` units; ``unit`` names the things counted, such as documents."""
 
     def advance(self, done: int) -> None:
-        """``done`` more units of the current stage are finished."""
+        """Count ``done`` more finished units of the current stage."""
 
     def say(self, line: str) -> None:
-        """One line worth keeping, such as a result."""
+        """Show one line that should stay, such as a result."""
 
 
 @dataclass(frozen=True)
 class NamedProgress:
-    """Tells a listener what is told of one of several studies, with the study's name in front.
+    """Passes the progress of one of several studies to a listener, with the study's name in front.
 
     Attributes:
-        listener: who is told.
-        name: what stands before stages and lines.
+        listener: The listener.
+        name: The text put before stages and lines.
 
     """
 
@@ -33,15 +33,15 @@ class NamedProgress:
     name: str
 
     def begin(self, stage: str, total: int, unit: str) -> None:
-        """A stage of the study starts."""
+        """Start a stage of the study."""
         self.listener.begin(f"{self.name}: {stage}", total, unit)
 
     def advance(self, done: int) -> None:
-        """``done`` more units of the study's stage are finished."""
+        """Count ``done`` more finished units of the study's stage."""
         self.listener.advance(done)
 
     def say(self, line: str) -> None:
-        """One line on the study."""
+        """Show one line about the study."""
         self.listener.say(f"{self.name}: {line}")
 
 

@@ -1,4 +1,4 @@
-"""How many entries an action keeps of a prompt, or a policy lets a step read: an integer, a fraction of n, or all."""
+"""Retention rules: how many entries of a prompt an action keeps, or a policy's step reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Retention:
         """Read a study file's ``keep``: 512, "1/2", "90%" or "all".
 
         Raises:
-            InputError: It is anything else, such as a float.
+            InputError: The value is none of these, such as a float.
 
         """
         if value == "all":
@@ -59,11 +59,11 @@ def _fraction(text: str) -> int | Fraction:
 
 
 def exact_fraction(text: str) -> Fraction:
-    """Read "1/4" or "0.25" as it is written.
+    """Return "1/4" or "0.25" as the exact fraction that is written.
 
     Raises:
-        ValueError: It is none, or has an exponent, by which a short text names a number that no memory holds.
-        ZeroDivisionError: Its denominator is 0.
+        ValueError: The text is no fraction, or has an exponent: a short exponent can mean a number larger than memory.
+        ZeroDivisionError: The denominator is 0.
 
     """
     if "e" in text.lower():

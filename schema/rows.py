@@ -1,4 +1,4 @@
-"""Rows of events as numpy arrays: element types, one number for each combination of names, and runs of equal rows."""
+"""Rows of events as numpy arrays: element types, codes for combinations of names, and runs of equal rows."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def combined_codes(columns: Sequence[tuple[npt.NDArray[Any], int]], rows: int) -
     """Number the combinations of several coded columns.
 
     Args:
-        columns: For each column its codes, integers [N] of at least 0, and a bound that lies above all of them.
+        columns: For each column its codes, integers [N] of at least 0, and a bound larger than every code.
         rows: N.
 
     Returns:
-        [N] one number for each combination of codes, ascending in the lexicographic order of the combinations.
+        [N] the number of each row's combination, ascending in the lexicographic order of the combinations.
 
     """
     combined, size = np.zeros(rows, dtype=np.int64), 1
     for codes, bound in columns:
-        if bound <= 1:  # the usual segment has one study, model, document and action
+        if bound <= 1:  # usual case: one study, model, document and action
             continue
         if size * bound > _LARGEST:  # number the combinations so far densely before the product overflows
             kept, combined = np.unique(combined, return_inverse=True)
@@ -51,10 +51,10 @@ def run_begins(*columns: npt.NDArray[Any]) -> Flags:
 
 
 def repeats(keys: Sequence[npt.NDArray[Any]], values: Sequence[npt.NDArray[Any]]) -> tuple[Flags, Flags]:
-    """Find rows that repeat the key of an earlier row.
+    """Find the rows that repeat the key of an earlier row.
 
     Args:
-        keys: Columns [N], by which the rows are sorted; rows of one key are in the order in which they came.
+        keys: Columns [N] by which the rows are sorted; rows with equal keys stay in their original order.
         values: The other columns [N].
 
     Returns:
@@ -67,10 +67,10 @@ def repeats(keys: Sequence[npt.NDArray[Any]], values: Sequence[npt.NDArray[Any]]
 
 
 def row_hashes(columns: Iterable[pa.ChunkedArray]) -> Hashes:
-    """Hash the combinations of values of some columns of texts, integers or lists of texts.
+    """Hash each row of some columns of texts, integers or lists of texts.
 
     Returns:
-        [N] one number of 64 bits for each combination, the same one in every call of this process, null being a value.
+        [N] a 64-bit number for each row; equal rows have equal numbers within a process. Null is a value like others.
 
     """
     found: Hashes | None = None
@@ -97,7 +97,7 @@ def _list_hashes(lists: pa.Array) -> Hashes:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """The last steps of SplitMix64 (Steele, Lea and Flood 2014), which spread each bit over all."""
+    """Apply the last steps of SplitMix64 (Steele, Lea and Flood 2014), which spread each bit over all bits."""
     values = (values + _ODD).astype(np.uint64)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""The law that tokens are drawn by: what a study makes of a model's logits (definitions, "Decoding law")."""
+"""The law by which a study draws tokens from a model's logits (definitions, "Decoding law")."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 
 def _truncating(top_p: float) -> float | None:
-    return None if top_p == 1.0 else top_p  # all tokens together: nothing is left out
+    return None if top_p == 1.0 else top_p  # no truncation: all tokens together have probability 1
 
 
 Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -19,13 +19,13 @@ TopK = Annotated[int, Field(ge=1, lt=2**31)]
 
 @dataclass(frozen=True)
 class SamplingLaw:
-    """A next-token law made of logits: first temperature, then ``top_k``, then ``top_p``.
+    """A next-token law from logits: first temperature, then ``top_k``, then ``top_p``.
 
     Attributes:
-        temperature: T, which logits are divided by. At 0 the law is greedy: the token of the largest logit, and the
-            first of several, has probability 1.
-        top_p: Leaves the fewest of the most probable tokens whose probabilities reach it together; None leaves all.
-        top_k: Leaves so many of the most probable tokens, and those as probable as the last of them; None leaves all.
+        temperature: T, the divisor of the logits. At 0 the law is greedy: the token with the largest logit has
+            probability 1; on a tie the first such token.
+        top_p: Keeps the smallest set of most probable tokens whose total probability reaches this; None keeps all.
+        top_k: Keeps this many most probable tokens, and tokens as probable as the last of them; None keeps all.
     """
 
     temperature: float = 1.0
@@ -39,12 +39,12 @@ class SamplingLaw:
 
     @property
     def greedy(self) -> bool:
-        """Whether one token has probability 1, so that every replicate is the same."""
+        """Whether the law is greedy: one token has probability 1, so that all replicates are equal."""
         return self.temperature == 0.0
 
     @property
     def words(self) -> str:
-        """The law in words, as pages have it."""
+        """The law in words, as pages show it."""
         if self.greedy:
             return "greedy"
         kept = [f"{name} {value:.12g}" for name, value in (("top-k", self.top_k), ("top-p", self.top_p)) if value]
@@ -52,9 +52,9 @@ class SamplingLaw:
 
     @property
     def other_words(self) -> str:
-        """The law in words where it is not the default, which need not be told; else empty."""
+        """The law in words; empty for the default law."""
         return "" if self == FULL_SOFTMAX else self.words
 
 
 FULL_SOFTMAX: Final = SamplingLaw()
-"""Temperature 1, no token left out: the paper's, and the default."""
+"""Temperature 1 without truncation: the paper's law, and the default."""

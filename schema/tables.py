@@ -1,7 +1,7 @@
-"""Every stored table as an Arrow schema: columns, types, units and meaning, in this one place.
+"""Every stored table as an Arrow schema: columns, types, units and meanings.
 
-The types are those that Delta Lake and DuckDB share: signed integers only, strings without a dictionary type.
-Column names follow the definitions page; SQL staging views are held against this module by a test.
+The types are common to Delta Lake and DuckDB: signed integers only, strings without a dictionary type. Column names
+follow the definitions page. A test compares the SQL staging views with this module.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 # 5: revisions of plans, moments of documents
 # 6: files of many units, and files that replace others
 # 7: the method of intervals and the clusters behind them
-# 8: moments that control variates are made of, reduced estimates, looks of sequential studies, scores of answers
-# 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens, the law that a study draws tokens by
-# 10: revisions of documents, checksums of what is read with codecs and policies, written positions
-# 11: every row says its unit; settings and weights of actions, what an engine says of itself
-# 12: prompts, and what is kept of them
+# 8: compensators for control variates, reduced estimates, looks of sequential studies, scores of answers
+# 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens, the law of a study's tokens
+# 10: revisions of documents, checksums of entries read with codecs and policies, written positions
+# 11: the unit of every row; settings and weights of actions, reports of engines
+# 12: prompts, and their kept entries
 # 13: bytes of weights
 # 14: moments of units, in place of those of documents
 SCHEMA_VERSION = 14
@@ -36,7 +36,7 @@ MEASURES: Final = (
     "score, 0..1", "difference, -1..1", "correlation, -1..1", "ratio", "share squared", "total variation x tokens",
     "standard errors", "that of quantity", "that of column unit", "that of the moment, times replicates", "none",
 )  # fmt: skip
-"""The units of numbers in tables and views; ``none`` are those that only tell apart: seeds, revisions, token ids."""
+"""The units of numbers in tables and views; ``none`` is for numbers without a unit: seeds, revisions, token ids."""
 
 COUPLED, SCAN, BRANCH = "coupled", "scan", "branch"  # what an event is a step of
 PLAIN: Final = "plain"  # a unit's estimator: coupled rollouts
@@ -48,9 +48,9 @@ class Table:
     """One stored table.
 
     Attributes:
-        row: What one row is.
+        row: The meaning of one row.
         key: The columns that are unique together.
-        since: The schema version that declared the table; a store of an older version does not have it.
+        since: The schema version that added the table; a store of an older version does not have the table.
 
     """
 
@@ -67,7 +67,7 @@ class Table:
 
     @property
     def meanings(self) -> dict[str, str]:
-        """What each column means, by name."""
+        """The meaning of each column, by name."""
         return {field.name: field.metadata[b"meaning"].decode() for field in self.schema}
 
     @property
@@ -77,7 +77,7 @@ class Table:
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
-        """The columns that came after the table, each with the value that rows written before it have there."""
+        """The columns that were added later, each with the value of rows written before."""
         later = {field.name: (field.metadata, field.type) for field in self.schema if b"since" in field.metadata}
         return {
             name: pa.scalar(metadata[b"default"].decode()).cast(kind).as_py() if b"default" in metadata else None
@@ -88,7 +88,7 @@ class Table:
 def _column(
     name: str, kind: pa.DataType, meaning: str, unit: str = "", *, null: bool = False, since: int = 1, default: str = ""
 ) -> pa.Field:
-    """Declare a column of schema version ``since``; ``default`` is what earlier rows have, null by default."""
+    """Declare a column added by schema version ``since``; ``default`` is the value of earlier rows, else null."""
     metadata = {"meaning": meaning, "unit": unit, "since": str(since) if since > 1 else "", "default": default}
     return pa.field(name, kind, nullable=null, metadata={key: text for key, text in metadata.items() if text})
 
@@ -106,13 +106,13 @@ _PAIR = (*_GROUP, _column("replicate", pa.int32(), "coupled pair of continuation
 
 
 def _revision(since: int = 1) -> pa.Field:
-    """Declare the column of an action's revision; what was there before the column is of revision 0."""
-    meaning = "revision of the action, from 0; a later one supersedes it"
+    """Declare the column of an action's revision; rows written before the column was added have revision 0."""
+    meaning = "revision of the action, from 0; a later revision supersedes it"
     return _column("action_revision", pa.int32(), meaning, "none", since=since, default="0" if since > 1 else "")
 
 
 def _identity(since: int = 1) -> tuple[pa.Field, ...]:
-    """Declare the columns of what makes units; null for units made before there were such columns."""
+    """Declare the columns of a unit's identity; they are null for units made before the columns were added."""
     return (
         _column("weights_sha256", pa.string(), "SHA-256 of the model's weights and settings", null=True, since=since),
         _column("tokenizer_sha256", pa.string(), "SHA-256 of the tokenizer's files", null=True, since=since),
@@ -131,14 +131,26 @@ _REVISION = _revision(since=4)
 _UNIT = _column("unit", pa.int64(), "unit of the row, as in units", "none", null=True, since=11)
 _ESTIMATED_FROM = (
     _column(
-        "action_revision", pa.int32(), "revision of the action that it was estimated from", "none", since=4, default="0"
+        "action_revision",
+        pa.int32(),
+        "revision of the action whose events the row was estimated from",
+        "none",
+        since=4,
+        default="0",
     ),
-    _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one", "none", since=4, default="0"),
+    _column(
+        "baseline_revision",
+        pa.int32(),
+        "revision of the baseline whose events the row was estimated from; 0 without a baseline",
+        "none",
+        since=4,
+        default="0",
+    ),
 )
 _DOCUMENTS_REVISION = _column(
     "documents_revision",
     pa.int32(),
-    "newest revision of the study's documents that it was estimated from",
+    "newest revision of the study's documents that the row was estimated from",
     "none",
     since=10,
     default="0",
@@ -148,14 +160,14 @@ _DOCUMENTS_REVISION = _column(
 _INTERVAL = _column(
     "interval",
     pa.string(),
-    "how it was made: studentized, alike, expanded, percentile, or repeated as that of its look",
+    "how the interval was made: studentized, alike, expanded, percentile, or repeated (the interval of a look)",
     since=7,
     default="percentile",
 )
 
 
 def _inputs(since: int) -> pa.Field:
-    meaning = "SHA-256 of the moments and settings it was made from"
+    meaning = "SHA-256 of the moments and settings that the row was made from"
     return _column("inputs_sha256", pa.string(), meaning, null=True, since=since)
 
 
@@ -184,7 +196,7 @@ EVENTS = _table(
     _UNIT,
 )
 
-# What a log of coupled pairs always has; the other columns came with the kinds of residual branching.
+# The columns that every log of coupled pairs has; the other columns serve residual branching.
 PAIR_COLUMNS = tuple(name for name in EVENTS.columns if name not in EVENTS.defaults)
 
 DOCUMENTS = _table(
@@ -193,25 +205,28 @@ DOCUMENTS = _table(
     ("study", "model", "doc", "document_revision"),
     *_GROUP[:3],
     _column("split", pa.string(), "development or evaluation"),
-    _column("stratum", pa.string(), "environment x length"),
+    _column("stratum", pa.string(), "the document's stratum, by default source and length"),
     _column("cluster", pa.string(), "documents of one cluster are resampled together"),
     _column("task", pa.string(), "task of the document source", null=True),
     _column("source", pa.string(), "document source", null=True),
     _column("prompt_tokens", pa.int32(), "true prompt length n", "tokens", null=True),
     _column("prompt_sha256", pa.string(), "SHA-256 of the token ids as little-endian int32", null=True),
-    _column("answers", pa.list_(pa.string()), "what a right continuation states; empty where nobody knows", null=True),
+    _column(
+        "answers", pa.list_(pa.string()), "the texts that a right continuation states; empty if unknown", null=True
+    ),
     _column(
         "scoring",
         pa.string(),
-        "how they are scored: all (the share that occurs) or part (whether any does); null: as its task is",
+        "how answers are scored: all (the share that occurs) or part (whether any occurs); null: the rule of "
+        "the document's task",
         null=True,
         since=8,
     ),
     _column(
         "document_revision",
         pa.int32(),
-        "revision of the document's answers, scoring and cluster, numbered within its study, from 0; a later one "
-        "supersedes it",
+        "revision of the document's answers, scoring and cluster, numbered within its study, from 0; a later "
+        "revision supersedes it",
         "none",
         since=10,
         default="0",
@@ -220,11 +235,13 @@ DOCUMENTS = _table(
 
 ACTIONS = _table(
     "actions",
-    "what is kept of a prompt's entries, how that is stored, or what every step reads at most",
+    "one action: which prompt entries are kept, how they are stored, or the most entries that a step reads",
     ("study", "action", "action_revision"),
     _STUDY,
     _ACTION,
-    _column("selector", pa.string(), "registered selector name; full with a codec alone, or a policy"),
+    _column(
+        "selector", pa.string(), "registered selector name; full for an action with only a codec, or with a policy"
+    ),
     _column(
         "keep",
         pa.string(),
@@ -233,28 +250,36 @@ ACTIONS = _table(
     _column("window", pa.int32(), "observation window W kept whole", "tokens", null=True),
     _column("kernel", pa.int32(), "score pooling kernel", "tokens", null=True),
     _column("pooling", pa.string(), "score pooling: average", null=True),
-    _column("head_reduction", pa.string(), "how query heads of a KV head are reduced, and when", null=True),
+    _column(
+        "head_reduction", pa.string(), "how and when the scores of a KV head's query heads are combined", null=True
+    ),
     _column("sinks", pa.int32(), "initial positions always kept", "tokens", null=True),
-    _column("position_mode", pa.string(), "positions of generated entries: they go on from n"),
+    _column("position_mode", pa.string(), "positions of generated entries: continued from n"),
     _column("control", pa.bool_(), "full-retention control: delta and f must be exactly 0"),
     _column("prespecified", pa.bool_(), "false for an action added after the plan was frozen"),
     _column("parameters", pa.string(), "parameters without a column, JSON object", null=True, since=2),
     _REVISION,
-    _column("dropped", pa.bool_(), "true where the action was dropped", since=4, default="false"),
-    _column("codec", pa.string(), "codec that stores what is kept; null: as it was computed", null=True, since=9),
+    _column("dropped", pa.bool_(), "whether the action was dropped", since=4, default="false"),
+    _column(
+        "codec",
+        pa.string(),
+        "codec that stores the kept entries; null: entries are stored as computed",
+        null=True,
+        since=9,
+    ),
     _column("codec_parameters", pa.string(), "the codec's parameters, JSON object", null=True, since=9),
     _column(
         "policy",
         pa.string(),
-        "registered name of the decode-time policy; null: what is kept is all read",
+        "registered name of the decode-time policy; null: every step reads all kept entries",
         null=True,
         since=9,
     ),
-    _column("policy_parameters", pa.string(), "its parameters, JSON object", null=True, since=9),
+    _column("policy_parameters", pa.string(), "the policy's parameters, JSON object", null=True, since=9),
     _column(
         "settings",
         pa.string(),
-        "settings of an engine that differ from those of the reference, JSON object; null without an engine",
+        "engine settings that differ from the reference's settings, JSON object; null without an engine",
         null=True,
         since=11,
     ),
@@ -263,7 +288,8 @@ ACTIONS = _table(
 
 IDENTITIES = _table(
     "identities",
-    "what makes the units of one revision of an action; null for units made before identities were recorded",
+    "the identity of one revision of an action: how its units are made; null for units made before identities "
+    "were recorded",
     ("study", "model", "action", "action_revision"),
     _STUDY,
     _MODEL,
@@ -275,7 +301,7 @@ IDENTITIES = _table(
 
 UNITS = _table(
     "units",
-    "one replicate range of a document under an action and estimator: what is committed at once",
+    "one replicate range of a document under an action and estimator, committed together",
     ("study", "model", "doc", "action", "action_revision", "estimator", "first_replicate"),
     *_GROUP,
     _column("first_replicate", pa.int32(), "first replicate of the range", "none"),
@@ -288,31 +314,46 @@ UNITS = _table(
     _column(
         "payload_bytes",
         pa.int64(),
-        "kept prompt keys and values as they are stored; with a policy, the most that a step reads",
+        "bytes of the kept prompt keys and values as stored; with a policy, the most that a step reads",
         "bytes",
         null=True,
     ),
-    _column("index_bytes", pa.int64(), "indices of the same entries; 0 if none is ever removed", "bytes", null=True),
-    _column("metadata_bytes", pa.int64(), "per-layer lengths and positions", "bytes", null=True),
-    _column("resident_bytes", pa.int64(), "all that stays for decoding, before step 1", "bytes", null=True),
+    _column(
+        "index_bytes",
+        pa.int64(),
+        "bytes of the indices of the kept entries; 0 if no entry is ever removed",
+        "bytes",
+        null=True,
+    ),
+    _column("metadata_bytes", pa.int64(), "bytes of per-layer lengths and positions", "bytes", null=True),
+    _column("resident_bytes", pa.int64(), "all bytes that stay for decoding, before step 1", "bytes", null=True),
     _column(
         "prefill_seconds",
         pa.float64(),
-        "prefill, split over its units, and eviction, over its action's: scores that actions share count for each",
+        "seconds of prefill and eviction: prefill is divided among the document's units, eviction among the "
+        "action's units; scores that actions share count for each action",
         "seconds",
         null=True,
     ),
-    _column("decode_seconds", pa.float64(), "decoding, by this unit's share of rows", "seconds", null=True),
+    _column(
+        "decode_seconds", pa.float64(), "seconds of decoding, in proportion to this unit's rows", "seconds", null=True
+    ),
     _column("kernel_evaluations", pa.int64(), "next-token laws computed for this unit", "count", null=True),
     _column("device", pa.string(), "device of the model", null=True),
     _column("dtype", pa.string(), "floating-point type of the model", null=True),
     _column(
         "versions",
         pa.string(),
-        "JSON object: versions of libraries, the GPU, and row_multiple, what rows are filled up to",
+        "JSON object: versions of libraries, the GPU, and row_multiple (batches are padded to a multiple of "
+        "this number of rows)",
         null=True,
     ),
-    _column("batch_invariant", pa.bool_(), "self-test at such sizes: rows do not depend on the batch", null=True),
+    _column(
+        "batch_invariant",
+        pa.bool_(),
+        "whether a self-test at these sizes found that rows do not depend on the batch",
+        null=True,
+    ),
     _column("seed", pa.int64(), "seed of the study", "none", null=True),
     _column("kept_sha256", pa.list_(pa.string()), "SHA-256 of kept indices (int32), per layer", null=True),
     _column("estimator", pa.string(), "plain: coupled rollouts; swrb: residual branching", since=2, default=PLAIN),
@@ -327,7 +368,7 @@ UNITS = _table(
     _column(
         "batch_deviation",
         pa.float64(),
-        "largest difference that the rows beside made in the self-test, relative to the largest output",
+        "largest difference that other rows of the batch made in the self-test, relative to the largest output",
         "ratio",
         null=True,
         since=2,
@@ -338,7 +379,7 @@ UNITS = _table(
     _column(
         "scale_bytes",
         pa.int64(),
-        "scales and zero points of a codec; null before there were any",
+        "bytes of a codec's scales and zero points; null for units of earlier versions",
         "bytes",
         null=True,
         since=9,
@@ -346,7 +387,8 @@ UNITS = _table(
     _column(
         "read_checksums",
         pa.list_(pa.string()),
-        "per layer, checksum of the entries as a codec reads them back, or of what a policy does first; null without",
+        "per layer, checksum of the entries as the codec reads them back, or of the policy's first step; null "
+        "without codec and policy",
         null=True,
         since=10,
     ),
@@ -359,18 +401,26 @@ UNITS = _table(
         since=11,
     ),
     _column("event_rows", pa.int64(), "rows of the unit in events", "count", null=True, since=11),
-    _column("events_sha256", pa.string(), "SHA-256 of these rows, in whatever files they are", null=True, since=11),
+    _column(
+        "events_sha256",
+        pa.string(),
+        "SHA-256 of these rows, independent of the files that hold them",
+        null=True,
+        since=11,
+    ),
     _column(
         "engine",
         pa.string(),
-        "what an engine says of itself, JSON object: build, libraries, settings asked and read back; null without one",
+        "an engine's report of itself, JSON object: build, libraries, settings asked and read back; null "
+        "without an engine",
         null=True,
         since=11,
     ),
     _column(
         "weight_bytes",
         pa.int64(),
-        "files with the weights of the action's side; null if there are none or nobody knows",
+        "bytes of the files with the weights of the action's side; null if there are no such files or their "
+        "size is unknown",
         "bytes",
         null=True,
         since=13,
@@ -382,9 +432,9 @@ TRAJECTORIES = _table(
     "one coupled pair of continuations",
     ("study", "model", "doc", "action", "action_revision", "replicate"),
     *_PAIR,
-    _column("tau", pa.int32(), "first mismatch; null when the pair agrees through H", "tokens", null=True),
-    _column("eos_x", pa.int32(), "first EOS position of X; null when none", "tokens", null=True),
-    _column("eos_y", pa.int32(), "first EOS position of Y; null when none", "tokens", null=True),
+    _column("tau", pa.int32(), "first mismatch; null if the pair agrees through H", "tokens", null=True),
+    _column("eos_x", pa.int32(), "first EOS position of X; null if there is none", "tokens", null=True),
+    _column("eos_y", pa.int32(), "first EOS position of Y; null if there is none", "tokens", null=True),
     _column("horizon", pa.int32(), "H: the last position present", "tokens"),
     _column("complete", pa.bool_(), "positions 1..H are all present once"),
     _column("mismatches", pa.int32(), "sum of I_t", "tokens"),
@@ -418,8 +468,8 @@ STEPS = _table(
     _column("mismatch", pa.int32(), "I_t: 1 if X_t differs from Y_t, else 0", "none"),
     _column("lag", pa.int32(), "t - tau; null before tau and without divergence", "tokens", null=True),
     _column("eos_set", pa.int32(), "0: t < e, 1: t = e, 2: e < t <= e', 3: t > e'", "none"),
-    _column("delta", pa.float32(), "as in events", "total variation, 0..1"),
-    _column("f", pa.float32(), "as in events", "total variation, 0..1"),
+    _column("delta", pa.float32(), "the distance of table events", "total variation, 0..1"),
+    _column("f", pa.float32(), "the distance of table events", "total variation, 0..1"),
     _REVISION,
     _UNIT,
 )
@@ -431,14 +481,26 @@ SCORES = _table(
     *_PAIR,
     _revision(),
     _column("scoring", pa.string(), "the rule: all (the share of answers that occurs) or part (whether any does)"),
-    _column("score_x", pa.float64(), "score of X; right is 1", "score, 0..1"),
+    _column("score_x", pa.float64(), "score of X; 1 is right", "score, 0..1"),
     _column("score_y", pa.float64(), "score of Y", "score, 0..1"),
-    _column("span_first", pa.int32(), "X's first token of a matched answer; null when none is", "tokens", null=True),
-    _column("span_last", pa.int32(), "X's last token of a matched answer", "tokens", null=True),
+    _column(
+        "span_first",
+        pa.int32(),
+        "position of X's first token of a matched answer; null if no answer is matched",
+        "tokens",
+        null=True,
+    ),
+    _column(
+        "span_last",
+        pa.int32(),
+        "position of X's last token of a matched answer; null if no answer is matched",
+        "tokens",
+        null=True,
+    ),
     _column(
         "document_revision",
         pa.int32(),
-        "revision of the document whose answers it was scored by",
+        "revision of the document whose answers scored the pair",
         "none",
         since=10,
         default="0",
@@ -453,16 +515,18 @@ TOKENS = _table(
     _STUDY,
     _MODEL,
     _column("token", pa.int32(), "token id, as x_token and y_token of events", "none"),
-    _column("text", pa.string(), "what the tokenizer makes of it alone; a part of a character is written as U+FFFD"),
+    _column("text", pa.string(), "the token decoded alone; a part of a character is written as U+FFFD"),
     since=9,
 )
 
 PROMPTS = _table(
     "prompts",
-    "the tokens of one prompt (action null), or what is left of the prompt under an action after a step",
+    "the tokens of one prompt (action null), or the prompt's entries that an action keeps after a step",
     ("study", "model", "doc", "document_revision", "action", "action_revision", "step"),
     *_GROUP[:3],
-    _column("document_revision", pa.int32(), "revision of the answers that records are of; 0 with an action", "none"),
+    _column(
+        "document_revision", pa.int32(), "revision of the answers whose records the row has; 0 with an action", "none"
+    ),
     _column("action", pa.string(), "action name, unique within study; null: the prompt itself", null=True),
     _revision(),
     _column("step", pa.int32(), "generated tokens after which entries are counted; 0: right after prefill", "tokens"),
@@ -472,24 +536,25 @@ PROMPTS = _table(
         pa.list_(
             pa.struct([(name, pa.int32()) for name in ("answer", "piece", "first", "last")]),
         ),
-        "where the prompt states its answers, positions from 1: number of an answer, from 0, and of its piece; a "
-        "piece that is stated several times has several records; null with an action or without a tokenizer",
+        "records, the places where the prompt states its answers: positions from 1, the answer's number from 0, "
+        "and the number of its piece; a piece that is stated several times has several records; null with an "
+        "action or without a tokenizer",
         null=True,
     ),
     _column("layers", pa.int32(), "layers of the model; null without an action", "count", null=True),
     _column(
         "pairs",
         pa.int64(),
-        "(layer, KV head) pairs that were looked at, after a step of each stream; null without an action",
+        "(layer, KV head) pairs counted, after a step of each stream; null without an action",
         "count",
         null=True,
     ),
     _column(
         "kept",
         pa.list_(pa.int32()),
-        "how many of these pairs have the entry of each position: of the first group of layers for positions "
-        "1..n, then of the second one, and so on; group g of G has layers [g L / G, (g + 1) L / G), rounded down; null "
-        "without an action",
+        "how many of these pairs have the entry of each position: first for positions 1..n in the first group "
+        "of layers, then in the second group, and so on; group g of G has layers [g L / G, (g + 1) L / G), "
+        "rounded down; null without an action",
         null=True,
     ),
     since=12,
@@ -501,11 +566,13 @@ BRANCHINGS = _table(
     ("study", "model", "doc", "action", "action_revision", "replicate"),
     *_PAIR,
     _column("horizon", pa.int32(), "H", "tokens"),
-    _column("complete", pa.bool_(), "every scan and branch position that belongs to it is present once"),
-    _column("scanned", pa.int32(), "last position of the scan: H, or where survival reached 0", "tokens"),
+    _column("complete", pa.bool_(), "every scan and branch position of the replicate is present exactly once"),
+    _column(
+        "scanned", pa.int32(), "last position of the scan: H, or the position at which survival reached 0", "tokens"
+    ),
     _column("mass", pa.float64(), "M = sum of w_s", "probability, 0..1"),
-    _column("branch", pa.int32(), "J, where the branch starts; null when M = 0", "tokens", null=True),
-    _column("mismatches", pa.int32(), "sum of I_t over t >= J; 0 when M = 0", "tokens"),
+    _column("branch", pa.int32(), "J, the position at which the branch starts; null if M = 0", "tokens", null=True),
+    _column("mismatches", pa.int32(), "sum of I_t over t >= J; 0 if M = 0", "tokens"),
     _REVISION,
     _UNIT,
     since=2,
@@ -513,7 +580,7 @@ BRANCHINGS = _table(
 
 BRANCHING_DEPTHS = _table(
     "branching_depths",
-    "one replicate of residual branching seen to one depth",
+    "one replicate of residual branching at one depth",
     ("study", "model", "doc", "action", "action_revision", "replicate", "depth"),
     *_PAIR,
     _column("depth", pa.int32(), "L, 1..H", "tokens"),
@@ -568,7 +635,7 @@ EXACT_VALUES = _table(
     *_GROUP,
     _column("quantity", pa.string(), "column name of the quantity in its view"),
     _column("x", pa.int32(), "position or depth; null for a scalar", "tokens", null=True),
-    _column("value", pa.float64(), "the exact value", "that of quantity"),
+    _column("value", pa.float64(), "the exact value", "unit of the quantity"),
     _REVISION,
     since=2,
 )
@@ -583,12 +650,13 @@ STUDIES = _table(
     *_WINDOWS[1:],
     _column("study_sha256", pa.string(), "SHA-256 of what in the study file decides the events"),
     _column("revision", pa.string(), "the model's revision as the study file gives it", null=True, since=3),
-    _column("settings", pa.string(), "what study_sha256 is the hash of, canonical JSON", null=True, since=4),
-    _column("temperature", pa.float64(), "what logits are divided by; 0 is greedy", "none", since=9, default="1.0"),
+    _column("settings", pa.string(), "the settings that study_sha256 hashes, canonical JSON", null=True, since=4),
+    _column("temperature", pa.float64(), "divisor of the logits; 0 is greedy decoding", "none", since=9, default="1.0"),
     _column(
         "top_p",
         pa.float64(),
-        "tokens are drawn from the fewest of the most probable ones that have it together; null: from all",
+        "tokens are drawn from the smallest set of most probable tokens whose total probability reaches this "
+        "value; null: from all tokens",
         "probability, 0..1",
         null=True,
         since=9,
@@ -596,7 +664,7 @@ STUDIES = _table(
     _column(
         "top_k",
         pa.int32(),
-        "tokens are drawn from so many of the most probable ones; null: from all",
+        "tokens are drawn from this many most probable tokens; null: from all tokens",
         "tokens",
         null=True,
         since=9,
@@ -605,12 +673,12 @@ STUDIES = _table(
 
 PLANS = _table(
     "plans",
-    "one revision of the frozen plan of a study's evaluation; the newest is the plan",
+    "one revision of the frozen plan of a study's evaluation; the newest revision is the plan",
     ("study", "model", "plan_revision"),
     *_GROUP[:2],
-    _column("plan_sha256", pa.string(), "SHA-256 of the plan column without what was measured in seconds"),
+    _column("plan_sha256", pa.string(), "SHA-256 of column plan without the measured seconds"),
     _column("frozen_at", pa.timestamp("us", tz="UTC"), "when the plan was frozen"),
-    _column("events_version", pa.int64(), "version of the events table it was made from", "none"),
+    _column("events_version", pa.int64(), "version of the events table behind the plan", "none"),
     _column("plan", pa.string(), "the plan: K, N, endpoints, contrasts, levels; canonical JSON"),
     _column("plan_revision", pa.int32(), "revision of the plan, from 0", "none", since=5, default="0"),
 )
@@ -644,16 +712,16 @@ RESULTS = _table(
         "none",
         null=True,
     ),
-    _column("estimate", pa.float64(), "point estimate; null where undefined", "that of quantity", null=True),
-    _column("low", pa.float64(), "lower end of the interval", "that of quantity", null=True),
-    _column("high", pa.float64(), "upper end of the interval", "that of quantity", null=True),
+    _column("estimate", pa.float64(), "point estimate; null if undefined", "unit of the quantity", null=True),
+    _column("low", pa.float64(), "lower end of the interval", "unit of the quantity", null=True),
+    _column("high", pa.float64(), "upper end of the interval", "unit of the quantity", null=True),
     _column("level", pa.float64(), "coverage of the interval", "probability, 0..1"),
     _column("draws", pa.int32(), "bootstrap draws", "count"),
     _column("documents", pa.int32(), "documents behind the estimate", "count"),
     _column("family", pa.string(), "prespecified family that the level is adjusted for", null=True),
-    _column("status", pa.string(), "prespecified; seen: planned when its outcomes were known; or exploratory"),
-    _column("events_version", pa.int64(), "version of the events table it was estimated from", "none"),
-    _column("plan_sha256", pa.string(), "the plan that it was made under", null=True),
+    _column("status", pa.string(), "prespecified; seen: planned after the outcomes were known; or exploratory"),
+    _column("events_version", pa.int64(), "version of the events table behind the row", "none"),
+    _column("plan_sha256", pa.string(), "SHA-256 of the plan under which the row was made", null=True),
     *_ESTIMATED_FROM,
     _inputs(since=4),
     _INTERVAL,
@@ -668,8 +736,8 @@ RESULTS = _table(
     _column(
         "estimate_reduced",
         pa.float64(),
-        "the same less control variates; null where none is",
-        "that of quantity",
+        "the estimate minus control variates; null for quantities without control variates",
+        "unit of the quantity",
         null=True,
         since=8,
     ),
@@ -677,7 +745,7 @@ RESULTS = _table(
         "low_reduced",
         pa.float64(),
         "lower end of the reduced estimate's interval",
-        "that of quantity",
+        "unit of the quantity",
         null=True,
         since=8,
     ),
@@ -685,7 +753,7 @@ RESULTS = _table(
         "high_reduced",
         pa.float64(),
         "upper end of the reduced estimate's interval",
-        "that of quantity",
+        "unit of the quantity",
         null=True,
         since=8,
     ),
@@ -714,28 +782,33 @@ LOOKS = _table(
     _ACTION,
     _column("baseline", pa.string(), "baseline of a contrast; null for one action's quantity", null=True),
     _column("quantity", pa.string(), "column name of the quantity in its view"),
-    _column("estimate", pa.float64(), "point estimate; null where undefined", "that of quantity", null=True),
+    _column("estimate", pa.float64(), "point estimate; null if undefined", "unit of the quantity", null=True),
     _column(
         "low",
         pa.float64(),
-        "lower end of the repeated interval; null where there is none yet",
-        "that of quantity",
+        "lower end of the repeated interval; null if the look has none",
+        "unit of the quantity",
         null=True,
     ),
-    _column("high", pa.float64(), "upper end of the repeated interval", "that of quantity", null=True),
+    _column("high", pa.float64(), "upper end of the repeated interval", "unit of the quantity", null=True),
     _column(
         "level", pa.float64(), "probability with which the intervals of all looks hold together", "probability, 0..1"
     ),
     _column("constant", pa.float64(), "critical constant of the look", "standard errors"),
-    _column("interval", pa.string(), "how it was made: studentized, student, alike or expanded", null=True),
-    _column("draws", pa.int32(), "bootstrap draws; 0 where Student's law stands", "count"),
+    _column("interval", pa.string(), "how the interval was made: studentized, student, alike or expanded", null=True),
+    _column("draws", pa.int32(), "bootstrap draws; 0 if the interval rests on Student's law", "count"),
     _column("documents", pa.int32(), "documents of the look behind the estimate", "count"),
     _column("clusters", pa.int32(), "effective clusters of documents behind the estimate, rounded down", "count"),
-    _column("resolved", pa.bool_(), "whether the interval settles what the plan names"),
+    _column("resolved", pa.bool_(), "whether the interval reaches the plan's goal"),
     _revision(),
-    _column("baseline_revision", pa.int32(), "the same of the baseline; 0 without one", "none"),
-    _column("events_version", pa.int64(), "version of the events table it was estimated from", "none"),
-    _column("plan_sha256", pa.string(), "the plan whose look it is"),
+    _column(
+        "baseline_revision",
+        pa.int32(),
+        "revision of the baseline whose events the row was estimated from; 0 without a baseline",
+        "none",
+    ),
+    _column("events_version", pa.int64(), "version of the events table behind the row", "none"),
+    _column("plan_sha256", pa.string(), "SHA-256 of the plan that has the look"),
     _DOCUMENTS_REVISION,
     since=8,
 )
@@ -757,9 +830,11 @@ CALIBRATION = _table(
     *_GROUP[:2],
     _ACTION,
     _column("baseline", pa.string(), "the action that the contrast subtracts"),
-    _column("observation", pa.string(), "fixed_history: F; positions: what block 1 shows"),
+    _column("observation", pa.string(), "fixed_history: F; positions: the moments of block 1"),
     _column("candidate", pa.string(), "stratum_action_mean, flat or ridge"),
-    _column("selected", pa.bool_(), "least cross-validated error on development documents"),
+    _column(
+        "selected", pa.bool_(), "whether the predictor has the least cross-validated error on development documents"
+    ),
     _column(
         "cross_validated_mse", pa.float64(), "pooled squared error of document contrasts", "share squared", null=True
     ),
@@ -768,7 +843,7 @@ CALIBRATION = _table(
     _column(
         "predicted_gap",
         pa.float64(),
-        "the same contrast predicted from the observation",
+        "this contrast as predicted from the observation",
         "difference, -1..1",
         null=True,
     ),
@@ -781,9 +856,9 @@ CALIBRATION = _table(
     _column("mae", pa.float64(), "pooled mean absolute error of document contrasts", "share, 0..1", null=True),
     _column("rmse", pa.float64(), "root of the pooled squared error of document contrasts", "share, 0..1", null=True),
     _column("draws", pa.int32(), "bootstrap draws", "count"),
-    _column("status", pa.string(), "prespecified; seen: planned when its outcomes were known; or exploratory"),
-    _column("events_version", pa.int64(), "version of the events table it was estimated from", "none"),
-    _column("plan_sha256", pa.string(), "the plan that it was made under", null=True),
+    _column("status", pa.string(), "prespecified; seen: planned after the outcomes were known; or exploratory"),
+    _column("events_version", pa.int64(), "version of the events table behind the row", "none"),
+    _column("plan_sha256", pa.string(), "SHA-256 of the plan under which the row was made", null=True),
     *_ESTIMATED_FROM,
     _inputs(since=5),
     _INTERVAL,

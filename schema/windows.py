@@ -1,4 +1,4 @@
-"""The windows of a study: which positions, lags and blocks its quantities are taken over (definitions, "Pooling")."""
+"""The windows of a study: the positions, lags and blocks of its quantities (definitions, "Pooling")."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Windows:
     """The horizon and all windows of a study, named as in the ``studies`` table.
 
     The fixed branch cohort is tau <= T = ``cohort_bound``. Early lags are 1..``early_last``, late lags
-    ``late_first``..T. A window may be empty; what is measured over an empty window is null.
+    ``late_first``..T. A window may be empty; a mean over an empty window is null.
 
     Attributes:
         horizon: H, in tokens.
         cohort_bound: T, in tokens; at most H/2.
         early_last: The last early lag, in tokens.
-        late_first: The first late lag, in tokens; T + 1 where there are no late lags.
+        late_first: The first late lag, in tokens; T + 1 if there are no late lags.
         first_block_last: The last position of block 1.
         second_block_last: The last position of block 2; block 3 ends at H.
         agreement_run: The length from which a run of agreements is long, in tokens.
-        saturation_threshold: A delta above it is saturated; a total variation.
+        saturation_threshold: The total variation above which a delta is saturated.
 
     """
 
@@ -81,12 +81,12 @@ class Windows:
 
     @property
     def early_lags(self) -> int:
-        """How many early lags there are."""
+        """The number of early lags."""
         return self.early_last
 
     @property
     def late_lags(self) -> int:
-        """How many late lags there are."""
+        """The number of late lags."""
         return self.cohort_bound - self.late_first + 1
 
     @property

@@ -1,10 +1,10 @@
-"""What ``catalog.duckdb`` holds itself, so that it answers wherever it is: small stored tables, means of documents.
+"""Copy small stored tables and document means into ``catalog.duckdb``, so that a copy of the file can answer queries.
 
-A catalogue of no rows takes 1.8 MB. It grows by some 0.7 KB for each document and action (moments, bytes, answers, a
-unit), and by the other rows of ``CARRIED``; units say a hash for every layer, and a vocabulary of 128,000 tokens takes
-3 MB. Both have a bound, so that writing a catalogue costs the same in a store of any size: a table above ``LARGEST``
-stays in the store's files, and so do documents, their units and their means where there are more than
-``MOST_DOCUMENTS``. Trajectories, steps and events always stay there, and so does what is computed from them alone.
+A catalogue without rows takes 1.8 MB. Each document and action adds about 0.7 KB (moments, bytes, answers, a unit). The
+other tables of ``CARRIED`` come on top: units hold a hash for every layer, and a vocabulary of 128,000 tokens takes
+3 MB. The size is bounded, so that writing a catalogue costs the same in a store of any size. A table larger than
+``LARGEST`` stays in the store's files. Documents, their units and their means stay there if the store has more than
+``MOST_DOCUMENTS``. Trajectories, steps and events always stay there, and views of these read the files.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ CARRIED: Final = (
     "documents", "actions", "units", "plans", "looks", "results", "calibration", "studies", "identities",
     "exact_values", "tokens",
 )  # fmt: skip
-"""The stored tables that a catalogue holds, each up to ``LARGEST``."""
+"""The stored tables that a catalogue holds, if a table's files are no larger than ``LARGEST``."""
 
 LARGEST: Final = 1 << 22
-"""Bytes of a table's files; a larger one is read from them."""
+"""The most bytes that the files of a carried table have; a larger table is read from its files."""
 
 MOST_DOCUMENTS: Final = 10_000
-"""Documents of a store that a catalogue holds, with their units and means; more are read from the store's files."""
+"""The most documents that a catalogue holds, with their units and means; more are read from the store's files."""
 
 _OF_DOCUMENTS: Final = frozenset({"documents", "units"})  # tables that grow by every document
 
 CARRIED_VIEWS: Final = ("windows", "document_bytes", "document_answers")
-"""The views that a catalogue holds the rows of, beside ``moments``; all that pool documents are computed from these."""
+"""The views whose rows a catalogue holds, besides ``moments``; views that pool documents are computed from these."""
 
 _MOST_STEPS: Final = 1 << 23  # that moments are computed from, if units have none
 
@@ -53,7 +53,7 @@ def fill_catalog(
     *,
     waiting: bool,
 ) -> None:
-    """Put the rows of a store's tables into its catalogue, or views of their files.
+    """Fill a catalogue: copy the rows of small tables, and make views of the files of large tables.
 
     Args:
         connection: A connection to a catalogue with all views over empty tables.
@@ -84,9 +84,9 @@ def fill_catalog(
 
 
 def keep_views(connection: duckdb.DuckDBPyConnection, views: Collection[str]) -> None:
-    """Compute views, and put tables of their rows in their place.
+    """Compute views, and replace each view by a table of its rows.
 
-    The rows are in the order of their grain: what sums over documents then has the same last bit however rows came.
+    The rows are sorted by the view's grain, so that sums over documents have the same last bit in every run.
     """
     for name in view_texts():
         if name in views:

@@ -1,9 +1,9 @@
-"""The views over a store in an in-memory DuckDB connection; ``sql.catalog_file`` has those of a file.
+"""Open the views over a store in an in-memory DuckDB connection; ``sql.catalog_file`` writes them into a file.
 
-Each view's SQL stands in its own file and imports other views as ``main.NAME``, or as ``internal.NAME`` where they are
-steps to others. The staging views read the schema ``stored``, made here with one view per stored table over exactly the
-Parquet files of the table's pinned version.
-Nothing depends on variables, macros or extensions, so what is persisted means the same in every client.
+Each view's SQL stands in a file of its own. A view reads other views as ``main.NAME``, and internal views as
+``internal.NAME``. The staging views read the schema ``stored``. This module fills that schema: one view per stored
+table, over exactly the Parquet files of the table's pinned version. The SQL uses no variables, macros or extensions,
+so that a stored view means the same in every client.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ PINNING = (
     "studies",
 )  # fmt: skip
 
-# What all estimates and most views are computed from: small, and 2 s of computing at the paper's size (7.1 M events).
-# DuckDB reads all trajectories for windows, though only those of undeclared studies count: 7 s where they are in 17,000
-# files, for each view that reads it.
+# All estimates and most views are computed from these views: small, and 2 s of computing at the paper's size (7.1 M
+# events). For windows DuckDB reads all trajectories, though only those of undeclared studies count: 7 s if they are in
+# 17,000 files, for each view that reads windows.
 MOMENT_VIEWS = ("windows", "moments", "position_moments", "lag_moments")
 
 
-# Of a table behind a URL that is read into memory, compressed as its files are: in memory it is a few times as large.
+# Most compressed bytes of a table behind a URL that is read into memory, where it becomes a few times as large.
 _HELD_BYTES, _SMALL_BYTES = 1 << 25, 1 << 20  # if many views are going to be read, and if one is
 _SCANNED = frozenset({"events", "steps"})
 
 
 @dataclass(frozen=True)
 class Views:
-    """An open set of views.
+    """The views over one store, open in a DuckDB connection.
 
     Attributes:
-        connection: the DuckDB connection that has them.
-        versions: the Delta versions that its stored tables are read at.
-        kept: the views that are tables in memory, in the order of their grain.
-        store: the store that they read; None where there is none, or where its files are not to be told apart.
+        connection: The DuckDB connection that has the views.
+        versions: The Delta version of each stored table.
+        kept: The views that are tables in memory, sorted by their grain.
+        store: The store of the views; None if errors need not tell the store's files from other files.
 
     """
 
@@ -74,12 +74,12 @@ class Views:
     store: Store | None = None
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """The relation of one query, lazily evaluated (``.df()``, ``.to_arrow_table()``, ``.pl()``, ``.fetchall()``).
+        """Return the relation of one query (fetch with ``.df()``, ``.to_arrow_table()``, ``.pl()``, ``.fetchall()``).
 
-        An error that shows only while rows are computed is DuckDB's own, raised when the relation is fetched.
+        The relation is evaluated when fetched. An error during evaluation is DuckDB's own exception.
 
         Raises:
-            InputError: DuckDB cannot parse or bind the query, or it is not one that returns rows.
+            InputError: DuckDB cannot parse or bind the query, or the query returns no rows.
 
         """
         try:
@@ -91,24 +91,24 @@ class Views:
         return relation
 
     def table(self, query: str) -> pa.Table:
-        """The rows of one query as an Arrow table.
+        """Return the rows of one query as an Arrow table.
 
         Raises:
             InputError: DuckDB cannot parse, bind or compute the query.
-            OperationError: a stored file cannot be read.
+            OperationError: A stored file cannot be read.
 
         """
         return _fetch(self.sql(query))
 
     def rows(self, view: str, columns: Sequence[str] = (), /, **equal: Any) -> pa.Table:
-        """The rows of ``view`` whose columns equal the given values, sorted by the view's grain.
+        """Return the rows of ``view`` whose columns equal the given values, sorted by the view's grain.
 
-        A value may be None, for null, or a list, of which any value will do. The rows have the given ``columns``, all
-        of the view's by default.
+        None stands for null. A list matches any of its values. The rows have the given ``columns``, by default all
+        columns of the view.
 
         Raises:
-            InputError: there is no such view or column.
-            OperationError: a stored file cannot be read.
+            InputError: There is no such view or column.
+            OperationError: A stored file cannot be read.
 
         """
         promised = contract(view)
@@ -125,7 +125,7 @@ class Views:
             raise one_line(error) from error
 
     def close(self) -> None:
-        """Close the connection; relations made from it end with it."""
+        """Close the connection; its relations can no longer be fetched."""
         self.connection.close()
 
     def __enter__(self) -> Self:
@@ -138,9 +138,10 @@ class Views:
 
 
 def _test(value: Any) -> str:
-    """The condition that a column equals a value, or one of a list.
+    """Return the SQL condition that a column equals a value, or any value of a list.
 
-    Values stand in the query itself: DuckDB then holds them against the bounds in files, and leaves parts unread.
+    The values stand in the query as literals, so that DuckDB compares them with the bounds in the files and skips parts
+    of the files.
     """
     if not isinstance(value, list):
         return f"is not distinct from {_literal(value)}"
@@ -160,7 +161,7 @@ def open_views(
     checked_within: float | None = None,
     without: Collection[str] = (),
 ) -> Views:
-    """All views over ``store`` in a new in-memory connection.
+    """Open all views over ``store`` in a new in-memory connection.
 
     Args:
         store: an existing store, local or behind a URL; tables behind a URL are scanned when a query asks for rows.
@@ -176,14 +177,14 @@ def open_views(
             them.
 
     Returns:
-        The views, each stored table pinned to one version: commits made meanwhile do not show.
+        The views. Each stored table is pinned to one version, so later commits do not show.
 
     Raises:
-        InputError: an unknown table, version or view, a damaged file, or ``threads`` below 1.
-        UnlikeUnitsError: a view that pools replicates is to be kept, and units of one action and document keep or read
-            unlike entries. Otherwise such a view raises the same line when it is read.
-        DamagedStoreError: commits are damaged or lost, rows have lost the events that they were made from, or
-            a file that was to be checked is damaged.
+        InputError: An unknown table, version or view, a damaged file, or ``threads`` below 1.
+        UnlikeUnitsError: A view in ``kept`` pools replicates, and units of one action and document keep or read unlike
+            entries. A view that is not in ``kept`` raises the same error when it is read.
+        DamagedStoreError: Commits are damaged or lost, the events behind derived rows are lost, or a checked file is
+            damaged.
 
     """
     if threads < 1:
@@ -223,9 +224,9 @@ def open_views(
 
 
 def describe_views() -> tuple[Contract, ...]:
-    """Every view's name, one-line description and columns, as its contract states them; sorted by name.
+    """Return the contracts of all views that users query, sorted by name, with description and columns.
 
-    Those of the schema ``internal`` are left out: they are steps to the others.
+    Views of the schema ``internal`` are left out, since they only serve other views.
     """
     return tuple(promised for promised in contracts().values() if not promised.internal)
 
@@ -248,7 +249,7 @@ def _sources(
 
 
 def be_quiet(connection: duckdb.DuckDBPyConnection) -> None:
-    """DuckDB takes a process without a main file, such as a spawned one, for a person's, and draws on its output."""
+    """Turn off DuckDB's progress bar, which it would draw in a spawned process as in an interactive one."""
     connection.execute("set enable_progress_bar = false")
 
 
@@ -260,9 +261,10 @@ def _fetch(relation: duckdb.DuckDBPyRelation) -> pa.Table:
 
 
 def one_line(error: duckdb.Error) -> KvdriftError:
-    """Return DuckDB's message without its excerpt of the query: the user's mistake, unless a file cannot be read.
+    """Return DuckDB's error as one line without the excerpt of the query.
 
-    What a view raises by ``error(...)`` is returned as it is.
+    The error is the user's mistake unless a file cannot be read. A message that a view raises by ``error(...)`` is
+    returned unchanged.
     """
     lines = []
     for line in str(error).splitlines():

@@ -1,4 +1,4 @@
-"""The catalogue file of a local store, which any DuckDB client opens: all views of ``sql.catalog``."""
+"""Write and check the catalogue file of a local store: all views of ``sql.catalog``, for any DuckDB client."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ CATALOG_NAME = "catalog.duckdb"
 # The oldest format that DuckDB still writes: clients from 1.0 on open the catalogue.
 CATALOG_STORAGE = "v1.0.0"
 
-# Written out once, when all views are there: each time before would leave its space in the file.
+# A single checkpoint, after all views are made: each earlier checkpoint would leave unused space in the file.
 _CATALOG_SETTINGS: dict[str, Any] = {"storage_compatibility_version": CATALOG_STORAGE, "wal_autocheckpoint": "1TB"}
 
 
 def write_catalog(store: Store) -> Path:
     """Write ``catalog.duckdb`` into a local store's folder: all views at the tables' latest versions.
 
-    The file is written aside and put in place at once: clients that read the old one go on undisturbed. A plain DuckDB
-    client from 1.0 on opens it. Small tables and means of documents are in it (``sql.carried_tables``), unless these
-    are very many, so a copy of it elsewhere answers what is pooled from these. Other views read Parquet files by their
-    absolute paths: in a copy they fail, since they would read the rows of the store that was copied.
+    The file is written under another name and then renamed, so that clients of the old file are not disturbed. DuckDB
+    clients from 1.0 on open the file. It holds small tables and means of documents (``sql.carried_tables``), unless
+    these are very many. A copy of the file elsewhere can therefore answer queries over pooled views. Other views read
+    Parquet files by absolute path; in a copy these views raise an error, since they would read the original store.
 
     Returns:
         The path of the catalogue.
@@ -70,9 +70,9 @@ def write_catalog(store: Store) -> Path:
 
 
 def _in_place(path: Path) -> str:
-    """A condition that holds where a client has opened the catalogue at its path, and raises elsewhere.
+    """Return an SQL condition that is true if the catalogue is opened at ``path``, and raises in a copy.
 
-    Clients before DuckDB 2.0 may show a relative path, of which nothing can be said.
+    Clients before DuckDB 2.0 may show a relative path. The condition is then true, since the place is unknown.
     """
     here = str(path.resolve())
     said = f"this catalogue was written for the store {path.parent}; for a copy in FOLDER, run kvdrift derive FOLDER"
@@ -81,14 +81,14 @@ def _in_place(path: Path) -> str:
 
 
 def catalog_fault(store: Store) -> str | None:
-    """Say what is wrong with the catalogue file of a local store that has one; None where nothing is."""
+    """Return what is wrong with the catalogue file of a local store; None if the file is sound."""
     path = Path(store.location) / CATALOG_NAME
     try:
         with duckdb.connect(str(path), read_only=True) as connection:
             tables = connection.execute(
                 "select table_name from duckdb_tables() where schema_name = 'stored'"
             ).fetchall()
-            said = ("written_for",) in tables  # before that came, none said it
+            said = ("written_for",) in tables  # catalogues of earlier versions lack the table
             written_for = connection.execute("from stored.written_for").fetchone() if said else None
     except (duckdb.Error, OSError) as error:
         return f"it cannot be opened ({' '.join(str(error).split())}), must be a DuckDB database"
@@ -98,10 +98,10 @@ def catalog_fault(store: Store) -> str | None:
 
 
 def refresh_catalog(store: Store) -> None:
-    """Write the catalogue of a store that can have one, a local folder.
+    """Write the catalogue of a local store; do nothing for a store behind a URL.
 
     Raises:
-        OperationError: the file cannot be written.
+        OperationError: The file cannot be written.
 
     """
     if is_local(store.location):
@@ -109,7 +109,7 @@ def refresh_catalog(store: Store) -> None:
 
 
 def may_write_catalog(store: Store) -> bool:
-    """Whether a local store's folder takes a catalogue; False where it may only be read."""
+    """Tell whether a catalogue can be written into a local store's folder; False if the folder is read-only."""
     aside = Path(store.location, f".{CATALOG_NAME}.{uuid.uuid4().hex}")
     try:
         aside.touch()

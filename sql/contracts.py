@@ -1,13 +1,17 @@
-"""What each view promises: its grain, its columns and what they mean, where nulls may be, what always holds.
+"""Read the contract of each view: its grain, the meaning of its columns, which may be null, and its identities.
 
-A view that computes something has a contract in a TOML file beside its SQL. ``keys`` are the columns whose meaning is
-the same everywhere (KEYS below), ``[columns]`` the view's own ones in order, ``moments`` names a family of
-``schema.moments`` that follows them. ``[units]`` lists the columns of each unit, and has every column of numbers.
-``grain`` is the unique key, ``nullable`` lists the columns that may be null, ``[identities]`` are SQL predicates that
-hold on every row (which they may call ``view``), with the numerical tolerance in them. ``table`` stands in place of
-columns for a view that selects rows of a stored table. ``internal = true`` puts a view that is a step to others into
-the schema ``internal``, out of the list of what people query; ``costly = true`` says that people ask for some of its
-rows, since all of a large store would take long.
+A view that computes rows has a contract in a TOML file beside its SQL, with these keys:
+
+- ``keys``: columns that mean the same in every view (KEYS below).
+- ``[columns]``: the view's own columns in order, with their meaning.
+- ``moments``: a family of ``schema.moments`` whose columns follow.
+- ``[units]``: the columns of each unit; every column of numbers is listed.
+- ``grain``: the unique key.
+- ``nullable``: the columns that may be null.
+- ``[identities]``: SQL predicates, with numerical tolerances, that hold on every row; the row is called ``view``.
+- ``table``: in place of columns, the stored table whose rows the view selects.
+- ``internal = true``: the view only serves other views; it is in the schema ``internal`` and not listed for users.
+- ``costly = true``: all rows of a large store would take long, so users should ask for some rows.
 
 The view of a stored table has no file: ``schema.tables`` declares its columns, their meaning and its grain.
 """
@@ -29,16 +33,16 @@ from sql.quoting import literal, quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The columns that mean the same in every view.
+# Columns that mean the same in every view.
 KEYS = {
     **{name: EVENTS.meanings[name] for name in ("study", "model", "doc", "action", "replicate")},
     **{name: DOCUMENTS.meanings[name] for name in ("split", "cluster")},
     "stratum": "stratum, or pooled: the mean of the strata with equal weight",
     "baseline": "the action that the contrast subtracts",
-    "partner": "another action, whose documents the row is restricted to",
+    "partner": "another action; the row pools the documents that this action has too",
 }
 
-# Stored tables whose rows people find in other views: newest ones in estimates, plan and sequence, means in swrb.
+# Stored tables whose rows users find in other views: the newest rows in estimates, plan and sequence, means in swrb.
 INTERNAL_TABLES = ("branching_depths", "branchings", "identities", "looks", "plans", "results")
 
 MOMENTS = {"scalar": SCALAR_MOMENTS, "position": POSITION_MOMENTS, "lag": LAG_MOMENTS, "answer": ANSWER_MOMENTS}
@@ -46,12 +50,12 @@ MOMENTS = {"scalar": SCALAR_MOMENTS, "position": POSITION_MOMENTS, "lag": LAG_MO
 
 @dataclass(frozen=True)
 class Contract:
-    """One view's promise; ``columns`` maps names, in the view's order, to their meaning.
+    """The contract of one view; ``columns`` maps column names, in the view's order, to their meaning.
 
     Attributes:
         units: The unit of each column of numbers, one of ``schema.tables.MEASURES``.
-        internal: Whether it is a step to other views, in the schema ``internal``.
-        costly: Whether all of its rows take longer to compute than those of the views that pool documents.
+        internal: Whether the view only serves other views and is in the schema ``internal``.
+        costly: Whether computing all rows takes longer than computing the views that pool documents.
 
     """
 
@@ -67,23 +71,23 @@ class Contract:
 
     @property
     def schema(self) -> str:
-        """The schema that has the view."""
+        """The name of the view's schema."""
         return "internal" if self.internal else "main"
 
     @property
     def comments(self) -> dict[str, str]:
-        """What each column means, with the unit of its numbers, as a catalogue says it."""
+        """The comment of each column in a catalogue: its meaning, with the unit of its numbers."""
         units = {name: f" [{unit}]" for name, unit in self.units.items() if unit != "none"}
         return {name: f"{meaning}{units.get(name, '')}" for name, meaning in self.columns.items()}
 
     @property
     def relation(self) -> str:
-        """The view as it stands after ``from``."""
+        """The view's name as SQL text that can follow ``from``."""
         return f"{self.schema}.{quoted(self.view)}"
 
     @property
     def one_of_each(self) -> str:
-        """The condition that leaves one split, and the rows that pool the strata; empty where a view has no others."""
+        """The SQL condition for the evaluation split and the pooled stratum; empty if the view has neither column."""
         split = ["split = 'evaluation'"] if "split" in self.columns else []
         return " and ".join([*split, *(["stratum = 'pooled'"] if "stratum" in self.grain else [])])
 
@@ -95,7 +99,7 @@ class Contract:
 
 @functools.cache
 def contracts() -> Mapping[str, Contract]:
-    """The contracts of all views by name, sorted."""
+    """Return the contracts of all views by name, sorted by name."""
     found = {table: _stored_contract(table) for table in stored_tables()}
     found |= {view: _contract(view, text) for view, text in view_files(".toml").items()}
     return {view: found[view] for view in sorted(found)}
@@ -103,20 +107,20 @@ def contracts() -> Mapping[str, Contract]:
 
 @functools.cache
 def stored_tables() -> tuple[str, ...]:
-    """The stored tables whose view has their rows as they are; a table's view with a file of its own selects some."""
+    """Return the stored tables whose view has no SQL file, and so has all columns of the table unchanged."""
     files = view_files(".sql")
     return tuple(table for table in TABLES if table not in files)
 
 
 def view_files(suffix: str) -> dict[str, str]:
-    """The texts of the files of the views' folders that end in ``suffix``, by the view's name."""
+    """Return the texts of all view files with the ending ``suffix``, by view name."""
     folders = [folder for folder in (resources.files("sql") / "views").iterdir() if folder.is_dir()]
     files = [file for folder in folders for file in folder.iterdir() if file.name.endswith(suffix)]
     return {file.name.removesuffix(suffix): file.read_text("utf-8") for file in files}
 
 
 def contract(view: str) -> Contract:
-    """The contract of one view."""
+    """Return the contract of one view."""
     known = contracts()
     if view not in known:
         raise InputError(f"no view '{view}'; {nearest(view, known)}")
@@ -124,7 +128,7 @@ def contract(view: str) -> Contract:
 
 
 def comments(promised: Contract, kind: str) -> str:
-    """The statements that give a view, or the table in its place (``kind``), and its columns their meaning."""
+    """Return the SQL statements that set the comments of a view or table (``kind``) and of its columns."""
     said = [f"comment on {kind} {promised.relation} is {literal(promised.description)}"]
     for name, meaning in promised.comments.items():
         said.append(f"comment on column {promised.relation}.{quoted(name)} is {literal(meaning)}")
@@ -146,7 +150,7 @@ def _stored_contract(table: str) -> Contract:
 
 def _contract(view: str, text: str) -> Contract:
     given = tomllib.loads(text)
-    if "table" in given:  # some rows of a stored table
+    if "table" in given:  # the view selects rows of a stored table
         own = {name: given[name] for name in ("description", "identities", "internal") if name in given}
         return dataclasses.replace(_stored_contract(given["table"]), view=view, grain=tuple(given["grain"]), **own)
     moments = MOMENTS[given["moments"]] if "moments" in given else {}

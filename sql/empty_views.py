@@ -1,8 +1,8 @@
-"""All views over stored tables without rows, in which ``sql.catalog`` puts a store's files.
+"""Create all views over empty stored tables; ``sql.catalog`` then replaces the tables by a store's files.
 
-DuckDB takes most of a second to resolve all views and to take in what their columns mean. So they are created once,
-as a small database that is kept on disk (``sql.kept_builds``) and that DuckDB copies into the connections, which
-resolves nothing.
+DuckDB takes most of a second to resolve all views and set their columns' comments. So the views are created once, in a
+small database that is kept on disk (``sql.kept_builds``). DuckDB copies that database into each connection without
+resolving the views again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _made_database(texts: Mapping[str, str]) -> bytes:
 
 @functools.cache
 def _view_columns() -> Mapping[str, str]:
-    """The columns of every view with their types, as a table is declared; found out once in a process."""
+    """Return the columns and types of every view as SQL text for ``create table``; computed once in a process."""
     found = {}
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:
         _create_empty_tables(connection)
@@ -95,7 +95,7 @@ def _declaration(relation: duckdb.DuckDBPyRelation) -> str:
 
 
 def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
-    """Create what views read: stored tables without rows, and the paper's numbers."""
+    """Create the tables that views read: stored tables without rows, and the paper's numbers."""
     connection.execute("create schema internal")
     connection.execute("create schema stored")
     connection.execute("create table stored.waiting (study varchar, model varchar, doc varchar, action varchar)")
@@ -105,7 +105,7 @@ def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def _create_published(connection: duckdb.DuckDBPyConnection) -> None:
-    """The paper's numbers as the table ``stored.published``: a copy, so that a catalogue needs no file of ours."""
+    """Create ``stored.published`` with a copy of the paper's numbers, so that a catalogue needs no file of ours."""
     kinds = dict.fromkeys(("value", "low", "high", "level"), "DOUBLE")
     columns = ", ".join(f"{name}: '{kinds.get(name, 'VARCHAR')}'" for name in contract("published").columns)
     with resources.as_file(resources.files("sql") / "published.csv") as file:

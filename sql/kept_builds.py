@@ -1,7 +1,8 @@
-"""What takes long to make and is the same in every process, kept in the user's own cache folder.
+"""Keep results that take long to make, and are equal in every process, in the user's cache folder.
 
-A file is named after all that it was made from, and begins with a SHA-256 of the rest of it: another version never
-reads it, and one that a kill or a full disk cut short is made again. Where the folder takes no file, nothing is kept.
+A file's name contains a digest of everything that the file was made from, so that another version never reads it. The
+file begins with a SHA-256 of the rest of its content, so that a truncated file is noticed and made again. If no file
+can be written into the folder, nothing is kept.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ _KEPT: Final = 16  # files of the newest versions
 
 
 def kept_build(name: str, made_from: bytes, build: Callable[[], bytes]) -> bytes:
-    """Return what ``build`` makes, from the cache folder where it has been made before.
+    """Return the result of ``build``, from the cache folder if an earlier call kept the result.
 
     Args:
-        name: What it is, as the file's name begins.
-        made_from: All that the result depends on.
-        build: Makes it.
+        name: The first part of the file's name.
+        made_from: Bytes that determine the result.
+        build: Makes the result.
 
     """
     file = cache_folder() / f"{name}-{hashlib.sha256(made_from).hexdigest()[:32]}"
@@ -39,7 +40,7 @@ def kept_build(name: str, made_from: bytes, build: Callable[[], bytes]) -> bytes
 
 
 def cache_folder() -> Path:
-    """Return the folder, which may not be there; where nobody's home is known, one that takes no file."""
+    """Return the cache folder, which may not exist; if no home folder is known, a path where no file can be made."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "kvdrift")
     except RuntimeError:  # nobody's home is known

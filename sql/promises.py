@@ -1,6 +1,6 @@
-"""Contracts held against the rows that views have: unique grains, columns that are never null, identities.
+"""Check the rows of views against their contracts: unique grains, columns that are never null, identities.
 
-Knows how a contract's predicates are asked of DuckDB, and nothing of what they mean.
+This module runs a contract's predicates in DuckDB; it does not know what they mean.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sql.quoting import quoted
 
 @dataclass(frozen=True)
 class Breach:
-    """A promise of a view's contract that some of its rows do not keep."""
+    """A promise of a view's contract that some rows of the view break."""
 
     view: str
     promise: str
@@ -26,25 +26,25 @@ class Breach:
 
 
 def computed_views() -> tuple[str, ...]:
-    """Views that compute something, those over a stored table's rows alone and costly ones left out; sorted."""
+    """Return the views that compute rows, sorted, without costly views and views of a stored table's rows."""
     computed = {name: promised for name, promised in contracts().items() if name not in TABLES or promised.identities}
     return tuple(name for name, promised in computed.items() if not promised.costly)
 
 
 def promises(view: str) -> int:
-    """How many promises a view's contract makes."""
+    """Return the number of promises in a view's contract."""
     promised = contract(view)
     return 1 + len(promised.not_null) + len(promised.identities)
 
 
 def breaches(views: Views, view: str) -> list[Breach]:
-    """Find the promises of its contract that a view does not keep.
+    """Return the promises of its contract that a view breaks.
 
-    Identities may look at other views, some of them for every row: open the views with what they read ``kept``.
+    An identity may read other views, even once for every row. Open ``views`` with these views ``kept``.
 
     Raises:
-        InputError: there is no such view.
-        OperationError: a stored file cannot be read.
+        InputError: There is no such view.
+        OperationError: A stored file cannot be read.
 
     """
     promised = contract(view)
@@ -64,7 +64,7 @@ def breaches(views: Views, view: str) -> list[Breach]:
 
 
 def _broken_by_some(views: Views, view: str, conditions: Mapping[str, str]) -> list[str]:
-    """Find the conditions that hold in some row of a view, all of them in one pass; conditions by name."""
+    """Return the names of the conditions that hold in at least one row of a view, found in one pass."""
     names = [f"broken_{number}" for number in range(len(conditions))]
     judged = ", ".join(f"{condition} as {name}" for name, condition in zip(names, conditions.values(), strict=True))
     counts = ", ".join(f"count_if({name}) as {name}" for name in names)

@@ -1,4 +1,4 @@
-"""Names, texts and files as they stand in SQL."""
+"""Write names, texts and files as SQL."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ _BETWEEN = "\0"  # what no path has
 
 
 def quoted(identifier: str) -> str:
-    """A name in double quotes."""
+    """Return a name in double quotes."""
     return '"' + identifier.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """A text in single quotes."""
+    """Return a text in single quotes."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def file_pattern(path: str) -> str:
-    """A pattern that a path alone matches: DuckDB reads every path as a pattern."""
+    """Return a pattern that matches this path only, since DuckDB reads every path as a pattern."""
     return re.sub(r"[*?\[]", lambda found: f"[{found.group()}]", path)
 
 
 def parquet_files(paths: Iterable[str]) -> str:
-    """The rows of Parquet files that have the same columns; the names of their folders mean nothing (no Hive keys)."""
+    """Return SQL for the rows of Parquet files with equal columns; folder names give no columns (no Hive keys)."""
     files = literal(file_pattern(_BETWEEN.join(paths))).replace(_BETWEEN, "', '")  # all at once: they may be many
     return f"read_parquet([{files}], hive_partitioning = false, union_by_name = false)"

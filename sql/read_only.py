@@ -1,7 +1,8 @@
-"""Views for queries that read: no statement writes, and no file outside the store and no network is in reach.
+"""Views for queries that only read: no statement can write, reach a file outside the store, or use the network.
 
-DuckDB's lock of its configuration keeps a query to the store's folder, but ``copy`` could still write there. So a
-statement is taken by its type, and a ``with`` clause by the types of its parts, since DuckDB lets it hold a ``copy``.
+DuckDB's locked configuration keeps a query inside the store's folder, but a ``copy`` could still write there. So only
+some types of statements are accepted. The parts of a ``with`` clause are checked too, since DuckDB allows a ``copy``
+there.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ _READING_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CT
 
 @dataclass(frozen=True)
 class ReadOnlyViews(Views):
-    """Views whose queries read the store and do nothing else."""
+    """Views whose queries can only read the store."""
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """The relation of one query."""
+        """Return the relation of one query that only reads."""
         if (count := check_reads(query)) > 1:
-            raise InputError(f"{count} queries, of which the last one alone would be answered; give them one by one")
+            raise InputError(f"{count} queries, but only the last would be answered; give one query at a time")
         return super().sql(query)
 
 
 def read_only(views: Views, store: Store) -> ReadOnlyViews:
-    """Lock the connection of open views: from now on it reaches the store's own folder and no setting changes.
+    """Lock the connection of open views: from now on it can read only the store's folder and change no setting.
 
     Args:
-        views: The views of ``store``; their connection is the returned one's.
-        store: A local store's files stay readable. Tables behind a URL are scanned by Arrow and need no file.
+        views: The views of ``store``; the returned views use the same connection.
+        store: The store. Files of a local store stay readable. Tables behind a URL are scanned by Arrow and need no
+            file.
 
     """
     folders = literal(store.location) if is_local(store.location) else ""
@@ -59,7 +61,7 @@ def read_only(views: Views, store: Store) -> ReadOnlyViews:
 
 
 def check_reads(query: str) -> int:
-    """Refuse a query with a statement that is not a select, an explain of one, or a pragma of ``PRAGMAS``.
+    """Refuse a statement that is not a select, an explain of a select, or a pragma of ``PRAGMAS``.
 
     Returns:
         The number of statements.
@@ -75,19 +77,19 @@ def check_reads(query: str) -> int:
         elif kind == "PRAGMA":
             found = _PRAGMA.match(text)
             if found is None or found[1].lower() not in PRAGMAS:
-                raise InputError(f"'{_start(text)}': of pragmas, sql takes {', '.join(PRAGMAS)}")
+                raise InputError(f"'{_start(text)}': sql takes only the pragmas {', '.join(PRAGMAS)}")
         elif kind == "MULTI":
             raise InputError(
                 f"'{_start(text)}': name the values of a pivot, as in: pivot v on x in (1, 2) using sum(y)"
             )
         elif kind != "SELECT" or not _READING_NODES.issuperset(_query_nodes(_tree(text))):
-            wanted = "give a select; kvdrift.open(STORE) in Python is a connection of your own"
-            raise InputError(f"'{_start(text)}': sql reads and does nothing else; {wanted}")
+            wanted = "give a select, or use kvdrift.open(STORE) in Python for a connection of your own"
+            raise InputError(f"'{_start(text)}': sql can only read; {wanted}")
     return len(statements)
 
 
 def _tree(select: str) -> Any:
-    """The parsed statement as DuckDB serializes it."""
+    """Return the parsed statement as DuckDB serializes it."""
     with duckdb.connect(":memory:") as connection:
         (text,) = connection.execute("select json_serialize_sql(?)", [select]).fetchall()[0]
     tree = json.loads(text)
@@ -97,7 +99,7 @@ def _tree(select: str) -> Any:
 
 
 def _query_nodes(tree: Any) -> Iterator[str]:
-    """The types of the queries of all ``with`` clauses, at any depth."""
+    """Yield the types of the queries in all ``with`` clauses, at any depth."""
     if isinstance(tree, dict):
         if isinstance(node := tree.get("query_node"), dict):
             yield node["type"]

@@ -1,4 +1,4 @@
-"""The schema ``stored``: a view of each stored table's declared columns, over files or over another source."""
+"""Create the schema ``stored``: one view of each stored table's declared columns, over files or another source."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]) -> None:
-    """Create the view ``stored.TABLE`` in place of the empty table, which stays where there are no ``sources``.
+    """Replace the empty table ``stored.TABLE`` by a view of ``sources``; without sources the empty table stays.
 
-    ``stored_rows`` says what these are.
+    The sources are as ``stored_rows`` takes them.
     """
     if sources:
         connection.execute(f"drop table stored.{quoted(table)}")
@@ -29,30 +29,31 @@ def create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, source
 def guard_stored_view(
     connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]], condition: str
 ) -> None:
-    """Make the view ``stored.TABLE`` hold a condition that does not look at rows: true of all of them, or it raises."""
+    """Add a condition to the view ``stored.TABLE`` that is the same for all rows: it is true, or it raises."""
     if sources:
         rows = f"from ({stored_rows(table, sources)}) where {condition}"
         connection.execute(f"create or replace view stored.{quoted(table)} as {rows}")
 
 
 def fill_stored_table(connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]) -> None:
-    """Put a table's rows into the empty table ``stored.TABLE``."""
+    """Insert a table's rows into the empty table ``stored.TABLE``."""
     if sources:
         connection.execute(f"insert into stored.{quoted(table)} {stored_rows(table, sources)}")
 
 
 @functools.cache
 def stored_types() -> Mapping[str, Mapping[str, str]]:
-    """DuckDB's type of each column that a stored table declares, by table."""
+    """Return DuckDB's type of each declared column, by table and column."""
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:
         declared = {name: connection.from_arrow(table.schema.empty_table()) for name, table in TABLES.items()}
         return {name: dict(zip(rows.columns, map(str, rows.types), strict=True)) for name, rows in declared.items()}
 
 
 def stored_rows(table: str, sources: Mapping[str, Sequence[str]]) -> str:
-    """The query for a table's declared columns, of the declared types.
+    """Return the query for a table's declared columns in their declared types.
 
-    ``sources`` has what stands after ``from`` for each part of the table, with the declared columns that it lacks.
+    ``sources`` has one entry for each part of the table: SQL text that can follow ``from``, and the declared columns
+    that this part lacks.
     """
     types = stored_types()[table]
     parts = [f"{_selected(table, types, missing)} from {source}" for source, missing in sources.items()]
@@ -60,7 +61,7 @@ def stored_rows(table: str, sources: Mapping[str, Sequence[str]]) -> str:
 
 
 def _selected(table: str, types: Mapping[str, str], missing: Sequence[str]) -> str:
-    """The ``select`` of a table's columns, with the declared defaults in those that are missing or null."""
+    """Return the ``select`` of a table's columns, with declared defaults for columns that are missing or null."""
     defaults = TABLES[table].defaults
     columns = []
     for name, kind in types.items():
@@ -75,10 +76,10 @@ def _selected(table: str, types: Mapping[str, str], missing: Sequence[str]) -> s
 
 
 def parquet_sources(store: Store, table: str, version: int) -> dict[str, Sequence[str]]:
-    """A local table's files as sources of ``stored_rows``.
+    """Return a local table's files as sources of ``stored_rows``.
 
-    Files that lack the same columns are read together: for DuckDB to find out by itself what each file has, it would
-    open all of them for every query.
+    Files that lack the same columns are one source. DuckDB could also find out the columns of each file, but would open
+    every file for every query.
     """
     found = store.files_by_missing_columns(table, version)
     return {parquet_files(files): missing for missing, files in found.items()}

@@ -1,4 +1,4 @@
-"""What the views must know of units before they are opened, as numbers that stay in memory while a store grows."""
+"""Facts about units that are needed before views are opened, as arrays that stay in memory while a store grows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KeptFacts:
 
     @classmethod
     def of(cls, units: pa.Table) -> KeptFacts:
-        """Take rows of ``units``."""
+        """Return the facts of rows of table ``units``."""
         return cls(
             numbers_of(units),
             row_hashes(units[name] for name in SAME),
@@ -47,7 +47,7 @@ class KeptFacts:
         return cls(*(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names))
 
     def unlike(self) -> Wide:
-        """Return the numbers of the units of all kept sets in which units differ, superseded ones too."""
+        """Return the numbers of all units of kept sets in which units differ, superseded units included."""
         found = np.zeros(len(self.number), dtype=np.bool_)
         order = np.argsort(self.kept_set)
         for kept, known in zip(self.kept, self.is_known, strict=True):
@@ -60,7 +60,7 @@ class KeptFacts:
 
 
 def kept_facts(store: ReadableStore, version: int) -> KeptFacts:
-    """Return what units keep and read at a version of ``units``; a look costs what its new files hold.
+    """Return the kept facts of all units at a version of ``units``; only files new since the last call are read.
 
     Raises:
         InputError: A file is damaged.

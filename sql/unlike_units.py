@@ -1,6 +1,6 @@
-"""Views that pool replicates refuse a store in which units of one kept set keep or read unlike entries.
+"""Make views that pool replicates raise an error if units of one kept set keep or read unlike entries.
 
-``log.units.kept_sets`` says what a kept set is. Stored tables and the views of single replicates stay readable.
+``log.units.kept_sets`` says what a kept set is. Stored tables and views of single replicates stay readable.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def refuse_unlike_units(
     versions: Mapping[str, int],
     kept: Collection[str] = (),
 ) -> Collection[str]:
-    """Look for current units of one kept set that differ; if there are some, make views that pool raise their line.
+    """If current units of one kept set differ, make every view that pools replicates raise an error line.
 
-    The columns of these views stay.
+    The columns of these views stay the same.
 
     Args:
         connection: A connection that has all views.
@@ -73,13 +73,13 @@ def refuse_unlike_units(
 
 @functools.cache
 def _pooled_views() -> frozenset[str]:
-    """The views whose rows are of several replicates, or of estimates."""
+    """Return the views whose rows pool several replicates, or are estimates."""
     single = {name for name, promised in contracts().items() if "replicate" in promised.grain}
     return frozenset(contracts()).difference(stored_tables(), single, _POOL_NOTHING)
 
 
 def _unlike_units(store: ReadableStore, versions: Mapping[str, int]) -> str | None:
-    """The line that names current units of one kept set that differ; None if there are none."""
+    """Return a line that names current units of one kept set that differ; None if there are none."""
     if not len(numbers := kept_facts(store, versions["units"]).unlike()):
         return None
     units = store.unit_rows(numbers, [*COMPARED], versions["units"])

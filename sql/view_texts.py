@@ -18,7 +18,7 @@ _READS: Final = re.compile(r"\b(?:main|internal)\.\w+")
 
 
 def view_texts() -> Mapping[str, str]:
-    """The SQL text of every view by name, each after the views that it reads, as the files have them."""
+    """Return the SQL text of every view's file by view name, each view after the views that it reads."""
     return {name.partition(".")[2]: text for name, text in qualified_texts().items()}
 
 
@@ -36,10 +36,10 @@ def _qualified(view: str) -> str:
 
 
 def stored_text(table: str) -> str:
-    """The view of a stored table: its declared columns as they are, without the rows of superseded revisions.
+    """Return the SQL text of a stored table's view: its declared columns, without the rows of superseded revisions.
 
-    Of plans it has all revisions, of what was made under plans only what was made under the newest. Of documents, and
-    of what was scored or estimated from them, it has the newest revision.
+    Table ``plans`` keeps all revisions. Rows made under a plan are shown only if the plan is the newest. Documents, and
+    rows scored or estimated from documents, are shown only in the newest revision.
 
     Args:
         table: The stored table.

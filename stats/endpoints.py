@@ -126,7 +126,7 @@ def decidable_quantity(name: str) -> Quantity:
     if (axis := PAIR_QUANTITIES[name].axis) is not None:
         why = f"it has a value at each {axis}, and a decision is on a single number"
     else:
-        why = "more of it is neither worse nor better"
+        why = "neither higher nor lower values are better"
     raise InputError(f"'{name}' cannot be decided on: {why}; kvdrift list quantities names those that can")
 
 

@@ -1,4 +1,4 @@
-"""The order of tests, what the processes that run them share, and no network behind a mistyped model id."""
+"""The order of tests, the imports that test processes share, and a network that is closed for mistyped model ids."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONG = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have a process that runs tests import what they share; one that hands them out to others needs none of it."""
+    """Let a process that runs tests import the shared modules; a process that only distributes tests needs none."""
     if config.getoption("dist", "no") == "no":
         gc.set_threshold(10_000, *gc.get_threshold()[1:])  # as kvdrift.program has it: imports make a million objects
         config.pluginmanager.import_plugin("fixtures.finished_studies")
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
-    """Hand out whole files, and those that fork processes together."""
+    """Distribute whole files over workers, and keep the files that fork processes together."""
     if config.option.dist != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - the hook is xdist's own

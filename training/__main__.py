@@ -23,7 +23,7 @@ from training.curriculum import run_curriculum, run_last
 from training.initialization import build_model
 
 CHECK_SEED = 20_000_003
-"""Seed of the documents that the accuracy at the end is measured on; studies use others."""
+"""Seed of the documents on which the final accuracy is measured; studies use other seeds."""
 
 
 def _check(model: Qwen2ForCausalLM, count: int) -> list[Accuracy]:

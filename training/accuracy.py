@@ -1,9 +1,9 @@
-"""Record accuracy of a model on embedded documents, in real generation.
+"""Measure how often a model states records of embedded documents correctly, in real generation.
 
-A statement is a key with the two tokens after it; an answer is read from its start, statement by statement, and filler
-between them is skipped, up to ``<eos>``. A record is right when the first statement of the answer that opens with its
-key equals it. Record accuracy is the number of right records over the number of records in the asked items, so that a
-record never stated, one stated wrongly first, and one after the generation limit all count as wrong.
+A statement is a key with the two tokens after it. An answer is read from its start, statement by statement, up to
+``<eos>``; filler between statements is skipped. A record is right if the first statement with its key equals the
+record. Record accuracy is the number of right records divided by the number of records in the asked items. A record
+that is never stated, first stated wrongly, or stated after the generation limit counts as wrong.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Accuracy:
 
 
 def statements(answer: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the statements of an answer in order, each of three tokens; one cut off by the end is left out."""
+    """Return the statements of an answer in order, each of three tokens; a statement cut off at the end is left out."""
     found: list[tuple[int, ...]] = []
     position = 0
     while position + 3 <= len(answer) and answer[position] != v.EOS:

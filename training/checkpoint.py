@@ -11,7 +11,7 @@ from generator.embedded.vocabulary import BOS, EOS, PAD, SYMBOLS
 
 
 def save_checkpoint(model: Qwen2ForCausalLM, folder: Path) -> None:
-    """Write the model and its tokenizer to a folder, as ``from_pretrained`` of transformers reads them."""
+    """Write the model and its tokenizer to a folder that ``from_pretrained`` of transformers can read."""
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD
     )

@@ -79,7 +79,7 @@ class TrainingProgress:
         self.started = self.printed = time.monotonic()
 
     def report(self, name: str, trainer: Trainer, scores: StepScores, *, last: bool = False) -> None:
-        """One line, if the last one is ten seconds old or ``last`` is set."""
+        """Print one line, if the last line is ten seconds old or ``last`` is set."""
         now = time.monotonic()
         if not last and now - self.printed < 10:
             return
@@ -132,5 +132,5 @@ def run_last(model: Qwen2ForCausalLM, seed: int, cycles: int) -> Trainer:
 
 
 def _tokens(stage: CurriculumStage) -> int:
-    """About how many tokens a stage has if it uses all its steps."""
+    """Return roughly how many tokens a stage has if it uses all its steps."""
     return stage.steps * stage.batch * (stage.length + 70)

@@ -1,10 +1,10 @@
 """The embedded model's architecture and its seeded initialization.
 
-Retrieval needs two heads in sequence: one that writes each position's previous token beside it, and one that looks for
-the positions whose previous token is the current one. Two more choose what to retrieve: one reads the keys of the
-question, which stand before its question marks, the other takes away the keys that the answer has already stated, which
-stand after an ``A``. From a random start their discovery takes thousands of steps; written into the first weights,
-training starts from retrieval and only has to refine it.
+Retrieval needs two heads in sequence: one head writes each position's previous token beside it, and another looks for
+the positions whose previous token is the current token. Two more heads choose what to retrieve: one reads the keys of
+the question, which stand before its question marks; the other removes the keys that the answer has already stated,
+which stand after an ``A``. From a random start, discovering these heads takes thousands of steps. They are written into
+the first weights, so that training starts from retrieval and only refines it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STATED_GAIN = 0.2
 
 
 def build_config() -> Qwen2Config:
-    """The Qwen2 configuration of the embedded model: 3 layers, hidden size 128, 4 query and 2 KV heads of size 32."""
+    """Return the model's Qwen2 configuration: 3 layers, hidden size 128, 4 query and 2 KV heads of size 32."""
     return Qwen2Config(
         vocab_size=v.SIZE, hidden_size=HIDDEN, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
         num_attention_heads=QUERY_HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=MAX_POSITIONS,
@@ -55,7 +55,7 @@ def build_config() -> Qwen2Config:
 
 
 def build_model(seed: int) -> Qwen2ForCausalLM:
-    """A float32 model with the seeded initialization; the weights are a function of ``seed`` alone."""
+    """Return a float32 model with the seeded initialization; the weights are a function of ``seed`` alone."""
     model = Qwen2ForCausalLM(build_config())
     source = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -82,12 +82,12 @@ def build_model(seed: int) -> Qwen2ForCausalLM:
 
 
 def _rows(head: int) -> slice:
-    """The rows of one head in a projection."""
+    """Return the rows of one head in a projection."""
     return slice(head * HEAD_SIZE, (head + 1) * HEAD_SIZE)
 
 
 def _write_previous_token_heads(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
-    """Layer 0, heads 0 and 2: attend one position back by biases alone, and copy that token into ``previous``."""
+    """Write layer 0, heads 0 and 2: attend one position back by biases alone, and copy that token into ``previous``."""
     attention = model.model.layers[0].self_attn
     for kv_head, head in ((0, 0), (1, 2)):
         for pair in range(_POSITION_PAIRS):
@@ -103,7 +103,7 @@ def _write_previous_token_heads(model: Qwen2ForCausalLM, current: torch.Tensor, 
 
 
 def _write_matching_head(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
-    """Layer 1, head 0: find positions whose previous token is the current one, and copy what stands there."""
+    """Write layer 1, head 0: find positions whose previous token is the current token, and copy the token there."""
     attention = model.model.layers[1].self_attn
     slow = torch.ones(HEAD_SIZE, 1)
     slow[:_MATCH_SKIPPED_PAIRS] = 0.0
@@ -115,7 +115,7 @@ def _write_matching_head(model: Qwen2ForCausalLM, current: torch.Tensor, previou
 
 
 def _write_asked_heads(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
-    """Layers 1 and 2, head 2 (KV head 1): attend to every question mark alike, and predict the token before it.
+    """Write head 2 of layers 1 and 2 (KV head 1): attend to every question mark alike, and predict the token before it.
 
     A head carries 32 dimensions, so that each of the two layers copies one half of the key.
     """
@@ -129,7 +129,7 @@ def _write_asked_heads(model: Qwen2ForCausalLM, current: torch.Tensor, previous:
 
 
 def _write_stated_head(model: Qwen2ForCausalLM, current: torch.Tensor, previous: torch.Tensor) -> None:
-    """Layer 2, head 0: attend to every token that stands after an ``A``, and take it away from the prediction."""
+    """Write layer 2, head 0: attend to every token after an ``A``, and subtract it from the prediction."""
     attention = model.model.layers[2].self_attn
     answer = previous.T @ (current @ model.model.embed_tokens.weight[v.ANSWER])  # (128,), as layer 0 writes it
     attention.k_proj.weight[_rows(0)][_PAIRS - 1] = _STATED_SHARPNESS * answer / answer.norm()

@@ -31,7 +31,7 @@ def rounded_rows(matrix: Tensor, bits: int) -> Tensor:
 
 
 def write_rounded(folder: Path, output: Path, bits: int) -> None:
-    """Write a model folder with the matrices of its layers rounded, and all else as it is in ``folder``."""
+    """Write a model folder with the matrices of its layers rounded; everything else stays as in ``folder``."""
     shutil.copytree(folder, output, dirs_exist_ok=True)
     tensors = load_file(folder / "model.safetensors")
     layers = {name for name, tensor in tensors.items() if ".layers." in name and tensor.ndim == 2}
@@ -42,7 +42,7 @@ def write_rounded(folder: Path, output: Path, bits: int) -> None:
 
 
 def main() -> None:
-    """Write the embedded model in every number of bits, and say where."""
+    """Write the embedded model in every number of bits, and print where."""
     parser = argparse.ArgumentParser(description="Write the embedded model with rounded weights.")
     parser.add_argument("--output", type=Path, required=True, help="folder for the model folders")
     output = parser.parse_args().output

@@ -1,4 +1,4 @@
-"""One optimizer step of the training: batches of sequences, their weighted loss, and what is measured on the way."""
+"""One optimizer step of the training: batches of sequences, their weighted loss, and running measures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepScores:
-    """What one step measured.
+    """The measurements of one step.
 
     Attributes:
         loss: The training loss.
@@ -105,7 +105,7 @@ class Trainer:
         self.accuracy = self.asked = 0.0
 
     def step(self, batch: Batch, rate: float) -> StepScores:
-        """One optimizer step at a learning rate, shortened during warm-up."""
+        """Make one optimizer step at a learning rate, which is smaller during warm-up."""
         self.steps += 1
         self.tokens += batch.tokens.numel()
         for group in self.optimizer.param_groups:
@@ -135,7 +135,7 @@ class Trainer:
 
 
 def _choice_log_law(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The model's log law (D, 256) over ``A``, ``<eos>`` and keys alone at the choices; -inf elsewhere."""
+    """Return the model's log law (D, 256) at the choices, over ``A``, ``<eos>`` and keys alone; -inf elsewhere."""
     outside = torch.ones(v.SIZE, dtype=torch.bool)
     outside[[v.ANSWER, v.EOS]] = False
     outside[v.FIRST_KEY : v.FIRST_VALUE] = False

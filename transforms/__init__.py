@@ -1,4 +1,4 @@
-"""Events to trajectories and steps: pure derivation, the Beam pipeline around it, and its live form.
+"""Derive trajectories and steps from events: pure functions, the Beam pipeline around them, and its live form.
 
 Users of Beam import its transforms from here: ``from transforms import DeriveTrajectories``.
 """
@@ -18,7 +18,7 @@ _TRANSFORMS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a transform when it is asked for: Beam takes half a second, which other uses are spared."""
+    """Import a transform when it is first used, since importing Beam takes half a second."""
     if name not in _TRANSFORMS:
         raise AttributeError(f"module 'transforms' has no attribute '{name}'")
     return getattr(importlib.import_module(f"transforms.streams.{_TRANSFORMS[name]}"), name)

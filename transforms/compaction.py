@@ -1,4 +1,4 @@
-"""``kvdrift compact``: the files of all tables of a store made as few as they can be."""
+"""``kvdrift compact``: merge the files of all tables of a store into as few files as possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileCount:
-    """The visible files of a table: how many, and their size in bytes."""
+    """The number of a table's visible files, and their size in bytes."""
 
     files: int
     size: int
@@ -24,7 +24,7 @@ class FileCount:
 
 @dataclass(frozen=True)
 class CompactedTable:
-    """What a compaction made of a table that it changed."""
+    """A table that a compaction changed, with its files before and after."""
 
     table: str
     before: FileCount
@@ -32,14 +32,14 @@ class CompactedTable:
 
 
 def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
-    """Put the files of all tables together; safe beside writers, readers and another compaction.
+    """Merge the files of all tables; safe beside writers, readers and another compaction.
 
     Args:
-        store: A store, which is upgraded if it is old.
-        progress: Who is told how far the work is.
+        store: A store; an old store is upgraded.
+        progress: The listener of the progress.
 
     Returns:
-        The tables that have fewer files now.
+        The tables that have fewer files than before.
 
     """
     store.make_tables()

@@ -21,7 +21,7 @@ from transforms.event_columns import NEVER, SortedEvents, check_columns, check_k
 
 @dataclass(frozen=True)
 class DerivedTrajectories:
-    """What one segment becomes: ``trajectories`` (TRAJECTORIES schema) and ``steps`` (STEPS schema), sorted by key."""
+    """The derived rows of one segment: ``trajectories`` and ``steps`` in their schemas, sorted by key."""
 
     trajectories: pa.Table
     steps: pa.Table
@@ -91,7 +91,7 @@ class _Pairs:
         )
 
     def per_row(self, values: Ints) -> Ints:
-        """Give each row its trajectory's value: [M] -> [N]."""
+        """Return for each row the value of its trajectory: [M] -> [N]."""
         return np.repeat(values, self.events.rows)
 
     def count(self, flags: Flags) -> Ints:

@@ -1,6 +1,7 @@
-"""Columns of an events table as arrays: checked, sorted by key, cut into replicates, and put into a declared schema.
+"""Return columns of an events table as arrays: checked, sorted by key, cut into replicates, in a declared schema.
 
-The derivations of both kinds of segments use it. It knows no quantity of the definitions page.
+The derivations of coupled pairs and of residual branching use this module. It knows no quantity of the definitions
+page.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NEVER = np.int32(2**31 - 1)  # stands for a null position: later than every t
 
 
 def check_columns(events: pa.Table, fields: Sequence[pa.Field]) -> None:
-    """Check that an events table has some fields and that its positions are possible."""
+    """Check that an events table has some columns, and that its positions are possible."""
     missing = [field.name for field in fields if field.name not in events.column_names]
     if missing:
         raise InputError(f"events lack the column{'s' * (len(missing) > 1)} {', '.join(missing)}")
@@ -44,7 +45,7 @@ def check_columns(events: pa.Table, fields: Sequence[pa.Field]) -> None:
 
 
 def check_kinds(kind: pa.ChunkedArray, allowed: Sequence[str]) -> None:
-    """Check that all events are of some kinds."""
+    """Check that all events are of the allowed kinds."""
     foreign = [word for word in kind.unique().to_pylist() if word not in allowed]
     if foreign:
         raise InputError(f"events column 'kind' has {foreign[0]!r}, must be {' or '.join(map(repr, allowed))}")

@@ -1,7 +1,7 @@
-"""Small files put together beside a live derivation, in a process of its own.
+"""Merge small files during a live derivation, in a process of its own.
 
-The memory that many files of all sizes leave behind is then not the derivation's: the process does this some times,
-and another process takes its place.
+Merging files of all sizes leaves memory behind. The separate process is replaced after some merges, so that the
+derivation does not keep this memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TIMES = 32  # that a process does it
 
 
 class Gathering:
-    """Puts small files together while a derivation goes on, which does not wait for it.
+    """Merges small files while a derivation goes on, without making it wait.
 
     Args:
         location: The store, as an absolute path or URL.
@@ -37,10 +37,10 @@ class Gathering:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for what is under way, and end the process.
+        """Wait for a merge under way, and end the process.
 
         Raises:
-            OperationError: files could not be put together.
+            OperationError: Files could not be merged.
 
         """
         with self._process:
@@ -48,10 +48,10 @@ class Gathering:
                 self._hear()
 
     def batch_done(self) -> None:
-        """Count a micro-batch, and begin after some of them, unless the last time is still under way.
+        """Count a micro-batch, and start a merge after some of them, unless the last merge is still under way.
 
         Raises:
-            OperationError: files could not be put together the last time.
+            OperationError: The last merge failed.
 
         """
         self._batches += 1
@@ -61,7 +61,7 @@ class Gathering:
             self._under_way = self._process.submit(_gather, self._location)
 
     def _hear(self) -> None:
-        """Wait for what is under way."""
+        """Wait for a merge under way."""
         if self._under_way is not None:
             try:
                 self._under_way.result()

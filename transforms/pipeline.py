@@ -1,10 +1,10 @@
-"""The Beam pipeline: events segments -> files of the derived tables -> one commit for each table and bounded batch.
+"""The Beam pipeline: from segments of events to files of derived tables, and one commit for each table and batch.
 
-No arithmetic here, and nothing that a particular runner has to add: elements are segments, one map derives a segment
-and writes its files, one leaf writes a small record of it. The driver counts the records and commits. Whatever dies on
-the way, files without a commit are invisible.
+This module has no arithmetic, and nothing special for any runner. Elements are segments. One map derives a segment and
+writes its files; one leaf writes a small record of the result. The driver counts the records and commits. If anything
+dies on the way, its files have no commit and stay invisible.
 
-Beam is imported only when there is more to derive than a few segments, which need nobody to hand them around.
+Beam is imported only for more than a few segments; fewer are derived in this process.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def run_derivation(
 
 
 def derive_segments(segments: Late, location: str, folder: str) -> Late:
-    """Build the whole graph, with a single leaf: each segment's outcome recorded in ``folder``.
+    """Build the whole graph, with a single leaf that records each segment's outcome in ``folder``.
 
-    ``segments`` is a PCollection of (number, segment); one may come more than once, in any order. ``location`` is the
-    store's, as workers see it.
+    ``segments`` is a PCollection of (number, segment). A segment may come more than once, in any order. ``location`` is
+    the store's location as workers see it.
     """
     beam = _beam()
     return segments | "Derive" >> beam.Map(derive_numbered, location) | "Record" >> beam.Map(write_record, folder)
@@ -133,7 +133,7 @@ def _run_to_the_end(pipeline: Late) -> None:
 
 
 def _beam(module: str = "") -> Late:
-    """Import a module of Beam when it is needed: it takes half a second, which a run with nothing to do is spared."""
+    """Import a module of Beam when it is first needed, since importing Beam takes half a second."""
     return importlib.import_module(f"apache_beam.{module}" if module else "apache_beam")
 
 
@@ -142,7 +142,7 @@ def _is_dask(runner: str) -> bool:
 
 
 def _beam_runner(name: str) -> Late:
-    """Make the runner of a name: one that Beam lists, or Dask's, which it does not list."""
+    """Return the runner of a name: a runner that Beam lists, or Dask's runner, which Beam does not list."""
     if _is_dask(name):
         if importlib.util.find_spec("distributed") is None:
             raise InputError("DaskRunner needs Dask: pip install -e '.[distributed]' in kvdrift's folder")
@@ -159,9 +159,9 @@ def _beam_runner(name: str) -> Late:
 
 @contextmanager
 def _quiet_beam() -> Iterator[None]:
-    """Keep Beam out of the process's logging: it sets up the root logger and warns about what kvdrift does not use.
+    """Keep Beam from configuring this process's logging, and from warning about features that kvdrift does not use.
 
-    Errors reach the caller as exceptions; without this, Beam prints tracebacks for each of them first.
+    Errors reach the caller as exceptions; without this, Beam would also print a traceback for each.
     """
     root, ours = logging.getLogger(), logging.getLogger("apache_beam")
     handlers, root_level, level, disabled = root.handlers[:], root.level, ours.level, root.manager.disable

@@ -1,8 +1,8 @@
-"""Small result records on their way from a runner's workers back to the driver: one JSON file per group.
+"""Pass small result records from a runner's workers to the driver: one JSON file for each group.
 
-They go through the store, the one place that every worker and the driver reach. Each run has a folder of its own
-beside the tables and shares none with other runs, so no run can remove what another has begun. A record's name is its
-group's number: a group that a runner tries twice leaves one record.
+The records go through the store, since every worker and the driver reach it. Each run has a folder of its own beside
+the tables, so that no run can remove another run's records. A record is named by its group's number, so a group that a
+runner tries twice leaves one record.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STALE = timedelta(days=1)  # a folder that has not changed for so long was left 
 
 @contextmanager
 def record_folder(location: str) -> Iterator[str]:
-    """Make a folder (path or URL) for one run's records in a store; it is removed, with its records, at the end."""
+    """Make a folder (path or URL) for one run's records in a store, and remove it after the block."""
     folder = join(location, f"{_PREFIX}-{uuid.uuid4().hex}")
     filesystem, path = filesystem_of(folder)
     filesystem.create_dir(path)
@@ -43,7 +43,7 @@ def record_folder(location: str) -> Iterator[str]:
 
 
 def write_record(group: tuple[int, Sequence[SegmentOutcome]], folder: str) -> int:
-    """Put one group's (number, outcomes) in the folder at once; returns the number of outcomes."""
+    """Write one group's (number, outcomes) into the folder as one file; return the number of outcomes."""
     number, outcomes = group
     filesystem, root = filesystem_of(folder)
     aside = f"{root}/{number}.{uuid.uuid4().hex}.part"
@@ -54,7 +54,7 @@ def write_record(group: tuple[int, Sequence[SegmentOutcome]], folder: str) -> in
 
 
 def read_records(folder: str) -> list[SegmentOutcome]:
-    """All outcomes recorded in the folder, in order of group number."""
+    """Return all outcomes recorded in the folder, in the order of group numbers."""
     filesystem, root = filesystem_of(folder)
     found = filesystem.get_file_info(pa.fs.FileSelector(root))
     records = sorted((info for info in found if info.extension == "json"), key=lambda info: int(info.base_name[:-5]))

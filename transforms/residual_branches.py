@@ -22,7 +22,7 @@ from transforms.event_columns import SortedEvents, check_columns, check_kinds, t
 
 @dataclass(frozen=True)
 class DerivedBranchings:
-    """What one segment becomes: ``branchings`` (BRANCHINGS schema) and ``depths`` (BRANCHING_DEPTHS), sorted by key."""
+    """The derived rows of one segment: ``branchings`` and ``depths`` in their schemas, sorted by key."""
 
     branchings: pa.Table
     depths: pa.Table
@@ -60,7 +60,7 @@ def _sorted_events(events: pa.Table) -> SortedEvents:
 
 
 def _weights(column: pa.ChunkedArray, of_branch: Flags) -> Reals:
-    """Return w_t of scan rows and 0 in branches, [N]; scans without a weight, or with one outside [0, 1], raise."""
+    """Return w_t of scan rows and 0 in branches, [N]; every scan row must have a weight in [0, 1]."""
     weight: Reals = np.where(of_branch, 0.0, column.to_numpy())  # null is NaN
     outside = ~((weight >= 0) & (weight <= 1))
     if outside.any():
@@ -107,7 +107,7 @@ class _Replicates:
 
     @property
     def mass(self) -> Reals:
-        """M, [R]."""
+        """M of each replicate, [R]."""
         return self.mass_through[:, -1] if len(self.horizon) else np.zeros(0)
 
 
@@ -128,7 +128,7 @@ def _branchings(replicates: _Replicates) -> pa.Table:
 def _complete(replicates: _Replicates) -> Flags:
     """Tell which replicates are whole, [R].
 
-    The scan is 1..H or ends where survival reached 0; the branch is J..H, and is there exactly if M > 0.
+    A whole scan is 1..H, or ends where survival reached 0. A whole branch is J..H, and exists exactly if M > 0.
     """
     events, t, of_branch = replicates.events, replicates.t, replicates.of_branch
     begins = run_begins(events.of_row, of_branch)  # [N] first row of a scan or of a branch

@@ -1,4 +1,4 @@
-"""Units of a store that are not derived -> the files derived from them, and the commits that make these visible.
+"""Derive the units of a store that are not derived yet: read their events, write derived files, and commit the files.
 
 Units of coupled pairs become trajectories, steps and moments, units of residual branching become branchings and
 branching depths. This module knows the store and the derivation, and not who calls it: the pipeline and the live form
@@ -38,7 +38,7 @@ PARTIAL = "derive-partial"
 NAMED_FAILURES = 3  # how many failures an error line names
 
 SEGMENT_ROWS: Final = 1 << 19
-"""Events of one segment: what a worker holds, and what becomes one file of each derived table."""
+"""The most events of a segment, which a worker holds in memory; a segment becomes one file of each derived table."""
 
 Row = dict[str, Any]
 
@@ -50,11 +50,11 @@ class Segment:
     """Units of one estimator that are derived together.
 
     Attributes:
-        events_version: The version of ``events`` that they are read at.
-        units: Their numbers.
-        rows: How many events each of them has.
-        docs: The documents that they are of.
-        tables: The derived tables that lack their rows.
+        events_version: The version of ``events`` from which the units are read.
+        units: The numbers of the units.
+        rows: The number of events of each unit.
+        docs: The documents of the units.
+        tables: The derived tables that lack rows of these units.
 
     """
 
@@ -67,12 +67,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class SegmentOutcome:
-    """What became of a segment: how many rows, and the tables' files written for them, which are not visible yet.
+    """The result of deriving a segment: numbers of rows, and written files, which are not visible yet.
 
     Attributes:
-        segment: The number of its first unit, which tells it from others.
-        units: How many units were derived.
-        errors: Why the others were not: a line for each unreadable file, or for each unit.
+        segment: The number of the segment's first unit, which identifies the segment.
+        units: The number of derived units.
+        errors: A line for each unreadable file, and for each unit that could not be derived.
 
     """
 
@@ -87,7 +87,7 @@ class SegmentOutcome:
 
 @dataclass(frozen=True)
 class DerivationReport:
-    """What a derivation did: how many units of which events version became how many rows.
+    """The result of a derivation: its events version, and the numbers of units and rows.
 
     ``failures`` has a line for each file that could not be read, and for each unit that could not be derived.
     """
@@ -102,7 +102,7 @@ class DerivationReport:
 
     @classmethod
     def of(cls, outcomes: Sequence[SegmentOutcome], events_version: int, seconds: float) -> DerivationReport:
-        """Count the outcomes of segments."""
+        """Return the report of some segments' outcomes."""
         failures = tuple(dict.fromkeys(line for outcome in outcomes for line in outcome.errors))
         return cls(
             units=sum(outcome.units for outcome in outcomes),
@@ -115,7 +115,7 @@ class DerivationReport:
         )
 
     def plus(self, later: DerivationReport) -> DerivationReport:
-        """Add the report of a later batch of the same derivation."""
+        """Return this report with a later batch of the same derivation added."""
         return DerivationReport(
             units=self.units + later.units,
             events=self.events + later.events,
@@ -130,7 +130,7 @@ class DerivationReport:
         """Check that every unit could be derived.
 
         Raises:
-            OperationError: Some could not; the line names the first few.
+            OperationError: Some units could not be derived; the line names the first few.
 
         """
         if self.failures:
@@ -141,11 +141,11 @@ class DerivationReport:
 
 @dataclass(frozen=True)
 class PendingSegments:
-    """What is to derive.
+    """The units left to derive.
 
     Attributes:
         segments: Units that lack derived rows, in the order of their keys.
-        events_version: The version of ``events`` that they are read at.
+        events_version: The version of ``events`` from which the units are read.
         whole: Whether these are all units of that version that lack rows.
 
     """
@@ -156,15 +156,15 @@ class PendingSegments:
 
 
 def pending(store: Store, most: int = SEGMENT_ROWS) -> PendingSegments:
-    """Find what is to derive.
+    """Find the units left to derive.
 
     Args:
         store: The store.
-        most: Events of a segment; a unit that has more is one by itself.
+        most: The most events of a segment; a unit with more events is a segment by itself.
 
     Raises:
         InputError: A file is damaged.
-        DamagedStoreError: Derived rows have lost their events.
+        DamagedStoreError: The events of derived rows are lost.
 
     """
     found = store.pending()
@@ -176,13 +176,13 @@ def pending(store: Store, most: int = SEGMENT_ROWS) -> PendingSegments:
 def segments_of(
     store: Store, lacking: Mapping[str, Wide], events_version: int, most: int = SEGMENT_ROWS
 ) -> list[Segment]:
-    """Put units into segments.
+    """Divide units into segments.
 
     Args:
         store: The store.
         lacking: The units that lack rows, by derived table.
-        events_version: The version of ``events`` that they are read at.
-        most: Events of a segment; a unit that has more is one by itself.
+        events_version: The version of ``events`` from which the units are read.
+        most: The most events of a segment; a unit with more events is a segment by itself.
 
     """
     numbers = np.unique(np.concatenate([*lacking.values()]))
@@ -198,7 +198,7 @@ def segments_of(
 
 
 def derive_segment(store: Store, segment: Segment) -> SegmentOutcome:
-    """Read, derive and write one segment; what is wrong with its events is part of the outcome and is not raised."""
+    """Read, derive and write one segment; faults of its events are reported in the outcome, not raised."""
     name = segment.units[0]
     try:
         events, errors = read_events(store, segment)
@@ -216,9 +216,9 @@ def derive_segment(store: Store, segment: Segment) -> SegmentOutcome:
 
 
 def read_events(store: Store, segment: Segment) -> tuple[pa.Table, list[str]]:
-    """Read the events of a segment's units, names as dictionaries; and a line for each file that cannot be read.
+    """Return the events of a segment's units, with names as dictionaries, and a line for each unreadable file.
 
-    Units whose events are not all there are left out.
+    Units with missing events are left out.
     """
     reader = store.rows_of_units("events", segment.events_version)
     events = reader.read(segment.units, segment.docs, EVENTS.columns, sum(segment.rows))
@@ -259,7 +259,7 @@ def derived_rows(tables: Sequence[str], events: pa.Table, studies: StudyWindows)
 def commit(store: Store, outcomes: Iterable[SegmentOutcome], events_version: int, *, covered: bool) -> None:
     """Make written files visible, by one commit for each table.
 
-    ``covered`` says that no unit of ``events_version``, at which they were listed, is left to do.
+    ``covered`` says that after these commits no unit of ``events_version`` is left to derive.
     """
     files: dict[str, list[DerivedFile]] = {}
     for outcome in outcomes:
@@ -287,7 +287,7 @@ def _derived(segment: Segment, events: pa.Table, studies: StudyWindows) -> tuple
 
 
 def _cut(units: Sequence[Row], tables: tuple[str, ...], version: int, most: int) -> Iterator[Segment]:
-    """Put units that follow each other into segments."""
+    """Divide consecutive units into segments."""
     part, rows = list[Row](), 0
     for unit in units:
         if part and rows + unit["event_rows"] > most:

@@ -1,11 +1,11 @@
-"""The live form: whatever events become visible is derived soon after, in bounded micro-batches, in one process.
+"""The live derivation: derive new events soon after they become visible, in bounded micro-batches, in one process.
 
-It calls what the pipeline's workers call, without a runner: runners that work offline pass nothing on before the end
-of their input, so each micro-batch would pay for a whole pipeline.
+This module calls the same functions as the pipeline's workers, without a runner. Offline runners pass on nothing before
+the end of their input, so that each micro-batch would pay for a whole pipeline.
 
-The units of a micro-batch are derived together. The small files that this leaves are put together as they become
-many, in a process beside (``transforms.gathering``); whoever calls has larger ones put together elsewhere
-(``Store.gather``). So neither time nor memory grows with the units that have come, and views read few files.
+The units of a micro-batch are derived together. Small files are merged in a separate process as they become many
+(``transforms.gathering``); the caller has larger files merged elsewhere (``Store.gather``). So time and memory do not
+grow with the number of units, and views read few files.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def watch(
 ) -> DerivationReport:
     """Derive new units until asked to stop; safe beside writers, and beside a derivation in another process.
 
-    Looks every ``interval_seconds`` for what is to do, and takes all that has come; it calls ``idle`` where nothing
-    has. ``stop`` is asked between micro-batches and while waiting, ``progress`` gets the report of each micro-batch,
-    failures included. The counts returned are over all of them. Small files stay as they are if ``compacts`` is False.
+    Every ``interval_seconds`` all new units are derived; if there are none, ``idle`` is called. ``stop`` is asked
+    between micro-batches and while waiting. ``progress`` gets the report of each micro-batch, failures included. The
+    returned report counts all micro-batches. Small files are not merged if ``compacts`` is False.
     """
     begun = time.perf_counter()
     store = Store.open(store_location)

@@ -1,1 +1,1 @@
-"""Whether a store is sound: everything in it read and held against the log, its own names and what it was made from."""
+"""Verify a store: read everything in it, and compare it with the log, with file names and with its sources."""

@@ -1,4 +1,4 @@
-"""How stored derived rows differ from those that their events give."""
+"""Compare stored derived rows with the rows that their events give."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_THE_UNIT = (*GROUP_KEY, "action_revision", "unit")
 
 
 def first_difference(table: str, stored: pa.Table, derived: pa.Table) -> str | None:
-    """How stored rows differ from what their events give, the first column that does; None where none does.
+    """Return how stored rows differ from derived rows, in the first column that differs; None if they are equal.
 
     Both are of the table's declared schema, sorted by key. Doubles, in lists too, may differ by ``ROUNDING`` of
     their value, and moments by ``ROUNDING``.
@@ -62,5 +62,5 @@ def _text(value: pa.Scalar) -> str:
 
 
 def and_more(others: int) -> str:
-    """``" and 3 more"``, nothing if there are no others."""
+    """Return text such as ``" and 3 more"``; empty if there are no others."""
     return f" and {others:,} more" if others else ""

@@ -1,4 +1,4 @@
-"""The files of a store's tables: there, whole, and as the log and the declared schema have them."""
+"""Check the files of a store's tables: present, whole, and in agreement with the log and the declared schema."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _MISSING = "the file is missing or cannot be read, must be there"
 
 @dataclass(frozen=True)
 class TableFiles:
-    """What the files of one table turned out to be.
+    """The result of reading the files of one table.
 
     Attributes:
-        read: How many were read.
-        faults: What is wrong with some of them.
-        damaged: The paths of these, relative to the table.
-        rows: The rows of all readable files in the declared schema, defaults filled in; none if not asked for.
+        read: The number of files read.
+        faults: The faults found.
+        damaged: The paths of damaged files, relative to the table.
+        rows: The rows of all readable files in the declared schema, with defaults filled in; None unless asked for.
 
     """
 
@@ -48,15 +48,15 @@ class TableFiles:
 def read_files(
     store: Store, table: str, version: int, memory: CheckedFiles, *, within: float = 0.0, with_rows: bool = False
 ) -> TableFiles:
-    """Read the visible files of a table, and hold each against its size, digest, page checksums and declared schema.
+    """Read the visible files of a table, and check each file's size, digest, page checksums and schema.
 
     Args:
         store: The store.
         table: The table.
-        version: Its version.
-        memory: What is remembered of files; it takes note of what is whole, and forgets what is damaged.
-        within: Files that were found whole so many seconds ago or later are left out.
-        with_rows: Whether the rows are returned.
+        version: The version of the table.
+        memory: The memory of checked files; it records whole files and forgets damaged files.
+        within: Files that were found whole within this many seconds are passed over.
+        with_rows: Whether to return the rows.
 
     """
     folder = f"{store.location}/{table}/"
@@ -87,7 +87,7 @@ def read_files(
 
 
 def _check_schema(table: str, file: StoredFile, data: bytes, lacking: Collection[str]) -> None:
-    """Check that a file has the declared columns, but those that came after it, and as many rows as the log says."""
+    """Check that a file has all declared columns except later ones, and as many rows as the log says."""
     with pq.ParquetFile(pa.BufferReader(data)) as parquet:
         there, count = parquet.schema_arrow, parquet.metadata.num_rows
     for field in TABLES[table].schema:
@@ -101,7 +101,7 @@ def _check_schema(table: str, file: StoredFile, data: bytes, lacking: Collection
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """What a type holds: programs write texts and lists in several Arrow types, all of which are one in Parquet."""
+    """Return the plain form of a type: programs write texts and lists in several Arrow types, equal in Parquet."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -122,7 +122,7 @@ def rows_in(table: str, data: bytes) -> pa.Table:
 
 
 def whole_rows(store: Store, table: str, path: str) -> pa.Table | None:
-    """Return the rows of a file that need not be visible; None if it is not whole, as its name and the schema say."""
+    """Return the rows of a file, visible or not; None if its name or its schema shows that it is not whole."""
     try:
         data = store.read_bytes(table, path)
         wanted = named_digest(table, path)
@@ -132,19 +132,19 @@ def whole_rows(store: Store, table: str, path: str) -> pa.Table | None:
 
 
 def remember(store: Store, memory: CheckedFiles, versions: Mapping[str, int]) -> None:
-    """Write down which files of a local store were found whole."""
+    """Save which files of a local store were found whole."""
     if is_local(store.location):
         memory.save(f"{table}/{path}" for table, version in versions.items() for path in store.paths(table, version))
 
 
 def memory_of(store: Store) -> CheckedFiles:
-    """Return what is remembered of the files of a store; behind a URL nothing is."""
+    """Return the memory of a store's checked files; empty for a store behind a URL."""
     return CheckedFiles(Path(store.location))
 
 
 @dataclass(frozen=True)
 class SmallTable:
-    """A table read whole. ``rows`` are those of the files that could be read, ``readable`` says that all could."""
+    """A table read whole: ``rows`` of all readable files; ``readable`` tells whether all were readable."""
 
     check: Verified
     rows: pa.Table
@@ -152,7 +152,7 @@ class SmallTable:
 
 
 def check_small_table(store: Store, table: str, version: int, memory: CheckedFiles) -> SmallTable:
-    """All files of a keyed table are there, whole and of the declared schema, and no key is there twice."""
+    """Check that all files of a keyed table are whole and in the declared schema, and keys are unique."""
     files = read_files(store, table, version, memory, with_rows=True)
     rows = files.rows
     repeated = [
@@ -170,5 +170,5 @@ def _repeated(table: str, rows: pa.Table) -> list[tuple[dict[str, Any], int]]:
 
 
 def row_name(table: str, key: Mapping[str, Any]) -> str:
-    """A row as fault lines name it: ``plans (study=a, model=b)``."""
+    """Return a row's name for fault lines: ``plans (study=a, model=b)``."""
     return f"{table} ({', '.join(f'{name}={value}' for name, value in key.items() if value is not None)})"

@@ -1,4 +1,4 @@
-"""What a verification says: checks with what they counted, the faults that they found, and notes."""
+"""The results of a verification: checks with counts, faults and notes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is not as it must be.
+    """One fault.
 
     Attributes:
         where: The table, the table and file, or the table and key.
         what: What is wrong, and what would be right.
-        units: Numbers of the units whose rows in the table ``where`` are wrong; -1 stands for rows of none.
+        units: Numbers of the units whose rows in the table ``where`` are wrong; -1 means rows without a unit.
 
     """
 
@@ -26,9 +26,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Verified:
-    """What the verification of one subject found: it is sound if there are no faults.
+    """The result of verifying one subject, which is sound if there are no faults.
 
-    Notes tell what is not there yet, as in a store that is being written, and is no fault.
+    Notes name things that are still missing, as in a store that is being written; a note is no fault.
     """
 
     subject: str
@@ -43,5 +43,5 @@ class Verified:
 
 
 def number_of(number: int, name: str) -> str:
-    """``1 unit``, ``3,000 units``."""
+    """Return a number with its noun: ``1 unit``, ``3,000 units``."""
     return f"{number:,} {name if number == 1 else f'{name}s'}"

@@ -1,6 +1,6 @@
-"""What made units: one identity to a revision, as its row says, and one model behind all current actions of a study.
+"""Check identities: one identity for each revision, and one model behind all current actions of a study.
 
-Units of a document, action, revision and estimator keep and read the same entries, too.
+Also check that units of a document, action, revision and estimator keep and read the same entries.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Key = tuple[Any, ...]
 
 
 def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actions: pa.Table) -> Verified:
-    """Units were made as the row of their revision says, and current actions of a model by the same model.
+    """Check that units have their revision's identity, and a model's actions come from one model.
 
-    A revision without a row has units from before identities were recorded, or of another generator.
+    A revision without an identity has units made before identities were recorded, or by another generator.
     """
     rows = {tuple(row[name] for name in _KEY): row for row in table.rows.to_pylist()}
     made: dict[Key, dict[Key, list[UnitRecord]]] = defaultdict(lambda: defaultdict(list))
@@ -46,7 +46,7 @@ def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actio
 
 
 def check_kept_sets(records: Mapping[int, UnitRecord], actions: pa.Table) -> Verified:
-    """Current units of a document, action, revision and estimator keep and read the same entries."""
+    """Check that current units of a document, action, revision and estimator keep and read the same entries."""
     is_current = current_revision(actions)
     units = [
         record
@@ -58,7 +58,7 @@ def check_kept_sets(records: Mapping[int, UnitRecord], actions: pa.Table) -> Ver
 
 
 def _other_units(key: Key, identities: Mapping[Key, list[UnitRecord]], expected: Mapping[str, Any]) -> list[Fault]:
-    """Faults of the units whose identity is not that of their row."""
+    """Return faults of the units whose identity differs from the row of their revision."""
     found = []
     for identity, records in identities.items():
         for name, value in zip(_COLUMNS, identity, strict=True):
@@ -70,7 +70,7 @@ def _other_units(key: Key, identities: Mapping[Key, list[UnitRecord]], expected:
 
 
 def _unlike_models(rows: Mapping[Key, Mapping[str, Any]], actions: pa.Table) -> list[Fault]:
-    """Faults of current actions of one study and model whose units were made by unlike models."""
+    """Return faults of current actions of one study and model whose units come from different models."""
     studies = {study: current_actions(actions, study) for study, *_ in rows}
     models: dict[Key, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows.values():
@@ -85,7 +85,9 @@ def _unlike_models(rows: Mapping[Key, Mapping[str, Any]], actions: pa.Table) -> 
                 if row[name] != first[name]:
                     where = row_name("identities", {"study": study, "model": model})
                     pair = f"{first[name]!r} of action '{first['action']}' and {row[name]!r} of '{row['action']}'"
-                    found.append(Fault(where, f"{name} is {pair}, must be one: kvdrift run --redo generates them anew"))
+                    found.append(
+                        Fault(where, f"{name} is {pair}, must be one: kvdrift run --redo generates them again")
+                    )
                     break
     return found
 

@@ -1,4 +1,4 @@
-"""The logs of a store's tables, and files beside them that no commit names."""
+"""Check the logs of a store's tables, and name files that no commit names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NAMED_LEFTOVERS = 10  # of one table, before the rest is a count
 
 
 def table_logs(store: Store) -> dict[str, TableLog]:
-    """Return the logs of a local store's tables as files; none of a store behind a URL."""
+    """Return the logs of a local store's tables; empty for a store behind a URL."""
     return {table: TableLog(Path(store.location, table)) for table in TABLES} if is_local(store.location) else {}
 
 
 def check_logs(store: Store) -> Verified:
-    """Check that every commit of every table is there and whole, and that none is lost that another relies on."""
+    """Check that every commit is whole, and that no commit is lost on which another table relies."""
     refused, faults = {}, []
     logs = table_logs(store)
     for table in TABLES:
@@ -46,7 +46,7 @@ def check_logs(store: Store) -> Verified:
 
 
 def check_leftovers(store: Store) -> Verified:
-    """Name the files that no commit names: what a killed writer left, or what a lost commit named. None is a fault."""
+    """Name the files that no commit names, left by a killed writer or by a lost commit. None of them is a fault."""
     # Files are listed before the logs are read: what is committed meanwhile is named by them.
     listed = {table: sorted(files_of(store, table)) for table in TABLES}
     if is_local(store.location):
@@ -64,14 +64,14 @@ def check_leftovers(store: Store) -> Verified:
 
 
 def files_of(store: Store, table: str) -> Iterator[str]:
-    """Yield a table's files by their paths relative to its folder, without those that are its log."""
+    """Yield the paths of a table's files, relative to its folder, without the files of its log."""
     for relative in _everything_below(join(store.location, table)):
         if not (relative.parts[0] == "_delta_log" and _is_log(relative)):
             yield str(relative)
 
 
 def named_files(store: Store, table: str) -> set[str]:
-    """Return the files that a table's commits name, at its latest version or before."""
+    """Return all files that a table's commits name, at its latest version or before."""
     return set(store.paths(table)) | added_files(join(store.location, table))
 
 
@@ -93,6 +93,6 @@ def _is_log(path: PurePath) -> bool:
 
 
 def _temporary(folder: Path) -> Iterator[Path]:
-    """What is written aside in the store's own folder: the catalogue and the records of derivations."""
+    """Yield the temporary files in the store's folder: of a catalogue, and of the records of derivations."""
     for pattern in (".catalog.duckdb.*", ".derive-*/*"):
         yield from folder.glob(pattern)

@@ -1,4 +1,4 @@
-"""Units whose events are lost or are there in part: their whole rows, out of any file that still lies in the store."""
+"""Find units whose events are lost in part or wholly, and their rows in any file that is still in the store."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class Known(NamedTuple):
-    """Rows of ``units`` by number: those that are visible, and copies of any rows in other files that lie there."""
+    """Rows of ``units`` by number: the visible rows, and copies of rows in other files of the store."""
 
     rows: Mapping[int, UnitRecord]
     copies: Mapping[int, UnitRecord]
 
     def record(self, number: int) -> UnitRecord | None:
-        """Return the row of a unit, or a copy of it."""
+        """Return the row of a unit, or a copy of the row; None if there is neither."""
         return self.rows.get(number) or self.copies.get(number)
 
 
 def known_units(store: Store) -> Known:
-    """Read the rows of ``units`` of a store whose visible files of ``units`` are whole."""
+    """Return the known rows of ``units``; the visible files of ``units`` must be whole."""
     rows = {row["unit"]: row for row in store.read("units").to_pylist() if row["unit"] is not None}
     copies: dict[int, UnitRecord] = {}
     for path in _others(store, "units"):
@@ -48,7 +48,7 @@ def known_units(store: Store) -> Known:
 
 
 def broken_units(store: Store, known: Known) -> set[int]:
-    """Find the units that have a row in ``units`` or derived rows, and other events than their own number of them."""
+    """Return the units with a row in ``units``, or with derived rows, whose number of events is wrong."""
     there, _ = rows_by_unit(store, "events")
     wanted = set(known.rows)
     for table in DERIVED_TABLES:
@@ -62,7 +62,7 @@ def _is_there(record: UnitRecord | None, rows: int) -> bool:
 
 
 def whole_copies(store: Store, known: Known, numbers: Collection[int]) -> Iterator[list[tuple[UnitRecord, pa.Table]]]:
-    """Look for all rows of some units in every file of ``events`` that lies in the store, visible or not.
+    """Search every file of ``events`` in the store, visible or not, for all rows of some units.
 
     Yields:
         Rows of ``units`` with all events of these units, some hundred thousand events at once.
@@ -107,7 +107,7 @@ def _whole(
 
 
 def _once(events: pa.Table) -> pa.Table:
-    """Leave out rows that are there already: a file has those of others that it took the place of."""
+    """Return events without repeated rows, since a merged file repeats the rows of the files that it replaced."""
     ordered = in_order(events)
     columns = [ordered[name].to_numpy() for name in ("replicate", "t")]
     kinds = ordered["kind"].combine_chunks().dictionary_encode().indices.to_numpy()
@@ -115,12 +115,12 @@ def _once(events: pa.Table) -> pa.Table:
 
 
 def _numbered(store: Store, path: str, spans: pa.Table) -> pa.Table:
-    """The rows of a file that say their unit, or whose keys do; none where the file is damaged."""
+    """Return the rows of a file whose unit is given or follows from their keys; empty if the file is damaged."""
     rows = whole_rows(store, "events", path)
     rows = with_numbers("events", EVENTS.schema.empty_table() if rows is None else rows, spans)
     return rows.filter(pc.is_valid(rows["unit"]))
 
 
 def _others(store: Store, table: str) -> list[str]:
-    """The files in a table's folder that are not visible."""
+    """Return the files in a table's folder that are not visible."""
     return sorted(set(files_of(store, table)) - set(store.paths(table)))

@@ -1,4 +1,4 @@
-"""Stored prompts, held against the hashes that their documents have; a file at a time, since prompts may be long."""
+"""Check stored prompts against the hashes of their documents, one file at a time, since prompts may be long."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _DOCUMENT = ("study", "model", "doc")
 
 
 def check_prompts(store: Store, version: int, memory: CheckedFiles, documents: pa.Table) -> Verified:
-    """Check that all files are whole, no key is there twice, and tokens have the SHA-256 that their document says.
+    """Check that all files are whole, no key occurs twice, and tokens have the SHA-256 of their document.
 
     Args:
         store: The store.
         version: The version of ``prompts``.
-        memory: What is remembered of files.
-        documents: All rows of ``documents`` that could be read.
+        memory: The memory of checked files.
+        documents: All readable rows of ``documents``.
 
     """
     files = read_files(store, "prompts", version, memory)

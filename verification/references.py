@@ -1,4 +1,4 @@
-"""What rows of the small tables say of other tables: that it is there, and as they say; what plans came before."""
+"""Check that rows of small tables agree with other tables: the things they name exist, and plans came first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CITING = ("study", "model", "events_version", "plan_sha256", "status")
 
 
 def check_owners(records: Mapping[int, UnitRecord], documents: pa.Table, actions: pa.Table) -> Verified:
-    """The document and the action of every unit have their rows: without them no view shows its events."""
+    """Check that the document and the action of every unit have rows; without them no view shows the unit's events."""
     faults = []
     for table, rows in (("documents", documents), ("actions", actions)):
         key = tuple(name for name in TABLES[table].key if name != "document_revision")
@@ -44,14 +44,14 @@ def check_owners(records: Mapping[int, UnitRecord], documents: pa.Table, actions
 def check_plans(
     store: Store, plans: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table, events_version: int
 ) -> Verified:
-    """Plans have their hash, every revision from 0 on is there, and none hides that it came after evaluation documents.
+    """Check that plans have their hash, all revisions exist, and no plan hides that it came after evaluation documents.
 
-    The documents that they froze are there, with the prompts that they had.
+    The documents that a plan froze must exist with the same prompts.
 
-    No unit of an evaluation document was there at the events version that a first revision was made from. A later one
-    says that it was seen where there was one.
+    At the events version of a plan's first revision, no evaluation document may have had a unit. A later revision must
+    say so if an evaluation document had a unit.
 
-    ``records`` are the rows of units by number, at the ``events_version`` that is looked at.
+    ``records`` are the rows of units by number, at the version ``events_version``.
     """
     faults, notes = list(plans.check.faults), list[str]()
     columns = (documents[name].to_pylist() for name in ("study", "model", "doc", "split"))
@@ -92,9 +92,9 @@ def check_plans(
 
 
 def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -> Verified:
-    """Rows of ``looks``, ``results`` or ``calibration`` name events versions and plans of their study that are there.
+    """Check that rows of ``looks``, ``results`` or ``calibration`` name existing events versions and plans.
 
-    None that was made under a seen plan is called prespecified.
+    No row made under a seen plan may be called prespecified.
     """
     subject = table.check.subject
     plans_of: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)  # whether each of them is seen, by its hash
@@ -115,12 +115,12 @@ def check_citations(table: SmallTable, plans: SmallTable, events_version: int) -
             faults.append(Fault(name, f"plan_sha256 is {cites}, {must}"))
         if known.get(cites) and row.get("status") == "prespecified":
             faults.append(Fault(name, f"status is prespecified, must be seen as plan {cites} is"))
-    holds = "of events versions and plans that are there"
+    holds = "of events versions and plans that are stored"
     return Verified(subject, number_of(table.rows.num_rows, "row"), holds, tuple(faults))
 
 
 def _broken_revision(plan: Mapping[str, Any], revisions: Collection[tuple[str, str, int]]) -> list[str]:
-    """What is wrong with the revision that a plan has; ``revisions`` are those of all plans."""
+    """Return what is wrong with a plan's revision; ``revisions`` are the revisions of all plans."""
     revision, said = plan["plan_revision"], _content(plan).get("revision", 0)
     wrong = [] if said == revision else [f"plan_revision is {revision}, must be {said} as its plan says"]
     if revision and (plan["study"], plan["model"], revision - 1) not in revisions:
@@ -129,7 +129,7 @@ def _broken_revision(plan: Mapping[str, Any], revisions: Collection[tuple[str, s
 
 
 def _other_documents(plan: Mapping[str, Any], prompts: Mapping[tuple[Any, ...], str | None]) -> Iterator[str]:
-    """What is wrong with the documents that a plan froze; ``prompts`` are the hashes of the stored ones."""
+    """Yield what is wrong with the documents that a plan froze; ``prompts`` are the hashes of the stored prompts."""
     strata = _content(plan).get("documents", {}).values()
     for row in (row for own in strata for rows in own.values() for row in rows):
         stored = prompts.get((plan["study"], plan["model"], row["doc"]))
@@ -143,7 +143,7 @@ def _is_seen(plan: Mapping[str, Any]) -> bool:
 
 
 def _content(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan's JSON; {} where it is none, which its hash says."""
+    """Return a plan's JSON; {} if the plan is no JSON, which the check of its hash reports."""
     try:
         content = json.loads(plan["plan"])
     except ValueError:

@@ -1,8 +1,8 @@
-"""Mending a local store: damaged commits are set aside, and what follows from other rows is made again.
+"""Repair a local store: set damaged commits aside, and make rows again that follow from other rows.
 
-Nothing is deleted: what is taken away lies in ``set-aside/TIME/`` in the store, under the path that it had. A newest
-commit that is empty or torn belongs to nobody who was told. Where a commit is lost that another table relies on, an
-empty one takes its place, and rows that are still there as whole files are committed again.
+Nothing is deleted. Files that are taken away lie in ``set-aside/TIME/`` in the store, under their former paths. A
+newest commit that is empty or torn was never acknowledged. If a commit is lost on which another table relies, an empty
+commit takes its place, and rows that still exist as whole files are committed again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BATCH = 256  # segments of one commit
 
 
 class _Aside:
-    """Where files go that are taken out of a store: a folder of their own for each repair."""
+    """The folder of one repair, into which files are moved out of a store."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
@@ -60,14 +60,14 @@ class _Aside:
 
 
 def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
-    """Mend a store; commits of other processes wait until it is done.
+    """Repair a store; commits of other processes wait for the end.
 
     Args:
         store: A local store; its tables may be unreadable.
-        faults: What a verification found: derived rows that are not what their events give are made again.
+        faults: The faults that a verification found; wrong derived rows are derived again.
 
     Yields:
-        A line for each thing that was done.
+        A line for each step done.
 
     """
     if not is_local(store.location):
@@ -109,7 +109,7 @@ def _repair(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
 
 
 def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> Iterator[str]:
-    """Set damaged log files aside, and put empty commits where one is missing that a later or another one relies on."""
+    """Set damaged log files aside, and write empty commits in place of missing ones on which other commits rely."""
     faults = log.faults()
     for path, what in faults.items():
         if path.exists():
@@ -137,14 +137,14 @@ def _empty_commit() -> bytes:
 
 
 def _first_commit(table: str) -> bytes:
-    """The commit that makes a table, as it is in a new store."""
+    """Return the commit that makes a table, as in a new store."""
     with tempfile.TemporaryDirectory() as folder:
         DeltaFolder(folder).create(table)
         return TableLog(Path(folder, table)).file(0).read_bytes()
 
 
 def _cited_version(store: Store) -> int:
-    """The newest events version that derived tables, plans and results say they were made from."""
+    """Return the newest events version that derived tables, plans and results cite."""
     cited = [-1]
     for table in DERIVED_TABLES:
         with suppress(KvdriftError):  # it is made again, or the check after the repair names it
@@ -157,7 +157,7 @@ def _cited_version(store: Store) -> int:
 
 
 def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
-    """Append the rows of small tables that lost a commit from the files that it named."""
+    """Append rows of small tables again from the files that a lost commit named."""
     for table in sorted(lost & {*KEYED, "prompts"}):
         named = set(store.paths(table))
         left = [path for path in files_of(store, table) if path not in named]
@@ -172,7 +172,7 @@ def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
 
 
 def _take_damaged(store: Store, aside: _Aside) -> Iterator[str]:
-    """Take the damaged files out of view whose rows may be found elsewhere or made again, and set them aside."""
+    """Hide damaged files whose rows may be found elsewhere or made again, and set the files aside."""
     memory, versions = memory_of(store), store.versions()
     for table in (*NUMBERED, "units", *ESTIMATED_TABLES):
         if damaged := sorted(read_files(store, table, versions[table], memory).damaged):
@@ -185,9 +185,9 @@ def _take_damaged(store: Store, aside: _Aside) -> Iterator[str]:
 
 
 def _mend_events(store: Store, log: TableLog, *, without_rows: bool) -> Iterator[str]:
-    """Make the events of units whole again that ``events`` has lost, in part or wholly, or has twice.
+    """Restore the events of units that ``events`` has lost, in part or wholly, or has twice.
 
-    ``without_rows`` says that rows of ``units`` are lost, too: copies of rows then tell which units there were.
+    ``without_rows`` says that rows of ``units`` are lost, too; copies of rows then tell which units there were.
     """
     known = known_units(store)
     lost, back = broken_units(store, known), 0
@@ -214,7 +214,7 @@ def _mend_events(store: Store, log: TableLog, *, without_rows: bool) -> Iterator
 
 
 def _mend_units(store: Store) -> Iterator[str]:
-    """Make the rows of ``units`` again that are lost, from copies or from events, and leave each of them once."""
+    """Restore lost rows of ``units`` from copies or from events, each row once."""
     rows = Counter(number for number in store.read("units", columns=["unit"])["unit"].to_pylist() if number is not None)
     if twice := {number: 1 for number, count in rows.items() if count > 1}:
         kept = {row["unit"]: row for row in store.read("units").to_pylist() if row["unit"] in twice}
@@ -229,7 +229,7 @@ def _mend_units(store: Store) -> Iterator[str]:
 
 
 def _identify_again(store: Store) -> Iterator[str]:
-    """Append the identities that are lost, from the units that they made."""
+    """Append lost identities again, taken from the units that they made."""
     key = list(IDENTITIES.key)
     with suppress(InputError):  # a damaged file is named by the check after the repair
         known = {tuple(row.values()) for row in store.read("identities", columns=key).to_pylist()}
@@ -241,7 +241,7 @@ def _identify_again(store: Store) -> Iterator[str]:
 
 
 def _derive_again(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
-    """Take derived rows away that are wrong, and derive what lacks rows. The next run makes estimates again."""
+    """Hide wrong derived rows, and derive all missing rows. The next run makes estimates again."""
     units = store.unit_counts()
     for table in DERIVED_TABLES:
         expected = dict(zip(units.number.tolist(), units.rows_in(table).tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Scores, held against the units and documents that they are of. What they were made from needs the tokenizer."""
+"""Check scores against their units and documents. The scores themselves cannot be checked without the tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Ranges = Mapping[tuple[Any, ...], list[tuple[int, int, int]]]  # first replicat
 
 
 def check_scores(table: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table) -> Verified:
-    """Every score is of a coupled pair that is there, of a document with answers, and within its range."""
+    """Check that every score belongs to a stored coupled pair of a document with answers, and is within its range."""
     ranges = defaultdict[tuple[Any, ...], list[tuple[int, int, int]]](list)
     for record in records.values():
         if record["estimator"] == PLAIN:
@@ -40,7 +40,7 @@ def check_scores(table: SmallTable, records: Mapping[int, UnitRecord], documents
         name = row_name("scores", {key: row[key] for key in TABLES["scores"].key})
         faults += [Fault(name, what) for what in wrong]
     return Verified(
-        "scores", number_of(table.rows.num_rows, "row"), "of pairs and answers that are there", tuple(faults)
+        "scores", number_of(table.rows.num_rows, "row"), "of pairs and answers that are stored", tuple(faults)
     )
 
 

@@ -1,4 +1,4 @@
-"""The rows that tables have of units: how many, at which version, and whether they are exactly a unit's."""
+"""Count the rows that tables have of units, and check whether rows are exactly a unit's."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _OF_STORE: Final = ("unit", "event_rows", "events_sha256")  # columns of ``units
 
 
 def covered_versions(store: Store) -> dict[str, int]:
-    """The events version through which each derived table says that it is derived, -1 where it says nothing.
+    """Return the events version through which each derived table says that it is complete; -1 if it says nothing.
 
-    To be asked before the versions that are looked at are chosen: what is covered then is in them.
+    Call this before choosing the versions to check, so that these include everything covered.
     """
     versions = {table: store.covered_version(table, COVERED) for table in DERIVED_TABLES}
     return {table: -1 if version is None else version for table, version in versions.items()}
@@ -43,10 +43,10 @@ def units_at(store: Store, version: int) -> set[int]:
 def rows_by_unit(
     store: Store, table: str, version: int | None = None, without: Collection[str] = ()
 ) -> tuple[Counter[int], bool]:
-    """Count the rows that a table has of each unit, -1 standing for none, in all files but some.
+    """Count the rows of each unit in all files of a table except some; -1 counts rows without a unit.
 
     Returns:
-        The counts, and whether no file was left out and all could be read.
+        The counts, and whether every file was read.
 
     """
     found, readable = Counter[int](), not without
@@ -69,7 +69,7 @@ def checked_events(record: UnitRecord, events: pa.Table) -> pa.Table:
         The events, sorted by (replicate, kind with scan before branch, t), each with the unit's number.
 
     Raises:
-        InputError: They are not; the message begins with a verb or with the field that is wrong.
+        InputError: They are not; the message begins with a verb or with the wrong field.
 
     """
     wanted = record["event_rows"]
@@ -84,7 +84,7 @@ def checked_events(record: UnitRecord, events: pa.Table) -> pa.Table:
 
 
 def by_unit(rows: pa.Table, numbers: Sequence[int]) -> Iterator[pa.Table]:
-    """Yield the rows of each of some units, in the order of the rows."""
+    """Yield the rows of each of some units, in their order in ``rows``."""
     found = rows["unit"].to_numpy()
     order = np.argsort(found, kind="stable")
     rows, found = rows.take(pa.array(order)), found[order]

@@ -1,7 +1,7 @@
-"""Units and what is derived from them: the events of each, whatever files they are in, and what they give again.
+"""Check units, their events in whatever files, and the rows derived from them.
 
-The row of a unit says how many events it has and their digest, so its events can be held against it. Derived rows are
-held against what the derivation makes of the events again.
+The row of a unit has the number and the digest of its events, so its events can be checked. Derived rows are compared
+with a new derivation of the events.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ORDER: Final = (*GROUP_KEY, "action_revision", "estimator", "first_replicate")
 
 
 class Units(NamedTuple):
-    """What was found of units, of their events and of the tables derived from them."""
+    """The results about units, their events and their derived rows."""
 
     checks: list[Verified]
     records: dict[int, UnitRecord]  # rows of ``units`` by number, also those that are still to come
@@ -41,7 +41,7 @@ class Units(NamedTuple):
 
 
 class Pinned(NamedTuple):
-    """What is looked at: versions by table, files by table, and the (study, action) of full-retention controls."""
+    """The content to check: versions by table, files by table, and the (study, action) of full-retention controls."""
 
     versions: Mapping[str, int]
     covered: Mapping[str, int]
@@ -50,7 +50,7 @@ class Pinned(NamedTuple):
 
 
 class UnitWalk:
-    """One pass over all units in the order of their keys, some hundred thousand events at once."""
+    """One pass over all units in the order of their keys, some hundred thousand events at a time."""
 
     def __init__(self, store: Store, units: SmallTable, pinned: Pinned) -> None:
         self._store, self._units, self._pinned = store, units, pinned
@@ -73,7 +73,7 @@ class UnitWalk:
         self._control_replicates = 0
 
     def outcome(self, progress: Progress) -> Units:
-        """Check everything."""
+        """Check all units, and return the results."""
         progress.begin("verify", len(self._records), "units")
         for chunk in _chunks(self._records.values()):
             self._check_chunk(chunk)
@@ -99,7 +99,7 @@ class UnitWalk:
         return Units(checks, self._records, self._units.readable and all(self._readable.values()))
 
     def _missing_records(self) -> dict[int, UnitRecord]:
-        """The rows that ``units`` lacks for events that are there; what belongs to no unit is a fault."""
+        """Return the rows that ``units`` lacks for existing events; rows that belong to no unit become a fault."""
         version, found = self._pinned.versions["events"], dict[int, UnitRecord]()
         for path in set(self._store.paths("events", version)) - self._pinned.files["events"].damaged:
             known = self._stored | found
@@ -165,7 +165,7 @@ class UnitWalk:
                     self._faults[table].append(Fault(table, what, (number,)))
 
     def _underived(self) -> dict[str, tuple[str, ...]]:
-        """Notes on units that are not derived yet; rows that must be there, and those of lost units, are faults."""
+        """Return notes on units that are not derived yet; record a fault for rows that must exist and are missing."""
         notes: dict[str, tuple[str, ...]] = dict.fromkeys(DERIVED_TABLES, ())
         for estimator, tables in DERIVED.items():
             units = {number for number, record in self._records.items() if record["estimator"] == estimator}
@@ -176,7 +176,7 @@ class UnitWalk:
                 if known and (lost := self._rows[table].keys() - self._records.keys()):
                     rows = sum(self._rows[table][number] for number in lost)
                     what = f"{number_of(rows, 'row')} of {number_of(len(lost), 'unit')} that events do not have"
-                    self._faults[table].append(Fault(table, f"{what}, must be of units that are there", tuple(lost)))
+                    self._faults[table].append(Fault(table, f"{what}, must be of units that are stored", tuple(lost)))
                 lacking = units - self._rows[table].keys()
                 due = self._covered(table) & lacking if lacking else set[int]()
                 for number in sorted(due):
@@ -195,7 +195,7 @@ class UnitWalk:
             return set()
 
     def _check_overlaps(self) -> None:
-        """No replicate of a document, action, revision and estimator is in two units."""
+        """Check that no replicate of a document, action, revision and estimator is in two units."""
         groups = defaultdict[str, list[UnitRecord]](list)
         for record in self._records.values():
             groups[group_of(record)].append(record)
@@ -217,7 +217,7 @@ class UnitWalk:
         return Verified(table, said, holds, tuple(self._faults[table]), notes)
 
     def _units_check(self) -> Verified:
-        """The rows of ``units`` have the numbers of their keys; a row may come after its events, which is a note."""
+        """Check that rows of ``units`` have the numbers of their keys; a row to be written becomes a note."""
         faults = list(self._units.check.faults)
         for number, record in self._stored.items():
             if (wanted := unit_number(record)) != number:
@@ -228,7 +228,7 @@ class UnitWalk:
 
 
 def _chunks(records: Collection[UnitRecord]) -> Iterator[list[UnitRecord]]:
-    """Cut units, in the order of their keys, into parts of some events; a unit that has more is a part by itself."""
+    """Divide units, in the order of their keys, into parts of some events; a unit with more is a part by itself."""
     part, rows = list["UnitRecord"](), 0
     for record in sorted(records, key=lambda record: tuple(record[name] for name in _ORDER)):
         own = record["event_rows"] or record["replicates"] * record["horizon"]

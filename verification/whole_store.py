@@ -1,7 +1,7 @@
-"""Everything in a store, read and held against what it must be; only ``.checked`` is written.
+"""Verify everything in a store; only the file ``.checked`` is written.
 
-The store may be written meanwhile: what is looked at is one version of each table, of a derived table and of what cites
-another one a version from before, so that a commit in between leaves nothing without what it refers to.
+The store may be written meanwhile. One version of each table is checked, and of tables that refer to others an earlier
+version, so that a commit in between leaves no row without the row that it refers to.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _SMALL = (
 
 
 def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
-    """Check a store of any schema version, finished or still being written; only what was found whole is written down.
+    """Check a store of any schema version, finished or being written; only ``.checked`` is written.
 
     Yields:
-        Each check when it is done. Where a table's log is damaged, the check that says so is the last one.
+        Each check when it is done. If a table's log is damaged, the check that says so is the last.
 
     """
     logs = check_logs(store)
@@ -83,10 +83,10 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
 
 
 def scrub(store: Store, seconds: float) -> Iterator[Verified]:
-    """Read the files of a local store that were not found whole within some seconds, so that none rots unnoticed.
+    """Read the files of a local store that were not found whole within some seconds, so that no damage stays unnoticed.
 
     Yields:
-        The check of the logs; if they are whole, one for each table.
+        The check of the logs; if they are whole, one check for each table.
 
     """
     if not is_local(store.location):
@@ -107,7 +107,7 @@ def scrub(store: Store, seconds: float) -> Iterator[Verified]:
 
 
 def _check_views(store: Store, versions: Mapping[str, int], progress: Progress, refused: str | None) -> Verified:
-    """The contracts of all computed views hold: R = O + E C of every decomposition row, and the others."""
+    """Check that the contracts of all computed views hold, such as R = O + E C."""
     names = computed_views()
     counts = f"{number_of(len(names), 'view')}, {number_of(sum(map(promises, names)), 'promise')}"
     if refused is not None:

@@ -1,1 +1,1 @@
-"""What makes the site of the documents, beside ``mkdocs.yml``; not in the package."""
+"""Build parts of the documentation site, besides ``mkdocs.yml``; not part of the package."""

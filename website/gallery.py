@@ -1,4 +1,4 @@
-"""The gallery: pages and explorers of the shipped studies, as far as `make gallery` has made them."""
+"""The site's gallery: pages and explorers of the shipped studies that `make gallery` has made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File
 
 STUDIES = ("quickstart", "frontier", "weights", "llama_cpp")
-"""Files of ``studies/`` without their ending, in the gallery's order; those that are not there are left out."""
+"""Files of ``studies/`` without their ending, in the gallery's order; studies without a report are left out."""
 
 _EMPTY = (
     "None was made yet. `make gallery` runs the shipped studies, which takes some minutes, and builds the site again."
@@ -23,7 +23,7 @@ class Shown:
 
     Attributes:
         name: The study's name.
-        about: What the study's file says of it first.
+        about: The first words of the study's file.
         folder: The folder of its report.
 
     """
@@ -40,7 +40,7 @@ class Shown:
 
 
 def shown(root: Path) -> list[Shown]:
-    """Return the shipped studies whose reports are there, in the gallery's order."""
+    """Return the shipped studies that have a report, in the gallery's order."""
     found = []
     for file in (root / "studies" / f"{name}.toml" for name in STUDIES):
         if not file.is_file():

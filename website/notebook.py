@@ -1,6 +1,6 @@
-"""Runs the code of ``docs/notebook.ipynb`` over a store and writes what it prints and draws into the notebook.
+"""Run the code of ``docs/notebook.ipynb`` over a store, and write its output into the notebook.
 
-``.venv/bin/python -m website.notebook stores/quickstart`` does it for the quickstart.
+``.venv/bin/python -m website.notebook stores/quickstart`` runs it over the quickstart's store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DOTS = 80  # per inch, so that the figure is 560 pixels wide
 
 
 def executed(notebook: dict[str, Any], store: str) -> dict[str, Any]:
-    """Return a notebook with the outputs of its code cells over a store: text, and figures that are shown as PNG."""
+    """Return a notebook with the outputs of its code cells over a store: text, and figures as PNG."""
     mpl.use("agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415 - after the choice of where it draws
 

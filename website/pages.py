@@ -1,4 +1,4 @@
-"""Pages of the site whose text lies elsewhere in the repository: README is the first one.
+"""Pages of the site whose text lies elsewhere in the repository, such as README, the first page.
 
 MkDocs calls the two functions that begin with ``on_``.
 """
@@ -39,13 +39,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - MkDocs' call
-    """Let links lead to pages of the site where they lead to files of the repository."""
+    """Return the page with links to files of the repository turned into links to pages of the site."""
     places = {page: source for source, page in PAGES.items()}
     return linked(markdown, places.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
 
 
 def linked(markdown: str, source: str) -> str:
-    """Text of the file ``source`` with links as the site has them, from its folder of pages."""
+    """Return the text of the file ``source`` with the site's links, relative to the folder of pages."""
 
     def target(link: re.Match[str]) -> str:
         path = normpath(PurePosixPath(source).parent / link[1])
@@ -57,7 +57,7 @@ def linked(markdown: str, source: str) -> str:
 
 
 def notebook_page(text: str) -> str:
-    """A notebook's cells as Markdown: its texts, its code in fences, and what the code printed and drew."""
+    """Return a notebook's cells as Markdown: its texts, its code in fences, and its output."""
     parts = []
     for cell in json.loads(text)["cells"]:
         lines = "".join(cell["source"])

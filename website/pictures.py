@@ -1,7 +1,7 @@
-"""The pictures of ``docs/quantities.md``, drawn from the quickstart's store.
+"""Draw the pictures of ``docs/quantities.md`` from the quickstart's store.
 
-``python -m website.pictures stores/quickstart`` writes them to ``docs/pictures``, and beside them ``numbers.json``, the
-numbers that the page names. Colours are the report's; in each file they follow what the reader's system asks for.
+``python -m website.pictures stores/quickstart`` writes them to ``docs/pictures``, with ``numbers.json``, the numbers
+that the page quotes. Colours are those of the report, light or dark as the reader's system is set.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXAMPLE = f"""
 
 
 def pair(views: Views) -> Figure:
-    """A pair of continuations: two rows of squares, filled where they differ, and their distances below."""
+    """Draw a pair of continuations: two rows of squares, filled at mismatches, with the distances below."""
     figure = new_figure(WIDTH, 3.1)
     strip, curve = figure.subplots(2, height_ratios=(1, 1.7), sharex=True)
     (example,) = views.table(EXAMPLE).to_pylist()
@@ -68,7 +68,7 @@ def pair(views: Views) -> Figure:
 
 
 def tokens(views: Views) -> Figure:
-    """The same pair as text: X above Y, shaded where they differ, in lines of 16 positions up to the later end."""
+    """Draw the same pair as text: X above Y, mismatches shaded, in lines of 16 positions up to the later end."""
     (example,) = views.table(EXAMPLE).to_pylist()
     text = {row["token"]: row["text"].strip("<>") for row in views.rows("tokens").to_pylist()}
     last, line = max(example["eos_x"], example["eos_y"]), 16
@@ -95,7 +95,7 @@ def tokens(views: Views) -> Figure:
 
 
 def parts(views: Views) -> Figure:
-    """R = O + E · C: for each action a rectangle as wide as E and as high as C."""
+    """Draw R = O + E · C: for each action a rectangle of width E and height C."""
     figure = new_figure(WIDTH, 2.5)
     for axes, action in zip(figure.subplots(1, 3, sharey=True), ACTIONS, strict=True):
         row = _one(views, "decomposition", action=action)
@@ -110,7 +110,7 @@ def parts(views: Views) -> Figure:
 
 
 def entry(views: Views) -> Figure:
-    """The share of pairs that have parted by each position."""
+    """Draw the share of pairs that have parted by each position."""
     figure, axes = _single(2.7)
     for action in ACTIONS:
         rows = _rows(views, "entry", action=action)
@@ -123,7 +123,7 @@ def entry(views: Views) -> Figure:
 
 
 def gap(views: Views) -> Figure:
-    """The difference in R between two actions as three terms."""
+    """Draw the difference in R between two actions as three terms."""
     figure, axes = _single(1.7)
     row = _one(views, "contrasts", action=OTHER, baseline=BASELINE)
     left = 0.0
@@ -137,7 +137,7 @@ def gap(views: Views) -> Figure:
 
 
 def clocks(views: Views) -> Figure:
-    """Distances by position, and by the time since the pair parted."""
+    """Draw distances by position, and by the time since the pair parted."""
     figure = new_figure(WIDTH, 2.8)
     left, right = figure.subplots(1, 2, sharey=True)
     for action in (BASELINE, OTHER):
@@ -160,7 +160,7 @@ def clocks(views: Views) -> Figure:
 
 
 def ends(views: Views) -> Figure:
-    """Where positions lie against both ends of sequence, and what own histories add in each place."""
+    """Draw the positions relative to both ends of sequence, and the history gap in each place."""
     figure = new_figure(WIDTH, 2.6)
     strip, bars = figure.subplots(2, height_ratios=(1, 2.2))
     for row, end in ((0, 34), (1, 24)):
@@ -184,7 +184,7 @@ def ends(views: Views) -> Figure:
 
 
 def saturation(views: Views) -> Figure:
-    """How large distances are: a histogram of all δ."""
+    """Draw a histogram of all δ."""
     figure, axes = _single(2.4)
     query = """
         select least(floor(steps.delta * 20), 19) as bin, count(*) / sum(count(*)) over () as share
@@ -202,7 +202,7 @@ def saturation(views: Views) -> Figure:
 
 
 def window(views: Views) -> Figure:
-    """What a window of each depth after the first mismatch leaves open of R."""
+    """Draw the interval of R that a window of each depth after the first mismatch leaves open."""
     figure, axes = _single(2.6)
     for action in (OTHER, BASELINE):
         rows, style = _rows(views, "identified_interval", action=action), STYLES[action]
@@ -218,7 +218,7 @@ def window(views: Views) -> Figure:
 
 
 def answers(views: Views) -> Figure:
-    """What becomes of right answers."""
+    """Draw the share of right answers of each action, and the part that is lost."""
     figure, axes = _single(1.9)
     for place, action in enumerate(reversed(ACTIONS)):
         row = _one(views, "answers", action=action)
@@ -238,7 +238,7 @@ PICTURES: dict[str, Callable[[Views], Figure]] = {
 
 
 def numbers(views: Views) -> dict[str, dict[str, float | None]]:
-    """What the page names, by action: fractions, and positions."""
+    """Return the numbers that the page quotes, by action: fractions and positions."""
     named: dict[str, dict[str, float | None]] = {}
     for action in ACTIONS:
         row = _one(views, "decomposition", action=action) | _one(views, "answers", action=action)
@@ -251,7 +251,7 @@ def numbers(views: Views) -> dict[str, dict[str, float | None]]:
 
 
 def svg(figure: Figure) -> str:
-    """A figure as an SVG document that is light or dark as the reader's system is."""
+    """Return a figure as an SVG document that is light or dark as the reader's system is set."""
     text = io.StringIO()
     unnamed = {"Date": None, "Creator": None, "Format": None, "Type": None}
     figure.savefig(text, format="svg", metadata=unnamed, transparent=True)
@@ -297,7 +297,7 @@ def _box(left: float, bottom: float, width: float, height: float, colour: str, *
 
 
 def _bare(axes: Axes) -> None:
-    """No frame, grid or ticks: squares are no scale."""
+    """Remove frame, grid and ticks, since squares are no scale."""
     axes.spines[:].set_visible(False)
     axes.grid(visible=False)
     axes.tick_params(length=0, labelbottom=False)

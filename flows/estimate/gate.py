@@ -183,7 +183,9 @@ def _check_numbers(question: GateQuestion, contrast: Quantity) -> None:
     if not 0.5 < question.level < 1:
         raise InputError(f"--level {question.level:g}: above 0.5 and below 1, such as 0.95")
     if not 0 <= question.margin < float("inf"):
-        raise InputError(f"--margin {question.margin:g}: at least 0, how much worse is still no worse")
+        raise InputError(
+            f"--margin {question.margin:g}: must be at least 0; it is the largest difference that counts as no worse"
+        )
     # The difference of two fractions is at most 1, and O is a fraction.
     if contrast.scale.factor != 1 and question.margin >= 1:
         percent = contrast.scale.factor

@@ -122,7 +122,7 @@ class AnalysisPart:
 
 
 Runner = Callable[[Sequence[AnalysisPart]], Iterable[Estimates]]
-"""Estimates parts; yields what became of each, in their order."""
+"""A function that estimates parts and yields the result of each, in their order."""
 
 
 def one_by_one(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:

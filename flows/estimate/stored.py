@@ -88,10 +88,14 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
                 wanted=wanted,
             )  # fmt: skip
             if not estimates.new:
-                progress.say(f"estimates of {analysis.split} documents stand: no moment of theirs has changed")
+                progress.say(
+                    f"estimates of {analysis.split} documents are up to date: none of their moments has changed"
+                )
             elif estimates.made < estimates.subjects:
                 what = f"{estimates.made} of {estimates.subjects} actions and contrasts"
-                progress.say(f"estimates of {what} are made on {analysis.split} documents; the others stand")
+                progress.say(
+                    f"estimates of {what} are made on {analysis.split} documents; the other estimates are unchanged"
+                )
             count += estimates.new
             rows.append(estimates.rows if frozen is None else with_looks(estimates.rows, store, frozen))
         # A single commit, since any row of this events version says that the analysis is done.

@@ -14,7 +14,7 @@ from generator.generation import Work
 from schema.errors import InputError, KvdriftError, OperationError
 
 IN_A_ROW = 3
-"""Failing documents: the cause then lies elsewhere."""
+"""The number of documents that may fail in a row; generation then stops, since the cause lies elsewhere."""
 
 
 class Trying:
@@ -64,6 +64,6 @@ class Trying:
         said = [
             str(error) if doc in str(error) else f"document '{doc}': {error}" for doc, error in self._failed.items()
         ]
-        what = f"{len(said)} of {self._documents} documents failed, and what else could be generated is stored"
+        what = f"{len(said)} of {self._documents} documents failed; everything else that could be generated is stored"
         of_user = all(isinstance(error, InputError) for error in self._failed.values())
         raise (InputError if of_user else OperationError)(f"{what}: {'; '.join(said)}")

@@ -32,7 +32,7 @@ from schema.progress import Progress
 from schema.study import Study
 
 Identities = Mapping[tuple[str, str, int], ActionIdentity]
-"""What makes the units of each study, action and revision, as the store has it."""
+"""The identity of each study, action and revision, as the store has it."""
 
 Generate = Callable[[Study, Work], Generator[list[Unit], None, None]]
 """Makes the units of a study's work: yields one list for each document, in any order."""
@@ -87,8 +87,8 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
     for name, action, revision in sorted(asked):
         if (name, action, revision) not in known:
             raise InputError(
-                f"action '{action}' of study '{name}': it is not known what made its units; "
-                f"kvdrift run --redo {action} generates them anew"
+                f"action '{action}' of study '{name}': the origin of its units is unknown; "
+                f"kvdrift run --redo {action} generates them again"
             )
     new, trying = 0, Trying(work)
     progress.begin(stage, len(work), "documents")
@@ -174,5 +174,5 @@ def _check_identity(unit: Unit, known: Identities) -> None:
         if record[name] != value:
             raise _OtherIdentityError(
                 f"unit {unit_name(record)}: {name} is {record[name]}, but the store has {value} of the action; "
-                "what makes its units changed during the run: run the command again"
+                "the settings or files behind the action changed during the run: run the command again"
             )

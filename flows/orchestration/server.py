@@ -94,7 +94,7 @@ def answering(url: str) -> Iterator[None]:
     if fault is not None:
         raise OperationError(
             f"the Prefect server at {url} does not answer ({_reason(fault)}); `prefect server start` starts one on "
-            "this machine, and `prefect config view` says where the address is from"
+            "this machine, and `prefect config view` shows where the address is set"
         )
     try:
         yield

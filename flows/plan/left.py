@@ -69,18 +69,7 @@ def units_done(
     actions: Mapping[str, Row], documents: Mapping[Place, int], covered: Mapping[Cell, int], plan: FrozenPlan | None,
     wanted_documents: Mapping[str, int],
 ) -> list[UnitsDone]:  # fmt: skip
-    """Count the units that the present actions have and are to have, by split and action.
-
-    Only the study file knows how many replicates development documents are to have; here it is the most that any has.
-
-    Args:
-        actions: Current rows of ``actions`` by name.
-        documents: How many documents there are of each split and stratum.
-        covered: How many documents of each split and stratum have so many replicates of an action.
-        plan: The frozen plan, if there is one.
-        wanted_documents: How many evaluation documents of each stratum the plan asks for by now.
-
-    """
+    """Return how many documents of each split and stratum have at least ``replicates`` replicates of an action."""
     controls = {name: bool(row["control"]) for name, row in sorted(actions.items())}
     measured = [name for name, control in controls.items() if not control]
     most = max((replicates for _, _, split, _, replicates in covered if split == "development"), default=1)

@@ -1,6 +1,7 @@
-"""Outcomes seen before a plan: of its evaluation documents, here or in other studies, and of redone units.
+"""Find evaluation documents and actions whose outcomes could be seen before a plan was frozen.
 
-An outcome that someone could have seen before planning cannot confirm a plan that may rest on it.
+A document counts as seen if this study or another one has units of the same text. An action counts as seen if its
+units were redone. A plan may rest on outcomes seen before, so these outcomes cannot confirm the plan.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from schema.study import FINITE_STATE
 EVALUATION = "evaluation"
 
 Trait = tuple[Any, ...]
-"""What a document shares with every document that says the same: its prompt, or its cluster."""
+"""A property that identifies a document's content across studies: the prompt's digest, or the cluster."""
 
 
 @dataclass(frozen=True)
 class SeenDocuments:
-    """The evaluation documents with units, superseded ones too, of some of a store's studies."""
+    """The evaluation documents of a store's studies that have units, superseded units included."""
 
     traits: frozenset[Trait]
 
@@ -34,7 +35,7 @@ class SeenDocuments:
 
         Args:
             store: The store.
-            without: The name of a study that does not count.
+            without: The name of a study to leave out.
 
         """
         units = store.read("units", columns=["study", "model", "doc"])
@@ -54,7 +55,7 @@ class SeenDocuments:
         return {str(trait[1]) for trait in self.traits if trait[0] == "cluster"}
 
     def among(self, documents: Iterable[Document], seed: int) -> list[Document]:
-        """Return the documents among a study's that were seen; ``seed`` is the study's."""
+        """Return those of a study's documents that were seen; ``seed`` is the study's seed."""
         return [one for one in documents if not self.traits.isdisjoint(_traits(_row(one), seed))]
 
 
@@ -94,9 +95,10 @@ def _row(document: Document) -> dict[str, Any]:
 
 
 def _traits(row: dict[str, Any], seed: int | None) -> set[Trait]:
-    """Return the traits of a document; documents that share a trait are the same.
+    """Return the traits of a document; two documents that share a trait have the same content.
 
-    A drawn document's cluster is a number in its task, so another seed makes it another document.
+    The cluster of a drawn document is a number within its task. The seed is part of that trait, because the same number
+    under another seed is another document.
     """
     found: set[Trait] = {("prompt", row["prompt_sha256"])} if row["prompt_sha256"] and row["prompt_tokens"] else set()
     drawn = row["source"] == FINITE_STATE or (

@@ -46,7 +46,7 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
         redone = dict.fromkeys(one.action for one in found if one.kind is Kind.ACTION)
         planned = any(one.kind is Kind.PLAN for one in found)
         options = " ".join([*(f"--redo {action}" for action in redone), *(["--replan"] if planned else [])])
-        does = "generates them anew and plans anew" if planned else "generates them anew"
+        does = "generates them again and plans anew" if planned else "generates them again"
         accept = f"kvdrift run {options} {does}, restore the study file to keep them"
     else:
         accept = "give the changed study a new name, or use another --store"

@@ -63,7 +63,8 @@ def generators(
     named = next((name for study in studies for name in study.own_weights), None)
     if address is not None and named is not None:
         raise InputError(
-            f"action '{named}': has weights of its own, and a service has those of one model; run it without --endpoint"
+            f"action '{named}': has weights of its own, but a service has the weights of one model; "
+            "run it without --endpoint"
         )
     if address is not None:
         from generator.service.remote import RemoteGenerator  # noqa: PLC0415 - where a service generates

@@ -31,7 +31,7 @@ def named_workers(
     who = {"--gpus": gpus is not None, "--cluster": cluster is not None, "--endpoint": served}
     given = [option for option, there in who.items() if there]
     if len(given) > 1:
-        raise InputError(f"{' and '.join(given)}: each says who generates; give one of them")
+        raise InputError(f"{' and '.join(given)}: each chooses who generates; give one of them")
     if gpus is not None:
         return ClusterAddress.of_gpus(gpus, studies)
     return None if cluster is None else ClusterAddress.parse(cluster)

@@ -58,7 +58,7 @@ def _whole_caches(material: Material) -> Iterator[str]:
             if whole:
                 yield (
                     f"action '{action.name}': keep = {action.retention} is the whole cache of {len(whole)} of "
-                    f"{len(documents)} documents ({strata}), where nothing can differ"
+                    f"{len(documents)} documents ({strata}), so nothing can differ there"
                 )
 
 
@@ -122,7 +122,7 @@ def _single_clusters(material: Material) -> Iterator[str]:
         taken = documents if planned == "auto" else documents[:planned]
         if len({document.cluster for document in taken}) == 1:
             what = "one evaluation document" if len(taken) == 1 else f"{len(taken)} evaluation documents of one cluster"
-            yield f"stratum '{stratum}': a plan takes {what}, of which there is no interval"
+            yield f"stratum '{stratum}': a plan takes {what}, which gives no interval"
 
 
 def _documents(material: Material) -> list[Document]:

@@ -44,7 +44,9 @@ def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
         for name in dict.fromkeys(names):
             if name in there and (run.study.name, name) not in begun:
                 revision = there[name]["action_revision"]
-                run.say(f"--redo {name}: revision {revision} was begun and has no reported result yet; it goes on")
+                run.say(
+                    f"--redo {name}: revision {revision} was begun and has no reported result yet, so it is continued"
+                )
     runs[0].store.append_rows("actions", pa.Table.from_pylist(rows, schema=ACTIONS.schema))
 
 

@@ -128,7 +128,7 @@ def plan(run: StudyRun) -> str:
         run.material, development, units, efficiency, answers, grown=grown, evaluated=evaluated, interval=interval
     )
     if before is not None and decides_the_same(before.content, content):
-        run.say(f"plan {before.sha256[:12]} stands: planning anew decides the same")
+        run.say(f"plan {before.sha256[:12]} is unchanged: a new plan would decide the same")
         return before.sha256
     frozen = freeze_plan(run.store, run.material, content, version, before)
     run.say(_frozen_line(frozen, before, run.study))

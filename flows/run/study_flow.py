@@ -179,7 +179,7 @@ def run_name(studies: Sequence[Study]) -> str:
 def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool, scheduled: bool) -> Outcome:
     """Take the studies through their stages, as tasks of the current flow."""
     again = retried() if scheduled else {}
-    develop = as_stage(stages.develop, "the development documents have all of their units", **again)
+    develop = as_stage(stages.develop, "the development documents have all their units", **again)
     derive = as_stage(stages.derive, "all units are derived", **again)
     score = as_stage(
         stages.score, "all pairs of documents with answers are scored, or their tokenizer is not here", **again
@@ -187,9 +187,9 @@ def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_
     plan = as_stage(_plan, "the plan is frozen", **again)
     evaluate = as_stage(stages.evaluate, "the evaluation documents have all units that the plan asks for", **again)
     check, look, keep_up = as_task(stages.check), as_task(stages.look, **again), as_task(stages.keep_up, **again)
-    analyze = as_stage(_analyze, "the estimates are those of the present moments", **again)
-    report = as_stage(_report, "the page is that of the present tables", **again)
-    compare = as_stage(_compare, "the page is that of the present tables", **again)
+    analyze = as_stage(_analyze, "the estimates are up to date with the moments", **again)
+    report = as_stage(_report, "the page is up to date with the tables", **again)
+    compare = as_stage(_compare, "the page is up to date with the tables", **again)
     for laws in _by_model(runs):
         _develop(laws, develop, derive, score, plan_only=plan_only)
         if not laws[0].limit.left_over:

@@ -1,1 +1,1 @@
-"""Attention that records a prompt, and attention of many streams to one prompt; nothing here knows a study."""
+"""Attention that records a prompt, and attention of many streams to one prompt; this package knows no studies."""

@@ -1,6 +1,6 @@
-"""What one cache does with its entries while its streams are decoded: the seam of decode-time policies and codecs.
+"""Rules of a cache: how decode-time policies and codecs change its entries while its streams are decoded.
 
-A cache without a rule is read as ``shared_prefix`` says: all of its prompt entries, and the whole suffix of a stream.
+Without a rule, ``shared_prefix`` attends to all prompt entries of the cache and to the whole suffix of a stream.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from generator.attention.layer_terms import PLAIN, LayerTerms
 
 @dataclass(frozen=True)
 class StreamEntries:
-    """What R streams of one cache can attend to in one layer, and their queries.
+    """The entries to which R streams of one cache can attend in one layer, and the streams' queries.
 
-    R is a multiple of the rows that the model computes: copies of a stream fill it up.
+    R is a multiple of the rows that the model computes; copies of a stream fill it up.
 
     Attributes:
-        layer: The number of the layer among those without a window, from 0.
-        query: The new token's, [R, KV heads, query heads of it, size], rotated.
-        prompt_key: The cache's prompt entries, shared by all rows, [KV heads, entries, size].
-        prompt_value: Likewise.
-        suffix_key: [R, KV heads, L, size]; the new token's is the last one.
-        suffix_value: Likewise.
-        scaling: What products of queries and keys are multiplied by.
-        streams: How many rows are streams, the first ones; the others are copies.
-        terms: The layer's soft cap and sinks, if it has any. Rules are not asked about layers with windows.
+        layer: The number of the layer among layers without a window, from 0.
+        query: The new token's queries, [R, KV heads, query heads of it, size], rotated.
+        prompt_key: Keys of the cache's prompt entries, shared by all rows, [KV heads, entries, size].
+        prompt_value: Values of the same entries, [KV heads, entries, size].
+        suffix_key: [R, KV heads, L, size]; the last key is the new token's.
+        suffix_value: [R, KV heads, L, size].
+        scaling: The factor of products of queries and keys.
+        streams: The number of first rows that are streams; the other rows are copies.
+        terms: The layer's soft cap and sinks, if any. Rules are not asked about layers with windows.
     """
 
     layer: int
@@ -43,31 +43,31 @@ class StreamEntries:
 
 
 class CacheRule:
-    """What happens to the entries of one cache while its streams are decoded; by default nothing.
+    """Changes the entries of one cache while its streams are decoded; by default nothing changes.
 
     All open streams of a cache have suffixes of one length. In a step that feeds the L-th token, ``SharedPrefix`` calls
 
-    1. ``before_step``, after streams were moved, forked or taken back from where they were parked, and before the token
-       is fed: entries 0 .. L - 2 of the suffixes are there. What it writes into the suffixes follows the streams.
-    2. in every layer, once the new token's key and value have joined the suffixes, ``attend`` for some rows at a time,
-       unless ``passes`` says that nothing is to be done. It may return attention in place of the usual one.
+    1. ``before_step``, after streams were moved, forked or continued from their parked state, and before the token is
+    fed; the suffixes then have entries 0 .. L - 2. Changes of the suffixes stay with their streams.
+    2. ``attend`` in every layer, for some rows at a time, once the new token's key and value have joined the suffixes,
+    unless ``passes`` says that there is nothing to do. It may return attention in place of the usual one.
 
-    A rule may be asked for a smaller L than before: streams go back to the end of the prompt, and parked ones come back
-    at the L at which they were parked, or before that if ``cuts_back``.
+    L can become smaller: streams go back to the end of the prompt, and parked streams continue at the L at which they
+    were parked, or before it if ``cuts_back``.
 
     Attributes:
-        scores: How many prompt entries have a score in every stream; the entries of suffixes have one, too. 0 where
-            the rule keeps nothing of a stream.
-        cuts_back: Whether what a stream has become at L says what it was before, but for its last entries.
+        scores: The number of prompt entries with a score in every stream; entries of suffixes have a score, too. 0 if
+            the rule keeps no scores.
+        cuts_back: Whether a stream's state at L determines its earlier states by dropping the last entries.
     """
 
     scores: int = 0
     cuts_back: bool = True
 
     def over(self, entries: int, kv_heads: int) -> CacheRule:
-        """A rule of the same kind over so many other prompt entries, that attends from the first step on.
+        """Return a rule of the same kind over ``entries`` other prompt entries, which attends from the first step on.
 
-        Whole steps are tried with it before documents are decoded.
+        Whole steps are tried with this rule before documents are decoded.
         """
         raise NotImplementedError
 
@@ -82,27 +82,27 @@ class CacheRule:
         """Change entries in place before a token is fed.
 
         Args:
-            prompt: Of each layer, keys and values of the cache's prompt entries, [KV heads, entries, size] each;
-                attention reads them where they lie.
-            suffixes: Of each layer, keys and values of all slots, [slots, KV heads, H, size] each.
-            slots: Of each layer, the slots of the cache's streams on the layer's device, int64 [streams].
-            length: L, with the token about to be fed.
+            prompt: For each layer the keys and values of the cache's prompt entries, [KV heads, entries, size] each;
+                attention reads these tensors themselves.
+            suffixes: For each layer the keys and values of all slots, [slots, KV heads, H, size] each.
+            slots: For each layer the slots of the cache's streams on the layer's device, int64 [streams].
+            length: L, including the token about to be fed.
         """
 
     def passes(self, length: int) -> bool:  # noqa: ARG002 - others need it
-        """Whether ``attend`` has nothing to do at L = ``length``."""
+        """Tell whether ``attend`` has nothing to do at L = ``length``."""
         return True
 
     def replaces(self, length: int) -> bool:  # noqa: ARG002 - others need it
-        """Whether ``attend`` returns attention of its own at L = ``length``."""
+        """Tell whether ``attend`` returns attention of its own at L = ``length``."""
         return False
 
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:  # noqa: ARG002 - others need it
-        """Which prompt entries streams still have after a step, given what ``attend`` took and the scores it returned.
+        """Return which prompt entries streams still have after a step, from the arguments and the scores of ``attend``.
 
         Returns:
             bool [R, KV heads, entries of the prompt]; None if the rule does not say. By default an entry with a
-            negative score is gone.
+                negative score is gone.
         """
         return scores[..., : self.scores] >= 0 if self.scores else None
 
@@ -111,11 +111,11 @@ class CacheRule:
 
         Args:
             entries: The rows.
-            scores: Of prompt entries, then of the suffix, float32 [R, KV heads, ``scores`` + L]; the new entry's is 0.
-                Empty where the rule has none.
+            scores: Scores of prompt entries, then of the suffix, float32 [R, KV heads, ``scores`` + L]; the new entry's
+                score is 0. Empty if the rule has no scores.
 
         Returns:
             Attention of the rows, [R, KV heads, query heads of it, size], in the queries' dtype, if ``replaces``; and
-            the scores as they are after the step.
+                the scores after the step.
         """
         raise NotImplementedError

@@ -1,7 +1,8 @@
-"""Checksums of what the compressed side reads in place of the prompt's entries, one to a layer.
+"""Checksums of the entries that the compressed side reads in place of the prompt's entries, one for each layer.
 
-They show what an action's identity cannot see: units of one document, action and revision have equal ones, or are
-refused (``log.units.kept_sets``). Sums of 64-bit integers have no order, so a device's threads change nothing.
+They show influences that an action's identity cannot see. Units of one document, action and revision must have equal
+checksums, or they are refused (``log.units.kept_sets``). Sums of 64-bit integers have no order, so the threads of a
+device change nothing.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ def checksum(*parts: Tensor) -> Tensor:
 
 
 def in_words(sums: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return checksums as ``units`` has them, 16 hexadecimal digits each."""
+    """Return checksums as table ``units`` has them, 16 hexadecimal digits each."""
     return tuple(f"{int(one) % 2**64:016x}" for one in sums)
 
 
 def first_decisions(rule: CacheRule, prompt: Sequence[PromptLayer], held: Sequence[PrefixLayer]) -> list[Tensor]:
-    """Checksums of what a decode-time policy does first, the same for all replicates: no drawn token is fed.
+    """Return checksums of a decode-time policy's first step, which is equal for all replicates: no drawn token is fed.
 
-    The prompt's last token is fed once more in place of a drawn one. If a policy scores entries, the sums are of which
-    entries are left before and after that step; else they are of the attention.
+    The prompt's last token is fed once more in place of a drawn token. If a policy scores entries, the sums are of the
+    entries left before and after that step; else they are of the attention.
 
     Args:
         rule: The policy's rule of the prompt's cache.
         prompt: Each layer of the whole prompt.
-        held: Of each layer, what the first cut kept.
+        held: For each layer the entries that the first cut kept.
 
     Returns:
-        One of each layer, int64 [].
+        The checksum of each layer, int64 [].
     """
     return [_decided(rule, layer, own) for layer, own in zip(prompt, held, strict=True)]
 

@@ -36,7 +36,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Lay a weight out as oneDNN reads it, once for many products; ``to_dense`` of the result is the weight again.
+    """Lay a weight out as oneDNN reads it, once for many products; ``to_dense`` of the result gives the weight back.
 
     Args:
         weight: float32 [out, in], in any layout, on a CPU.
@@ -46,12 +46,12 @@ def packed(weight: Tensor) -> Tensor:
 
 
 def has_product() -> bool:
-    """Whether torch was built with oneDNN."""
+    """Tell whether torch was built with oneDNN."""
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def fits_onednn(tensor: Tensor) -> bool:
-    """Return whether oneDNN can multiply a tensor: float32 on a CPU, and torch has oneDNN."""
+    """Tell whether oneDNN can multiply a tensor: float32 on a CPU, and torch has oneDNN."""
     return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and has_product()
 
 
@@ -63,12 +63,12 @@ class OneDNNLinear(nn.Linear):
         self.weight, self.bias = layer.weight, layer.bias
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's
-        """[..., in] -> [..., out]."""
+        """Return the layer's output: [..., in] -> [..., out]."""
         return product(input, self.weight, self.bias)
 
 
 class PackedLinear(OneDNNLinear):
-    """A linear layer with the weights of another, packed. The other's own can then be freed."""
+    """A linear layer with another layer's weights, packed; the other layer's own weights can then be freed."""
 
     def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -77,11 +77,11 @@ class PackedLinear(OneDNNLinear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The weights [out, in], laid out anew in each call."""
+        """The weights [out, in], unpacked anew at each access."""
         return self.packed.to_dense()
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's
-        """[..., in] -> [..., out]."""
+        """Return the layer's output: [..., in] -> [..., out]."""
         return product(input, self.packed, self.bias)
 
 
@@ -89,7 +89,7 @@ class SeamlessSiLU(nn.Module):
     """x / (1 + exp(-x)), elementwise, in float32: a row's values do not depend on the rows beside it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Activation of x, of any shape, in x's dtype."""
+        """Return the activation of x, of any shape, in x's dtype."""
         wide = x.float()
         divisor = wide.neg().exp_().add_(1.0)
         return torch.div(wide, divisor, out=divisor).to(x.dtype)
@@ -99,14 +99,14 @@ class SeamlessGELU(nn.Module):
     """x / (1 + exp(-2 z)) with z = sqrt(2 / pi) (x + .044715 x^3): GELU by its approximation with tanh, elementwise."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Activation of x, of any shape, in x's dtype."""
+        """Return the activation of x, of any shape, in x's dtype."""
         wide = x.float()
         inner = (wide * wide).mul_(0.044715).add_(1.0).mul_(wide).mul_(-2.0 * math.sqrt(2.0 / math.pi))
         return (wide / inner.exp_().add_(1.0)).to(x.dtype)
 
 
 def replace_linear_layers(network: nn.Module) -> None:
-    """Replace the network's large float32 linear layers, if torch has oneDNN, by layers that multiply by it.
+    """Replace the network's large float32 linear layers by layers that multiply by oneDNN, if torch has oneDNN.
 
     Weights are packed, and those before are freed, layer by layer. A head that shares the embedding's weights keeps
     them as they are: packed, they would take memory twice. A layer whose weights are quantized multiplies by itself.
@@ -138,5 +138,5 @@ def replace_activations(network: nn.Module) -> None:
 
 
 def _children(network: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Where each module of the network lies: its parent, and its name there."""
+    """Return the place of each module of the network: its parent and its name there."""
     return [(module, name) for module in network.modules() for name, _ in module.named_children()]

@@ -1,7 +1,7 @@
-"""How the compressed side holds the prompt entries that an action keeps (definitions, "Interventions").
+"""How the compressed side stores the prompt entries that an action keeps (definitions, "Interventions").
 
-Keys and values in, in the model's dtype; out what attention reads in their place, in the same dtype, and the bytes
-that they take as they are stored. What is generated is held as it is computed.
+A holding takes keys and values in the model's dtype. It returns the numbers that attention reads in their place, in the
+same dtype, and the bytes of the stored form. Generated entries are stored as computed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class StoredBytes:
-    """Bytes of keys and values as they are stored.
+    """Bytes of keys and values as stored.
 
     Attributes:
-        payload: Of the numbers themselves, in whatever number of bits each.
-        scales: Of scales and zero points, where integers need them.
+        payload: Bytes of the numbers themselves, in whatever number of bits each.
+        scales: Bytes of scales and zero points, if integers need them.
     """
 
     payload: int
@@ -32,15 +32,15 @@ class StoredBytes:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All bytes together."""
         return self.payload + self.scales
 
 
 class Holding(Protocol):
-    """What is stored in place of a layer's kept keys and values. Equal holdings store equal entries in equal bytes."""
+    """A way to store a layer's kept keys and values. Equal holdings store equal entries in equal bytes."""
 
     def hold(self, layer: PrefixLayer) -> PrefixLayer:
-        """Return what attention reads, of the same shapes, dtype and device; the layer itself is not changed."""
+        """Return the layer that attention reads, of the same shapes, dtype and device."""
         ...
 
     def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
@@ -50,7 +50,7 @@ class Holding(Protocol):
 
 @dataclass(frozen=True)
 class AsComputed:
-    """Keys and values as the model computed them."""
+    """Stores keys and values as the model computed them."""
 
     def hold(self, layer: PrefixLayer) -> PrefixLayer:
         """Return the layer."""
@@ -63,22 +63,22 @@ class AsComputed:
 
 @dataclass(frozen=True)
 class InDtype:
-    """Keys and values rounded to another dtype, a name of ``DTYPES``."""
+    """Stores keys and values rounded to another dtype, a name of ``DTYPES``."""
 
     dtype: str
 
     def hold(self, layer: PrefixLayer) -> PrefixLayer:
-        """Round to the dtype and back to the model's."""
+        """Return the layer rounded to the dtype and back to the model's."""
         stored, own = DTYPES[self.dtype], layer.key.dtype
         return PrefixLayer(layer.key.to(stored).to(own), layer.value.to(stored).to(own))
 
     def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
-        """Return the bytes of so many numbers of the dtype."""
+        """Return the bytes of the layer's numbers in the dtype."""
         return StoredBytes((layer.key.numel() + layer.value.numel()) * DTYPES[self.dtype].itemsize)
 
 
 def bytes_as_stored(layer: PrefixLayer, holding: Holding) -> StoredBytes:
-    """Return the bytes of a layer's keys and values, which may lack their numbers, as a codec says them."""
+    """Return the stored bytes of a layer's keys and values, which may be tensors without data."""
     try:
         size = holding.stored_bytes(layer)
         size = StoredBytes(operator.index(size.payload), operator.index(size.scales))

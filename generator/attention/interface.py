@@ -21,7 +21,7 @@ IMPLEMENTATION = "kvdrift"
 
 
 class LayerAttention(Protocol):
-    """One way to attend, in any layer of the model."""
+    """A way to attend, in any layer of the model."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms = PLAIN
@@ -33,7 +33,7 @@ class LayerAttention(Protocol):
             query: [B, heads, T, size], rotated.
             key: [B, KV heads, T, size], rotated.
             value: [B, KV heads, T, size].
-            scaling: What products of queries and keys are multiplied by.
+            scaling: The factor of products of queries and keys.
             terms: What the layer's attention has beside a softmax over all earlier positions.
 
         Returns:
@@ -43,7 +43,7 @@ class LayerAttention(Protocol):
 
 @dataclass(frozen=True)
 class _Counted:
-    """``LayerAttention`` that is given the numbers of a hybrid's layers."""
+    """``LayerAttention`` that gets the layer numbers of a hybrid, counted among layers with attention."""
 
     attention: LayerAttention
     numbers: Mapping[int, int]
@@ -56,10 +56,10 @@ class _Counted:
 
 
 def counted(attention: LayerAttention, network: Any) -> LayerAttention:
-    """Return what counts layers with attention alone, for a network of which some layers have none.
+    """Return attention that counts only layers with attention, for a network in which some layers have none.
 
     Args:
-        attention: Attends in every layer that has attention.
+        attention: The attention of every layer that has attention.
         network: A transformers causal language model.
     """
     found = attention_modules(network)

@@ -1,8 +1,8 @@
-"""What a layer's attention has beside a softmax over all earlier positions: a window, a soft cap, sinks.
+"""Terms of a layer's attention besides a softmax over all earlier positions: a window, a soft cap, sinks.
 
 With scaled products s of a query and its keys, a soft cap c makes them c tanh(s / c). A window of W lets the query at
-position t see the positions t - W + 1 .. t alone. Sinks are one learned number a head, which stands in the sum of
-exponentials beside those of the keys, once, and has no value.
+position t see only the positions t - W + 1 .. t. Sinks are one learned number for each head. It joins the sum of
+exponentials once and has no value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POSITIONS = 128  # of queries of a prompt, whose scores are computed at once
 
 @dataclass(frozen=True, eq=False)
 class LayerTerms:
-    """What a layer's attention has beside a softmax over all earlier positions.
+    """Terms of a layer's attention besides a softmax over all earlier positions.
 
     Attributes:
         window: W, or None if every query sees all positions before it.
@@ -33,15 +33,15 @@ class LayerTerms:
 
     @property
     def plain(self) -> bool:
-        """Whether the layer has none of them."""
+        """Whether the layer has none of these terms."""
         return self.window is None and self.softcap is None and self.sinks is None
 
     def first_seen(self, entries: int) -> int:
-        """Of so many entries up to the query's own, the place of the first one that it sees."""
+        """Return the place of the first entry that a query sees, among ``entries`` up to its own."""
         return 0 if self.window is None else max(entries - self.window, 0)
 
     def held(self, entries: int) -> int:
-        """How many of so many entries a later query may still see: as many as a cache holds."""
+        """Return how many of ``entries`` a later query may still see, which is how many a cache holds."""
         return entries if self.window is None else min(entries, self.window - 1)
 
 
@@ -55,7 +55,7 @@ def attend_capped(query: Tensor, key: Tensor, value: Tensor, scaling: float, sof
         query: [..., T, size].
         key: [..., S, size].
         value: [..., S, size].
-        scaling: What products of queries and keys are multiplied by.
+        scaling: The factor of products of queries and keys.
         softcap: c.
 
     Returns:
@@ -70,9 +70,9 @@ def attend_capped(query: Tensor, key: Tensor, value: Tensor, scaling: float, sof
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:
-    """Put scores under a soft cap; None leaves them as they are. An element's value does not depend on its place.
+    """Apply a soft cap to scores; None leaves them unchanged. An element's result does not depend on its place.
 
-    tanh(x) is 1 - 2 / (1 + exp(2 x)): torch's own tanh computes a tensor's last elements otherwise than the others.
+    tanh(x) is computed as 1 - 2 / (1 + exp(2 x)), since torch's own tanh computes a tensor's last elements differently.
     """
     if softcap is None:
         return scores
@@ -80,7 +80,7 @@ def capped(scores: Tensor, softcap: float | None) -> Tensor:
 
 
 def with_sinks(output: Tensor, mass: Tensor, sinks: Tensor | None) -> Tensor:
-    """Let sinks into the sums of exponentials of an output.
+    """Add sinks to the sums of exponentials of an attention output.
 
     Args:
         output: [..., KV heads, query heads of it, size].
@@ -96,14 +96,14 @@ def with_sinks(output: Tensor, mass: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def attend_causally_by(query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms) -> Tensor:
-    """Attend causally in a layer with terms: each of the last T of S positions sees itself and what its window holds.
+    """Attend causally in a layer with terms, from the last T of S positions.
 
     Args:
         query: [1, heads, T, size].
         key: [KV heads, S, size].
         value: [KV heads, S, size].
-        scaling: What products of queries and keys are multiplied by.
-        terms: The layer's.
+        scaling: The factor of products of queries and keys.
+        terms: The layer's terms.
 
     Returns:
         The attention output, [1, heads, T, size].
@@ -135,12 +135,12 @@ def attend_causally_by(query: Tensor, key: Tensor, value: Tensor, scaling: float
 
 
 def _beside(mass: Tensor, sinks: Tensor) -> Tensor:
-    """The share of keys in a sum of exponentials that has a sink too, given the logarithm of the keys' own sum."""
+    """Return the keys' share of a sum of exponentials that includes a sink, from the logarithm of the keys' own sum."""
     return 1.0 / (1.0 + (sinks.float() - mass).exp())
 
 
 def _scores(query: Tensor, key: Tensor, scaling: float, softcap: float | None) -> Tensor:
-    """Scores of queries [..., T, size] and keys [..., S, size], float32 [..., T, S]; two matrices go through oneDNN."""
+    """Return scores of queries [..., T, size] and keys [..., S, size], float32 [..., T, S]."""
     if query.dim() == 2 and fits_onednn(query):
         return capped(product(query * scaling, key), softcap)
     return capped((query @ key.transpose(-1, -2)).float() * scaling, softcap)

@@ -1,4 +1,4 @@
-"""What selectors may need to know of the layers that they choose in."""
+"""Properties of layers that selectors may need to know."""
 
 from __future__ import annotations
 

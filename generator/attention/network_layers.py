@@ -1,4 +1,4 @@
-"""Which layers of a network have attention: in a hybrid only some of them."""
+"""Find the layers of a network that have attention; in a hybrid only some layers have it."""
 
 from __future__ import annotations
 

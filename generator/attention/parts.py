@@ -35,7 +35,7 @@ def attend_part(
         query: [B, heads, T, size].
         key: [B, heads, S, size].
         value: [B, heads, S, size].
-        scaling: What products of queries and keys are multiplied by.
+        scaling: The factor of products of queries and keys.
         causal: Whether query t sees no key after t; then T = S.
         softcap: The layer's soft cap, if it has one; not of causal attention.
 
@@ -64,9 +64,9 @@ def attend_prompt(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None = None,
     keys: Sequence[Sequence[Tensor]] | None = None,
 ) -> PartialAttention:  # fmt: skip
-    """Attend from queries [heads, T, size] to keys and values [heads, S, size], by oneDNN where that is faster.
+    """Attend from queries [heads, T, size] to keys and values [heads, S, size], by oneDNN if that is faster.
 
-    With a layer's soft cap, if it has one. ``keys`` are the same keys, as ``packed_keys`` returns them.
+    A layer's soft cap is applied, if there is one. ``keys`` are the same keys, as ``packed_keys`` returns them.
 
     Returns:
         The output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T].
@@ -86,9 +86,9 @@ def join_parts(
 
     Args:
         first: Attention to the keys of one set.
-        second: Attention to those of the other.
-        log_of_sum: log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need: their rows differ from
-            step to step. A prompt is computed once.
+        second: Attention to the keys of the other set.
+        log_of_sum: log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need, since their rows differ
+            from step to step. A prompt is computed only once.
     """
     (output, mass), (other, other_mass) = first, second
     joint = (log_of_sum or seamless_logaddexp)(mass, other_mass)
@@ -97,10 +97,10 @@ def join_parts(
 
 
 def seamless_logaddexp(one: Tensor, other: Tensor) -> Tensor:
-    """log(exp(a) + exp(b)), elementwise; an element's value does not depend on its place.
+    """Return log(exp(a) + exp(b)), elementwise; an element's value does not depend on its place.
 
-    A CPU computes the last elements of contiguous tensors one by one, and rounds them otherwise than those before them.
-    All are computed so where the results do not lie side by side.
+    A CPU computes the last elements of contiguous tensors one by one, and rounds them differently. If the results are
+    not contiguous, all elements are computed one by one.
     """
     return torch.logaddexp(one, other, out=one.new_empty((*one.shape, 2))[..., 0])
 
@@ -112,7 +112,7 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
         query: [1, heads, T, size].
         key: [KV heads, S, size].
         value: [KV heads, S, size].
-        scaling: What products of queries and keys are multiplied by.
+        scaling: The factor of products of queries and keys.
 
     Returns:
         The attention output, [1, heads, T, size].
@@ -137,25 +137,25 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -
 
 
 def by_onednn(query: Tensor, key: Tensor) -> bool:
-    """Whether oneDNN can be used and is faster than the fused kernels, which multiply by MKL."""
+    """Tell whether oneDNN can be used and is faster than the fused kernels, which multiply by MKL."""
     return key.shape[1] >= _MANY_KEYS and fits_onednn(query)
 
 
 def keys_in_chunks(key: Tensor) -> list[Sequence[Tensor]]:
-    """Of each head of keys [heads, S, size], those that are attended to at once, [chunk, size] each."""
+    """Split each head's keys [heads, S, size] into chunks that are attended to at once, [chunk, size] each."""
     return [torch.split(head, CHUNK) for head in key]
 
 
 def packed_keys(key: Tensor) -> list[Sequence[Tensor]]:
-    """As ``keys_in_chunks``, each packed for products of oneDNN."""
+    """Return ``keys_in_chunks``, with each chunk packed for products of oneDNN."""
     return [[packed(chunk) for chunk in head] for head in keys_in_chunks(key)]
 
 
 def _attend_by_onednn(query: Tensor, keys: Sequence[Sequence[Tensor]], value: Tensor) -> PartialAttention:
-    """Attend from scaled queries [heads, T, size], some rows at a time: their scores fit the processor's cache.
+    """Attend from scaled queries [heads, T, size], a few rows at a time, whose scores fit the processor's cache.
 
-    These are rows of several heads where a head has few. The parts of a head are about equally long: a single row takes
-    other code paths than several.
+    If a head has few rows, the rows of several heads are taken together. The parts of a head are about equally long,
+    because a single row takes other code paths than several rows.
     """
     heads, length, _ = query.shape
     together = max(_QUERIES // length, 1)
@@ -209,6 +209,6 @@ def _weigh(scores: Tensor, value: Tensor) -> PartialAttention:
 
 
 def _products(rows: Tensor, others: Iterable[Tensor]) -> Tensor:
-    """Rows [heads, R, in] times each head's others [out, in], [heads, R, out]; of one head without a copy."""
+    """Multiply each head's rows [heads, R, in] by its others [out, in]: [heads, R, out]; one head is not copied."""
     found = [product(some, other) for some, other in zip(rows, others, strict=True)]
     return found[0][None] if len(found) == 1 else torch.stack(found)

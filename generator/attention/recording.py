@@ -1,4 +1,4 @@
-"""Causal attention over one prompt that keeps what selectors and caches need of every layer."""
+"""Causal attention over one prompt that records the data that selectors and caches need of every layer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from generator.attention.statistics import Gathered, Gathering, Statistic
 
 @dataclass(frozen=True)
 class PromptLayer:
-    """What is kept of one layer's prompt of n entries.
+    """The recorded data of one layer's prompt of n entries.
 
-    A layer whose attention has a window keeps the entries alone that later positions may see.
+    A layer whose attention has a window keeps only the entries that later positions may see.
 
     Attributes:
         key: [KV heads, n, size], rotated.
         value: [KV heads, n, size].
         window_query: The last W queries, [heads, W, size], rotated.
-        scaling: What products of queries and keys are multiplied by.
-        number: The layer's number among those without a window, from 0.
-        prompt: SHA-256 of the prompt's tokens, for selectors that draw.
-        statistics: What was gathered over all queries, by statistic.
-        terms: What the layer's attention has beside a softmax over all earlier positions.
+        scaling: The factor of products of queries and keys.
+        number: The layer's number among layers without a window, from 0.
+        prompt: SHA-256 of the prompt's tokens, for selectors that draw at random.
+        statistics: The values gathered over all queries, by statistic.
+        terms: Terms of the layer's attention besides a softmax over all earlier positions.
     """
 
     key: Tensor
@@ -41,7 +41,7 @@ class PromptLayer:
     terms: LayerTerms = PLAIN
 
     def gathered(self, statistic: Statistic[Gathered]) -> Gathered:
-        """Return what ``statistic`` gathered over the layer's queries; a selector must have asked for it."""
+        """Return the value that ``statistic`` gathered over the layer's queries; a selector must have asked for it."""
         found: Gathered = self.statistics[statistic]
         return found
 
@@ -52,7 +52,7 @@ class PromptRecording:
     Args:
         entries: n, the prompt's tokens.
         window: W, the number of last queries to keep.
-        statistics: What to gather over all queries.
+        statistics: The statistics to gather over all queries.
         prompt: SHA-256 of the prompt's tokens.
     """
 

@@ -1,11 +1,11 @@
 """Self-tests of a loaded model: does a row's result depend on how many rows are computed with it?
 
-Matrix products of few rows take other code paths, which round differently. Decoding therefore fills up its rows to a
-multiple: the smallest one with which results do not depend on the number of rows, found when the model is loaded. If no
-multiple has this property, the largest difference is recorded with every unit.
+Matrix products of few rows take other code paths, which round differently. Decoding therefore pads its rows to a
+multiple: the smallest multiple with which results do not depend on the number of rows, found when the model is loaded.
+If no multiple has this property, the largest difference is recorded with every unit.
 
-Before documents are decoded that are longer than those before, or more streams at once, whole steps are tried at that
-length, horizon and number of rows.
+Before longer documents or more streams than before are decoded, whole steps are tried at that length, horizon and
+number of rows.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class RowInvariance:
     """The multiple of rows to decode with.
 
     Attributes:
-        multiple: What the number of rows is a multiple of.
-        few: What the number of streams that read a prompt at once is a multiple of in products of oneDNN; 0 for
-            ``multiple``.
-        deviation: The largest difference that the number of rows made with it, relative to the largest output of the
-            same product; 0 where results are equal bit for bit.
+        multiple: The number of rows is padded to a multiple of this.
+        few: In products of oneDNN, the number of streams that read a prompt at once is padded to a multiple of this;
+            0 for ``multiple``.
+        deviation: The largest difference that the number of rows makes at this multiple, relative to the largest output
+            of the same product; 0 if results are equal bit for bit.
     """
 
     multiple: int
@@ -48,27 +48,27 @@ class RowInvariance:
 
 
 class FilledKernels(Protocol):
-    """``StreamKernels`` whose suffixes can be filled."""
+    """``StreamKernels`` with suffixes that can be filled with given contents."""
 
     def open(self, caches: Sequence[int]) -> Tensor:
         """Start one stream for each of ``caches``, which ascend."""
 
     def fill(self, contents: Tensor) -> None:
-        """Let slot s have the suffix ``contents[s mod kinds]``, [kinds, KV heads, entries, size]."""
+        """Set the suffix of slot s to ``contents[s mod kinds]``, [kinds, KV heads, entries, size]."""
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each stream, or none at all, and return the laws, [streams, V]."""
+        """Append one token to each stream, or to no stream, and return the laws, [streams, V]."""
 
     def counts_to_try(self, streams: int) -> list[int]:
-        """Up to so many streams, numbers of them with which steps are tried, the largest first."""
+        """Return numbers of streams, up to ``streams``, with which steps are tried, the largest first."""
 
 
 @dataclass
 class TriedSteps:
-    """Whole steps that have been tried, by all copies of a model.
+    """The whole steps that have been tried by any copy of a model.
 
     Attributes:
-        deviation: The largest difference between laws that should have been equal, relative to the largest probability.
+        deviation: The largest difference between laws that should be equal, relative to the largest probability.
     """
 
     deviation: float = 0.0
@@ -76,7 +76,7 @@ class TriedSteps:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def cover(self, sizes: Sequence[int], find_deviation: Callable[[], float]) -> None:
-        """Try steps of some sizes (entries, horizon, streams, kinds of rules), unless larger ones were tried."""
+        """Try steps of some sizes (entries, horizon, streams, kinds of rules), unless larger steps were tried."""
         with self._lock:
             if any(all(mine <= theirs for mine, theirs in zip(sizes, tried, strict=True)) for tried in self._tried):
                 return
@@ -88,12 +88,12 @@ def step_deviation(kernels: FilledKernels, suffixes: Tensor, streams: int) -> fl
     """Compare the laws of equal streams, for several numbers of streams beside them.
 
     Args:
-        kernels: Of three caches: a prompt, a copy of it, and another one.
-        suffixes: What streams have before the step, [kinds, KV heads, entries, size].
+        kernels: Kernels of three caches: a prompt, a copy of the prompt, and another prompt.
+        suffixes: The streams' suffixes before the step, [kinds, KV heads, entries, size].
         streams: The largest number of streams.
 
     Returns:
-        The largest difference, relative to the largest probability; 0 where laws are equal bit for bit.
+        The largest difference, relative to the largest probability; 0 if laws are equal bit for bit.
     """
     kernels.fill(suffixes)
     kinds, none = len(suffixes), torch.empty(0, dtype=torch.int64)
@@ -118,7 +118,7 @@ def step_deviation(kernels: FilledKernels, suffixes: Tensor, streams: int) -> fl
 
 
 def find_row_multiple(network: Any) -> RowInvariance:
-    """Test every size of matrix product and activation of a causal language model, and its attention, once."""
+    """Test every size of matrix product and activation of a causal language model, and its attention, once each."""
     deviation = 0.0
     for multiple in _MULTIPLES:
         deviation = max(_deviations(network, multiple))
@@ -128,7 +128,10 @@ def find_row_multiple(network: Any) -> RowInvariance:
 
 
 def _find_few(network: Any, multiple: int) -> int:
-    """Test attention to a prompt by oneDNN, from two rows on: a single one takes other code paths."""
+    """Return the ``few`` at which attention by oneDNN is the same for any number of streams; 0 if there is none.
+
+    Multiples of a single row are not tried, since a single row takes other code paths.
+    """
     if multiple == TILE or not fits_onednn(next(network.parameters())):
         return 0
     group = next(iter(attention_modules(network).values())).num_key_value_groups
@@ -154,7 +157,7 @@ def _deviations(network: Any, multiple: int) -> Iterator[float]:
 
 
 def _modules(network: Any) -> list[tuple[nn.Module, int]]:
-    """One linear layer of each size and one activation of each width, each with the width of its input."""
+    """Return one linear layer of each size and one activation of each width, each with the width of its input."""
     tried: dict[tuple[int, int], tuple[nn.Module, int]] = {}
     for module in network.modules():
         if isinstance(module, nn.Linear):
@@ -167,7 +170,7 @@ def _modules(network: Any) -> list[tuple[nn.Module, int]]:
 
 
 def _attention_deviations(network: Any, tile: int, counts: Sequence[int]) -> Iterator[float]:
-    """Attention of so many streams to a prompt, against that of ``tile`` streams."""
+    """Yield the deviations of so many streams' attention to a prompt from that of ``tile`` streams."""
     weight, attention = next(network.parameters()), next(iter(attention_modules(network).values()))
     group, scaling = attention.num_key_value_groups, attention.scaling
     kv_heads, size = network.config.num_attention_heads // group, attention.head_dim

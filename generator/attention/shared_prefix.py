@@ -1,8 +1,8 @@
 """Decoding attention: prompt entries are stored once per cache, and every stream has a suffix of its own.
 
-A stream attends to its suffix and, apart from it, to its cache's prompt entries: the queries of all streams of a cache
-are multiplied with these at once. The two results are then joined. A cache can have a rule of its own, which is asked
-in every step (``cache_rules``).
+A stream attends to its suffix and, separately, to its cache's prompt entries. The queries of all streams of a cache are
+multiplied with these entries together. The two results are then joined. A cache can have a rule, which is asked in
+every step (``cache_rules``).
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _Indices = dict[torch.device, dict[str, Tensor]]  # of each device, vectors by t
 class SharedPrefix:
     """``LayerAttention`` of one new token per open stream.
 
-    The model computes ``rows`` rows: one for each slot that an open stream lies in, and as many more as make a multiple
-    of ``row_multiple``. A step begins with ``select``; ``take`` then makes room for the token about to be fed.
+    The model computes ``rows`` rows: one for each slot of an open stream, padded to a multiple of ``row_multiple``. A
+    step begins with ``select``; ``take`` then makes room for the token about to be fed.
 
     Args:
-        caches: Per cache, its layers.
-        streams: How many streams can be open at once.
-        parked: How many streams can be parked.
-        horizon: How many tokens a stream can have.
-        row_multiple: What the number of rows is a multiple of.
+        caches: The layers of each cache.
+        streams: The most streams that can be open at once.
+        parked: The most streams that can be parked.
+        horizon: The most tokens of a stream.
+        row_multiple: The number of rows is padded to a multiple of this.
         group: Query heads of a KV head.
         share_reads: Whether streams of one cache read its prompt entries together.
         fused: As ``Savings.fused``.
-        tiles: Per cache, how many streams read its prompt entries at once, at most; 0, the default, for ``tile_of``.
-        rules: Per cache, what it does with its entries besides; None, the default, for nothing.
-        few: What the number of streams that read a prompt at once is a multiple of in products of oneDNN; 0, the
-            default, for ``row_multiple``.
+        tiles: For each cache the most streams that read its prompt entries at once; 0, the default, for ``tile_of``.
+        rules: For each cache its rule; None, the default, for no rule.
+        few: In products of oneDNN, the number of streams that read a prompt at once is padded to a multiple of this;
+            0, the default, for ``row_multiple``.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SharedPrefix:
 
     @property
     def devices(self) -> set[torch.device]:
-        """Where the layers lie; a device map spreads them over several devices."""
+        """The devices of the layers; a device map spreads the layers over several devices."""
         return {buffer.device for buffer in self._buffers}
 
     @property
@@ -98,20 +98,20 @@ class SharedPrefix:
 
     @property
     def rows(self) -> int:
-        """Rows that the model computes."""
+        """The number of rows that the model computes."""
         return self.rows_of(len(self.slots))
 
     def rows_of(self, streams: int) -> int:
-        """Rows that the model computes for so many streams: few different numbers where operations are fused."""
+        """Return the number of rows for ``streams`` streams; fused operations use few different numbers."""
         if self._fused is None:
             return rounded(streams, self._row_multiple)
         return few_rows(streams, self._row_multiple)
 
     def counts_to_try(self, streams: int) -> list[int]:
-        """Up to so many streams, numbers of them with which steps are tried, the largest first.
+        """Return numbers of streams, up to ``streams``, with which steps are tried, the largest first.
 
-        Where operations are fused, these are all numbers of rows that there can be; elsewhere there are too many, and
-        the number is halved again and again.
+        If operations are fused, all possible numbers of rows are tried. Otherwise there are too many, and the number is
+        halved repeatedly.
         """
         if self._fused is not None:
             rows = {self.rows_of(count) for count in range(1, streams + 1)}
@@ -123,7 +123,7 @@ class SharedPrefix:
 
     @property
     def cuts_back(self) -> bool:
-        """Whether parked streams can be continued from earlier positions than that at which they were parked."""
+        """Whether parked streams can be continued from positions before the position at which they were parked."""
         return self._ruled is None or self._ruled.cuts_back
 
     def open(self, caches: Sequence[int]) -> None:
@@ -134,7 +134,7 @@ class SharedPrefix:
         self._pack()
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams: new stream i continues open stream ``rows[i]``; parked ones are counted after them.
+        """Replace the open streams: new stream i continues open stream ``rows[i]``; higher numbers are parked streams.
 
         Args:
             rows: int64 [streams], on the CPU, grouped by cache in ascending order.
@@ -143,11 +143,11 @@ class SharedPrefix:
             self._pack()
 
     def park(self, rows: Tensor, places: Tensor) -> None:
-        """Keep the suffixes of open streams ``rows``, at their present length, as the parked streams ``places``.
+        """Keep the suffixes of open streams ``rows``, at their current length, as the parked streams ``places``.
 
         Args:
             rows: int64 [parked], on the CPU.
-            places: Likewise.
+            places: int64 [parked], on the CPU.
         """
         self._slots.park(rows, places)
 
@@ -156,11 +156,11 @@ class SharedPrefix:
         self._slots.rewind()
 
     def skip(self) -> None:
-        """Go on by one position without an open stream."""
+        """Advance by one position without an open stream."""
         self._slots.length += 1
 
     def indices(self) -> dict[str, Tensor]:
-        """What ``take`` needs on every device for this step, int64 vectors on the CPU by their name."""
+        """Return the vectors that ``take`` needs on every device for this step, int64 on the CPU, by name."""
         source, target, self._copied_length = self._slots.copies()
         length = torch.tensor([self._slots.length + 1])  # with the token about to be fed
         return {**self._packing, "source": source, "target": target, "length": length}
@@ -169,7 +169,7 @@ class SharedPrefix:
         """Copy the suffixes that move, and make room for the token about to be fed.
 
         Args:
-            indices: What ``indices`` has returned, on every device of ``devices``; used until the next step.
+            indices: The vectors that ``indices`` returned, on every device of ``devices``; used until the next step.
         """
         self._indices = indices
         for buffer in self._buffers:
@@ -186,7 +186,7 @@ class SharedPrefix:
             self._ruled.before_step(slots, [self._suffix[number] for number in self._whole], self._slots.length)
 
     def fill(self, contents: Tensor) -> None:
-        """Let slot s have the suffix ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
+        """Set the suffix of slot s to ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
         kinds, _, entries, _ = contents.shape
         for part in (part for layer in self._suffix for part in layer):
             _, heads, _, size = part.shape
@@ -208,12 +208,12 @@ class SharedPrefix:
             layer: The layer's number.
             query: [rows, heads, 1, size].
             key: [rows, KV heads, 1, size].
-            value: Likewise.
-            scaling: What products of queries and keys are multiplied by.
-            terms: Not used: those that the prompt was prefilled with count.
+            value: [rows, KV heads, 1, size].
+            scaling: The factor of products of queries and keys.
+            terms: Not used, since the terms stored with the prompt count.
 
         Returns:
-            [rows, heads, 1, size]; zeros where there is no stream.
+            [rows, heads, 1, size]; zeros in rows without a stream.
         """
         if self._fused is not None:
             indices = self._indices[query.device]
@@ -227,7 +227,7 @@ class SharedPrefix:
         return result
 
     def _attend_plainly(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """As ``attend``, of caches without a rule, where operations are not fused."""
+        """Attend as ``attend`` does, for caches without a rule, if operations are not fused."""
         suffix_key, suffix_value = self._suffix[layer]
         indices = self._indices[query.device]
         streams, length = len(self.slots), self._slots.length
@@ -251,11 +251,11 @@ class SharedPrefix:
         return result
 
     def _replaced(self, cache: int) -> bool:
-        """Whether the cache's rule computes its attention in this step."""
+        """Tell whether the cache's rule computes the cache's attention in this step."""
         return self._ruled is not None and self._ruled.replaced(cache, self._slots.length)
 
     def _pack(self) -> None:
-        """Gather the streams that read the same entries in tiles, and fill these up to a multiple of rows."""
+        """Pack the streams that read the same entries into tiles, and pad the tiles to a multiple of rows."""
         self._packing = {}
         if self._ruled is not None:
             caches, multiple = self.stream_cache, self._row_multiple

@@ -1,8 +1,8 @@
-"""Statistics over all queries of a prompt, which selectors ask for and which are gathered while it is prefilled.
+"""Statistics over all queries of a prompt, which selectors ask for, gathered during prefill.
 
-A prompt's keys and values are kept. Its queries and hidden states are not, since they take as much memory again. A
-selector that needs more than the last W queries names statistics: each is gathered once per layer, from consecutive
-chunks of queries, for all selectors that name it. Nothing else is computed or kept.
+A prompt's keys and values are kept. Its queries and hidden states are not, since they would double the memory. A
+selector that needs more than the last W queries names statistics. Each statistic is gathered once per layer, from
+consecutive chunks of queries, for all selectors that name it. Nothing else is computed or kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class QueryChunk:
         hidden: [T, width], what the queries were projected from.
         cos: [T, size], by which the queries were rotated.
         sin: [T, size], by which the queries were rotated.
-        scaling: What products of queries and keys are multiplied by.
+        scaling: The factor of products of queries and keys.
         module: The layer's attention module.
         rotary: A copy of the model's rotary embedding.
     """
@@ -59,10 +59,10 @@ class QueryChunk:
 
 
 class Statistic(Protocol[Gathered]):
-    """Something gathered over all queries of a layer; hashable, since equal statistics are gathered once."""
+    """A value gathered over all queries of a layer; hashable, since equal statistics are gathered once."""
 
     def update(self, gathered: Gathered | None, chunk: QueryChunk) -> Gathered:
-        """Return what is gathered with a chunk, from what was gathered before it; None before the first one."""
+        """Return the gathered value with a chunk added; ``gathered`` is the value before, None for the first chunk."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Gathering:
 
     @contextlib.contextmanager
     def listening(self, network: Any) -> Iterator[None]:
-        """See the inputs of the attention layers of ``network``, a causal language model, while in the block."""
+        """Record the inputs of the attention layers of ``network``, a causal language model, during the block."""
         with contextlib.ExitStack() as hooks:
             if self._statistics:
                 # A copy: rotary embeddings that scale with the length change themselves when asked about more of it.
@@ -119,7 +119,7 @@ class Gathering:
                 raise OperationError(f"statistic {type(statistic).__name__}: {failure_of(error, statistic)}") from error
 
     def of(self, layer: int) -> Mapping[Statistic[Any], Any]:
-        """What was gathered of a layer so far, by statistic; later chunks change it in place."""
+        """Return the values gathered of a layer so far, by statistic; later chunks change them in place."""
         return self._layers.setdefault(layer, {})
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""Attention of decoding streams with its weights, over prompt entries that they share and suffixes of their own."""
+"""Attention that also returns its weights, for decoding streams over shared prompt entries and their own suffixes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor,
     """Attend by one softmax over prompt and suffix; scores and weights are float32.
 
     Args:
-        entries: R rows with E entries each, those of the prompt and then those of the suffix.
-        hidden: What is added to the scores: 0, or minus infinity for an entry that is not read; float32
-            [R, KV heads, E].
+        entries: R rows with E entries each, first the prompt's, then the suffix's.
+        hidden: The numbers added to the scores: 0, or minus infinity for an entry that is not read; float32 [R, KV
+            heads, E].
 
     Returns:
-        The output in the queries' dtype, [R, KV heads, query heads of it, size], and the weights, float32
-        [R, KV heads, query heads of it, E].
+        The output in the queries' dtype, [R, KV heads, query heads of it, size], and the weights, float32 [R, KV heads,
+            query heads of it, E].
     """
     rows, kv_heads, group, size = entries.query.shape
     prompt = entries.prompt_key.shape[1]
@@ -41,7 +41,7 @@ def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor,
 
 
 def _products(rows: Tensor, others: Tensor) -> Tensor:
-    """Rows [heads, R, in] times others [heads, out, in], [heads, R, out]: by oneDNN on a CPU."""
+    """Return rows [heads, R, in] times others [heads, out, in], [heads, R, out]; by oneDNN on a CPU."""
     if fits_onednn(rows):
         return torch.stack([product(some, other) for some, other in zip(rows, others, strict=True)])
     return rows @ others.transpose(-1, -2)

@@ -1,1 +1,1 @@
-"""What every selector, codec and policy must hold: ``kvdrift check`` runs it on one's own, the tests on ours."""
+"""Checks that every selector, codec and policy must pass, run by ``kvdrift check`` and by the tests."""

@@ -10,7 +10,7 @@ from schema.errors import KvdriftError, OperationError, failure_of
 
 
 class HasPart(Protocol):
-    """What checks try: ``generator.checks.tried``."""
+    """The object that a check tries: ``generator.checks.tried``."""
 
     @property
     def part(self) -> object:
@@ -22,12 +22,12 @@ Subject = TypeVar("Subject", bound=HasPart)
 
 @dataclass(frozen=True)
 class Check(Generic[Subject]):
-    """One thing that every selector, codec or policy must hold.
+    """A check that every selector, codec or policy must pass.
 
     Attributes:
         name: A word or two.
-        tried: What is tried, in a line.
-        function: Tries it; returns what was found, or raises an error with what is wrong.
+        tried: What the check tries, in one line.
+        function: Tries the subject; returns a line about the result, or raises an error that says what is wrong.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Check(Generic[Subject]):
     function: Callable[[Subject], str]
 
     def __call__(self, subject: Subject) -> Finding:
-        """Try it; whatever the part raises is what was found."""
+        """Run the check on a subject and return the finding; an exception of the part becomes a failed finding."""
         try:
             return Finding(holds=True, found=self.function(subject))
         except KvdriftError as error:
@@ -53,6 +53,6 @@ class Finding:
 
 
 def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - as assert takes it
-    """Raise what is wrong, unless something holds."""
+    """Raise an error with ``otherwise`` unless ``holds``."""
     if not holds:
         raise OperationError(otherwise)

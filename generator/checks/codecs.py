@@ -1,4 +1,4 @@
-"""The checks of codecs: each tries a codec on something, and says what it found or raises what is wrong."""
+"""The checks of codecs: each tries a codec, and returns a line about the result or raises an error."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ _LONG = 1024  # entries, of which a window of 128 is little
 
 @dataclass(frozen=True, eq=False)
 class CodecSubject(Tried[Codec]):
-    """A codec."""
+    """A codec to check."""
 
     kind: ClassVar[str] = "codec"
     decides: ClassVar[str] = "numbers that are read back"
 
     @staticmethod
     def part_of(action: Action) -> Codec:
-        """The codec."""
+        """Return the action's codec."""
         assert action.codec is not None  # noqa: S101 - an action of this class has one
         return action.codec
 
     def action(self, name: str = "own", selector: str | None = None, **changes: Any) -> Action:
-        """An action of the codec, after a selector that keeps half of the entries where one is named."""
+        """Return an action of the codec; with ``selector``, after a selector that keeps half of the entries."""
         chosen: dict[str, Any] = {} if selector is None else {"selector": selector, "keep": "1/2"}
         codec = {**self.parameters, **changes, "name": self.name}
         return build_action(ActionSection(name=name, codec=codec, **chosen), self.folder)
 
     def heads(self) -> Iterator[tuple[int, int]]:
-        """KV heads and head sizes that the codec takes."""
+        """Yield numbers of KV heads and head sizes that the codec accepts."""
         for heads, size in _HEADS:
             try:
                 self.part.check(size)
@@ -65,7 +65,7 @@ class CodecSubject(Tried[Codec]):
             yield heads, size
 
     def layers(self, dtype: str = "float32") -> Iterator[tuple[str, PrefixLayer]]:
-        """Random layers of every size that the codec takes, with a channel of large keys, and what they are."""
+        """Yield random layers of every size that the codec accepts, with a channel of large keys, and names."""
         for heads, size in self.heads():
             for entries in _ENTRIES:
                 generator = torch.Generator().manual_seed(entries)
@@ -75,11 +75,11 @@ class CodecSubject(Tried[Codec]):
                 yield where, PrefixLayer(key.to(DTYPES[dtype]), value.to(DTYPES[dtype]))
 
     def decided(self) -> dict[str, str]:
-        """What is read back of each layer."""
+        """Return digests of the entries read back, by layer."""
         return {where: self._read(layer) for dtype in DTYPES for where, layer in self.layers(dtype)}
 
     def decided_of(self, prompt: str) -> str:
-        """What is read back of another layer."""
+        """Return the digest of the entries read back of one more layer."""
         read = []
         for heads, size in self.heads():
             generator = torch.Generator().manual_seed(int.from_bytes(prompt.encode(), "big"))
@@ -91,7 +91,7 @@ class CodecSubject(Tried[Codec]):
         return hashlib.sha256(torch.stack([held.key, held.value]).float().numpy().tobytes()).hexdigest()
 
     def generate(self) -> list[Unit]:
-        """Units of one prompt: of the codec alone, of it after a selector, of the selector, and of the control."""
+        """Return units of one prompt: of the codec, of a selector and the codec, of the selector, of the control."""
         actions = [
             self.action(),
             self.action("after", "snapkv"),
@@ -177,7 +177,7 @@ def _after_a_selector(subject: CodecSubject) -> str:
 
 
 def _generated_entries(subject: CodecSubject) -> str:
-    """With short windows and groups, where the codec has such, so that both end within a few tokens."""
+    """Check generated entries, with windows and groups so short that both end within a few tokens."""
     short: dict[str, Any] = {"group": 4, "residual": 2}
     try:
         own = subject.action(**{name: short[name] for name in short if name in subject.part.parameters}, generated=True)

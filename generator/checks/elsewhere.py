@@ -1,9 +1,9 @@
-"""What a selector, codec or policy decides in a second interpreter.
+"""Run a selector, codec or policy in a second interpreter, to find decisions that depend on the process.
 
-That interpreter has another hash seed, a working folder of its own, which is empty, and of the environment only the
-variables of ``KEPT``: where programs, libraries and modules are found, and what decides how numbers are rounded. Its
-torch has as many threads. So whatever a part takes from elsewhere than its source, its parameters and the prompt is
-likely to differ there.
+That interpreter has another hash seed, an empty working folder, and only the environment variables in ``KEPT``: those
+that say where programs, libraries and modules are, and how numbers are rounded. Its torch has the same number of
+threads. So a part that takes anything from outside its source, its parameters and the prompt will probably decide
+differently there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEPT = (
     "PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX", "TMPDIR",
     "ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_NUM_THREADS", "OMP_NUM_THREADS",
 )  # fmt: skip
-"""Variables of the environment that the second interpreter has, if they are set, beside PYTHONPATH and hash seed."""
+"""Environment variables that the second interpreter gets, if they are set, besides PYTHONPATH and the hash seed."""
 
 ELSEWHERE = "another hash seed, working folder and environment"
 IN_TURN = "two prompts of one length in turn, one of them alone in another process"
@@ -37,12 +37,12 @@ IN_TURN = "two prompts of one length in turn, one of them alone in another proce
 
 @dataclass(frozen=True)
 class Decided:
-    """Digests of what a part has decided.
+    """Digests of a part's decisions.
 
     Attributes:
-        alone: Of prompt ``ALONE``, before the part has met any other.
-        usual: Of the prompts that checks use, by what was tried.
-        failed: What failed instead, in a line; empty if nothing did.
+        alone: The decision on prompt ``ALONE``, before the part has met any other prompt.
+        usual: The decisions on the prompts of the checks, by what was tried.
+        failed: A line about a failure; empty if nothing failed.
     """
 
     alone: str = ""
@@ -51,7 +51,7 @@ class Decided:
 
     @classmethod
     def here(cls, make: Callable[[], Tried[Any]]) -> Self:
-        """What the part that ``make`` returns decides in this interpreter, first of prompt ``ALONE``."""
+        """Return the decisions in this interpreter of the part that ``make`` returns, first on prompt ``ALONE``."""
         try:
             part = make()
             return cls(part.decided_of(ALONE), part.decided())
@@ -62,7 +62,7 @@ class Decided:
 
 
 def decided_elsewhere(subjects: Sequence[Tried[Any]]) -> list[Decided]:
-    """Return what parts decide in one second interpreter, in which they are tried one after the other."""
+    """Return the decisions of parts in one second interpreter, in which they are tried one after the other."""
     asked = [
         {"kind": one.kind, "name": one.name, "parameters": dict(one.parameters),
          "folder": None if one.folder is None else str(one.folder.absolute())}
@@ -84,7 +84,7 @@ def decided_elsewhere(subjects: Sequence[Tried[Any]]) -> list[Decided]:
 
 
 def same_elsewhere(subject: Tried[Any]) -> str:
-    """Check that a part decides in a second interpreter what it decides here; return what was found."""
+    """Check that a part decides in a second interpreter as here; return a line about the result."""
     here, there = subject.decided(), _elsewhere(subject).usual
     for where, digest in here.items():
         require(
@@ -95,7 +95,7 @@ def same_elsewhere(subject: Tried[Any]) -> str:
 
 
 def same_after_others(subject: Tried[Any]) -> str:
-    """Check that what a part decides of a prompt does not depend on the prompts before it; return what was found."""
+    """Check that a part's decision on a prompt does not depend on earlier prompts; return a line about the result."""
     first, other, again = (subject.decided_of(prompt) for prompt in (FIRST, ALONE, FIRST))
     require(first == again, f"{subject.decides} of a prompt are others after another prompt of its length")
     require(
@@ -106,7 +106,7 @@ def same_after_others(subject: Tried[Any]) -> str:
 
 
 def _elsewhere(subject: Tried[Any]) -> Decided:
-    """What a part decides in a second interpreter, which is started once."""
+    """Return a part's decisions in a second interpreter, which is started once."""
     if not subject.found_elsewhere:
         subject.found_elsewhere.extend(decided_elsewhere([subject]))
     found: Decided = subject.found_elsewhere[0]

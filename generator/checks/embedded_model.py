@@ -1,4 +1,4 @@
-"""An action on the embedded model: its events are the same whatever else is asked for."""
+"""Check an action on the embedded model: its events must not depend on the other actions of a run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from schema.document import Document
 
 
 def embedded_document() -> Document:
-    """Make the document that actions are tried on."""
+    """Return the document on which actions are tried."""
     return make_document("needle", 384, 0, 7)
 
 
 def same_events(own: Action, beside: Action, document: Document) -> str:
-    """Generate an action alone, beside another one and replicate by replicate; return what was found."""
+    """Generate an action alone, beside another action, and replicate by replicate; return a line about the result."""
     model = load_model(EMBEDDED_ID)
 
     def events(*pending: PendingUnit) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What must be exact in the events of units, whatever part is tried: the first token, and what keeps everything."""
+"""Check exact equalities in the events of units: the first token, and actions that keep everything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from log.store import Unit
 
 
 def first_token_found(units: Sequence[Unit]) -> str:
-    """Check that units of one prompt, the control among them, have the same first tokens; return what was found."""
+    """Check that units of one prompt, the control's too, have equal first tokens; return the result's line."""
     firsts = [[row for row in unit.events.to_pylist() if row["t"] == 1] for unit in units]
     tokens = {tuple(row[side] for row in rows) for rows in firsts for side in ("x_token", "y_token")}
     require(len(tokens) == 1, "the first tokens are not the control's")
@@ -19,6 +19,6 @@ def first_token_found(units: Sequence[Unit]) -> str:
 
 
 def require_unmoved(unit: Unit, name: str) -> None:
-    """Raise what is wrong, unless delta and f of a unit are 0 in every event."""
+    """Raise an error unless delta and f of a unit are 0 in every event."""
     moved = sum(row["delta"] != 0 or row["f"] != 0 for row in unit.events.to_pylist())
     require(moved == 0, f"{name}: delta or f is not 0 in {moved} of {unit.events.num_rows} events")

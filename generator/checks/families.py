@@ -1,4 +1,4 @@
-"""What a name stands for, a selector, a codec or a policy, with the checks of it.
+"""Find out whether a name is a selector, a codec or a policy, and choose its checks.
 
 ``python -m generator.checks.families RESULTS THREADS`` is the second interpreter of ``generator.checks.elsewhere``.
 """
@@ -34,7 +34,7 @@ from schema.errors import InputError, nearest
 
 @dataclass(frozen=True)
 class _Checked:
-    """A family, the package's classes of it, and how one of it is tried."""
+    """A family of parts: selectors, codecs or policies, with the package's classes and the way to try a part."""
 
     kind: PartKind[Any]
     known: Mapping[str, type[Any]]
@@ -42,11 +42,11 @@ class _Checked:
     checks: tuple[Check[Any], ...]
 
     def has(self, name: str) -> bool:
-        """Whether a class of the package or an entry point has the name."""
+        """Tell whether a class of the package or an entry point has the name."""
         return name in self.known or name in entry_point_names(self.kind)
 
     def finds(self, name: str, folder: Path | None) -> bool:
-        """Whether a name stands for a class of one's own that is of this family."""
+        """Tell whether a name stands for a user's class of this family."""
         try:
             own_class(self.kind, name, folder, self.known)
         except InputError:
@@ -62,19 +62,19 @@ _FAMILIES = {
 
 
 def tried_of(name: str, parameters: Mapping[str, Value], folder: Path | None, kind: str | None = None) -> Tried[Any]:
-    """Make a selector, codec or policy for its checks.
+    """Return a selector, codec or policy, ready for its checks.
 
     Args:
-        name: Of one of the package, an entry point's, or ``module:Class``.
-        parameters: Those that differ from the defaults.
-        folder: Where a module is looked for before installed ones, if anywhere.
+        name: A name of the package, an entry point's name, or ``module:Class``.
+        parameters: Parameters that differ from the defaults.
+        folder: A folder in which modules are found before installed modules, if any.
         kind: "selector", "codec" or "policy" if the name stands for several of them; None if it is unambiguous.
     """
     return _FAMILIES[_kind_of(name, folder) if kind is None else _known(kind)].subject(name, parameters, folder)
 
 
 def checks_of(tried: Tried[Any]) -> tuple[Check[Any], ...]:
-    """Return the checks of what was made."""
+    """Return the checks of a part."""
     return _FAMILIES[tried.kind].checks
 
 
@@ -85,7 +85,7 @@ def _known(kind: str) -> str:
 
 
 def _kind_of(name: str, folder: Path | None) -> str:
-    """What a name stands for; what nothing has is refused as a selector's."""
+    """Return the family that a name belongs to; an unknown name is treated as a selector's, which refuses it."""
     having = [kind for kind, one in _FAMILIES.items() if one.has(name)]
     if len(having) > 1:
         ways = " or ".join(f"--kind {kind}" for kind in having)
@@ -96,7 +96,7 @@ def _kind_of(name: str, folder: Path | None) -> str:
 
 
 def _answer(results: Path, threads: int) -> None:
-    """Write what the parts that standard input names decide in this interpreter."""
+    """Write the decisions in this interpreter of the parts that standard input names."""
     torch.set_num_threads(threads)
     made = (
         partial(tried_of, one["name"], one["parameters"], one["folder"] and Path(one["folder"]), one["kind"])

@@ -1,14 +1,14 @@
-"""The fewest bytes from which a codec can read back what it reads back, by Shannon's rate-distortion bound.
+"""A lower bound on the bytes that a codec needs, by Shannon's rate-distortion bound.
 
 Independent numbers drawn from the normal law of variance 1 cannot be read back with a mean square error D from fewer
-than max(0, -log2(D) / 2) bits a number, whatever the code is (Shannon 1959; Cover and Thomas, Elements of Information
-Theory, theorem 10.3.2). If some numbers are read back better than others, such as a window that stays exact, the bound
-holds of each set of numbers with its own D, and the bits of all sets add up. Rounding to the model's dtype counts as
-error, so a codec that returns what it was given needs about 26 bits a number in float32 and 10 in bfloat16, not
-infinitely many.
+than max(0, -log2(D) / 2) bits a number, whatever the code (Shannon 1959; Cover and Thomas, Elements of Information
+Theory, theorem 10.3.2). If some numbers are read back better than others, such as an exact window, the bound holds for
+each set of numbers with its own D, and the bits of all sets add up. Rounding to the model's dtype counts as error, so a
+codec that returns its input needs about 26 bits a number in float32 and 10 in bfloat16, not infinitely many.
 
-The bound is true of every codec, and far from tight: scales, zero points and a window's exact numbers cost more than
-the bound knows, and integers of equal steps are no best code. So it finds claims that nothing can keep, not small ones.
+The bound holds for every codec, and is far from tight: scales, zero points and a window's exact numbers cost more than
+the bound counts, and integers of equal steps are not the best code. So it finds impossible claims, not slightly wrong
+ones.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def bits_claimed_and_needed(
     hold: Callable[[PrefixLayer], PrefixLayer], stored_bytes: Callable[[PrefixLayer], StoredBytes],
     heads: int, entries: int, size: int, dtype: str,
 ) -> tuple[float, float]:  # fmt: skip
-    """Return how many bits a number a codec says that it stores, and how many it needs at least.
+    """Return how many bits a number a codec claims to store, and how many it needs at least.
 
     Args:
-        hold: What attention reads in a layer's place.
-        stored_bytes: What the codec says that a layer takes.
-        heads: KV heads of the layers that are tried.
-        entries: Their entries.
+        hold: Returns the layer that attention reads in a layer's place.
+        stored_bytes: Returns the bytes that the codec claims for a layer.
+        heads: KV heads of the tried layers.
+        entries: Entries of the tried layers.
         size: Channels of a head.
-        dtype: The model's, a name of ``DTYPES``.
+        dtype: The model's dtype, a name of ``DTYPES``.
     """
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(_DRAWS, 2, heads, entries, size, generator=generator, dtype=torch.float64)
@@ -51,6 +51,6 @@ def bits_claimed_and_needed(
 
 
 def _bits(errors: Tensor) -> float:
-    """The mean bits a number of equally large sets of numbers, whose mean square errors are given."""
+    """Return the mean bits a number of equally large sets of numbers, from their mean square errors."""
     least = torch.finfo(torch.float64).tiny  # of a set that comes back as it was drawn
     return float((-0.5 * errors.clamp(least, 1).log2()).mean())

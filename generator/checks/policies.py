@@ -1,4 +1,4 @@
-"""The checks of decode-time policies: each tries one on something, and says what it found or raises what is wrong."""
+"""The checks of decode-time policies: each tries a policy, and returns a line about the result or raises an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _RANDOM = "random:llama"
 
 @dataclass(frozen=True, eq=False)
 class PolicySubject(Tried[Policy]):
-    """A policy."""
+    """A policy to check."""
 
     kind: ClassVar[str] = "policy"
     decides: ClassVar[str] = "events"
@@ -57,48 +57,48 @@ class PolicySubject(Tried[Policy]):
 
     @staticmethod
     def part_of(action: Action) -> Policy:
-        """The policy."""
+        """Return the action's policy."""
         assert action.policy is not None  # noqa: S101 - an action of this class has one
         return action.policy
 
     @property
     def least(self) -> int:
-        """The smallest m."""
+        """The smallest m that the policy accepts."""
         return self.action().least_budget
 
     @property
     def entries(self) -> int:
-        """The entries n of prompts, of which half hold what the policy needs and leave it a choice."""
+        """The number n of prompt entries: half of them hold what the policy needs and leave it a choice."""
         return max(_PROMPT, 2 * (self.least + 16) + 1)
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        """M: half of the prompt, fewer than are generated, and more than the prompt, so that all is kept at first."""
+        """Three values of m: half of the prompt, fewer than generated tokens, and more than the prompt."""
         return (self.entries // 2, max(_FEW, self.least), self.entries + 3)
 
     @property
     def document(self) -> Document:
-        """A prompt of random tokens."""
+        """Return a prompt of random tokens."""
         return random_document("policies", self.entries)
 
     def action(self, name: str = "own", keep: int | str = "1/2", **changes: Any) -> Action:
-        """An action of the policy, by default with half of the prompt's entries."""
+        """Return an action of the policy; by default m is half of the prompt's entries."""
         chosen: dict[str, Any] = {"policy": {**self.parameters, **changes, "name": self.name}, "keep": keep}
         return build_action(ActionSection(name=name, **chosen), self.folder)
 
     def generate(self) -> list[Unit]:
-        """Units of one prompt: of every budget, of one that is never too small, and of the control."""
+        """Return units of one prompt: of every budget, of a budget that is never too small, and of the control."""
         actions = [self.action(f"own-{budget}", budget) for budget in self.budgets]
         actions.append(self.action("all", self.entries + _HORIZON - 1))
         return self.units([*actions, Action("full", "full", Full(), Retention(None))])
 
     def decided(self) -> dict[str, str]:
-        """Events with every budget."""
+        """Return digests of the events, by budget."""
         units = self.units([self.action(f"own-{budget}", budget) for budget in self.budgets], 2)
         return {f"m = {m}": _digest(unit) for m, unit in zip(self.budgets, units, strict=True)}
 
     def decided_of(self, prompt: str) -> str:
-        """Events after another prompt."""
+        """Return a digest of the events after another prompt."""
         document, pending = random_document(prompt, self.entries + 1), [PendingUnit(self.action(), 0, 2)]
         (unit,) = generate_units(random_model("llama"), "study", document, pending, _HORIZON, _SEED)
         return _digest(unit)
@@ -106,12 +106,12 @@ class PolicySubject(Tried[Policy]):
     def units(
         self, actions: Sequence[Action], count: int = 4, estimator: str = PLAIN, savings: Savings = ALL_SAVINGS
     ) -> list[Unit]:
-        """Units of that prompt under a random-weight model."""
+        """Return units of the prompt under a random-weight model."""
         pending = [PendingUnit(action, 0, count, estimator) for action in actions]
         return generate_units(random_model("llama"), "study", self.document, pending, _HORIZON, _SEED, savings)
 
     def side(self, action: Action) -> RealSide:
-        """The compressed side of that prompt, with a real cache."""
+        """Return the compressed side of the prompt, with a real cache."""
         return _side(_RANDOM, random_model("llama"), self.document, action, _HORIZON)
 
 
@@ -127,7 +127,7 @@ def _side(network: str, model: LoadedModel, document: Document, action: Action, 
 
 
 def _entries_read(subject: PolicySubject) -> str:
-    """Along some continuation of each kind of model; that what is dropped never returns, the real cache checks."""
+    """Check the entries that steps read, for each kind of model; dropped entries must never return."""
     kinds = (("float32", 1), ("float32", 4), ("bfloat16", 2))
     for (dtype, kv_heads), budget in zip(kinds, subject.budgets, strict=True):
         model, document = random_model("qwen2", dtype, kv_heads=kv_heads), subject.document
@@ -160,7 +160,7 @@ def _real_removal(subject: PolicySubject) -> str:
 
 
 def _held_against(network: str, model: LoadedModel, document: Document, action: Action, unit: Unit) -> int:
-    """Hold the first replicate of a coupled unit against real caches; return its positions up to the first end."""
+    """Compare a coupled unit's first replicate with real caches; return its positions up to the first end."""
     rows = [row for row in unit.events.to_pylist() if row["replicate"] == 0]
     u_x = uniform_table(_SEED, document.doc, None, [0], len(rows), 1)[0]
     u_y = uniform_table(_SEED, document.doc, action.name, [0], len(rows), 2)[0]
@@ -188,13 +188,13 @@ def _apart(p: Law, q: Law) -> float:
 
 
 def _drawn(weights: Law, u: float) -> int:
-    """The first token at which the running sum exceeds u of the whole."""
+    """Return the first token at which the running sum exceeds u times the total."""
     running = np.cumsum(weights)
     return int(np.searchsorted(running, u * running[-1], side="right"))
 
 
 def _residual_branching(subject: PolicySubject) -> str:
-    """Distances of scan and branch are those of real caches along the same histories, with streams shared or not."""
+    """Check that distances of scans and branches equal those of real caches along the same histories, shared or not."""
     action = subject.action("own", subject.budgets[0])
     (unit,) = subject.units([action], 2, SWRB)
     (again,) = subject.units([action], 2, SWRB, _NOTHING_SHARED)
@@ -215,7 +215,7 @@ def _residual_branching(subject: PolicySubject) -> str:
 def _distances(
     subject: PolicySubject, action: Action, x: Sequence[int], y: Sequence[int], rows: Sequence[Any], start: int
 ) -> int:
-    """Hold the distances of rows from position ``start`` on, up to an end, against real caches along two histories."""
+    """Compare the distances of rows, from position ``start`` to an end, with real caches along two histories."""
     reference, own = RealStream(plain_network(_RANDOM), subject.document.tokens), subject.side(action)
     for at in range(start + len(rows)):
         if at:
@@ -262,7 +262,7 @@ def _repetition(subject: PolicySubject) -> str:
 
 
 def _company(subject: PolicySubject) -> str:
-    """The same events in every company, since a row's result is its own."""
+    """Check that an action has the same events whatever is computed beside it."""
     units = subject.generated()
     for budget, unit in zip(subject.budgets, units, strict=False):
         action = subject.action(unit.record["action"], budget)

@@ -1,4 +1,4 @@
-"""Random-weight models: small, with laws far from uniform, and with EOS tokens that often end a side."""
+"""Small random-weight models for checks, with laws far from uniform, and with EOS tokens that often end a side."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EOS_TOKENS = (5, 17, 40)
 
 
 def save_random_model(folder: Path, architecture: str, *, seed: int = 0, layers: int = 2, **changes: Any) -> Path:
-    """Write configuration (with ``changes``), generation configuration and weights; 4 query heads, 2 KV heads of 16."""
+    """Write configuration (with ``changes``), generation configuration and weights of a small model."""
     config_class, model_class = ARCHITECTURES[architecture]
     torch.manual_seed(seed)
     # The last norm gives hidden states of mean square 1, so logits have standard deviation .25 * sqrt(64) = 2.
@@ -45,14 +45,14 @@ def save_random_model(folder: Path, architecture: str, *, seed: int = 0, layers:
 
 @cache
 def random_model(architecture: str, dtype: str = "float32", layers: int = 2, kv_heads: int = 2) -> LoadedModel:
-    """A random-weight model, loaded as any folder is; one per process and kind."""
+    """Return a random-weight model, loaded like any folder; one per process and kind."""
     with TemporaryDirectory() as folder:
         saved = save_random_model(Path(folder), architecture, layers=layers, num_key_value_heads=kv_heads)
         return load_model(str(saved), dtype=dtype)
 
 
 def random_document(name: str, length: int) -> Document:
-    """A prompt of uniformly random tokens, a function of its name."""
+    """Return a prompt of uniformly random tokens, a function of its name."""
     random = np.random.default_rng(list(name.encode()))
     tokens = tuple(int(token) for token in random.integers(0, VOCABULARY, length))
     return Document(doc=name, stratum="RANDOM", cluster=name, task="random", source="random", tokens=tokens)

@@ -1,7 +1,7 @@
-"""A policy followed by a cache from which entries are really taken out: transformers' own, with its eager attention.
+"""Compare a policy with a cache from which entries are really removed: transformers' own, with eager attention.
 
-What every step of ours reads is seen by what its attention does to values. The real cache then holds that and no more;
-nothing is shared between streams, and nothing is masked.
+The attention of our step shows which entries it reads, by its effect on values. The real cache then holds exactly these
+entries. Nothing is shared between streams, and nothing is masked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from schema.document import Document
 from schema.errors import OperationError
 
 Positions = list[list[list[int]]]
-"""Of each layer and KV head, the positions that a step reads, ascending; the last one is that of the token fed."""
+"""For each layer and KV head the positions that a step reads, ascending; the last position is that of the fed token."""
 
 Law = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ TOLERANCE = 1e-5  # float32 sums in another order: two ways to compute a law are
 
 @cache
 def plain_network(model_id: str) -> Any:
-    """Transformers' own network of a model, or of the random weights of an architecture, in float32; one a process."""
+    """Return transformers' own network of a model or architecture, in float32; one per process."""
     if ":" not in model_id:
         return _load(model_source(model_id))
     with TemporaryDirectory() as folder:
@@ -57,11 +57,11 @@ def _load(source: Any) -> Any:
 
 
 class RealStream:
-    """One history in a cache of its own; its entries are taken out one layer and KV head after the other.
+    """One history in a cache of its own, from which entries are removed for each layer and KV head.
 
     Attributes:
-        law: That of the next token, float64 [V].
-        positions: What the cache holds.
+        law: The law of the next token, float64 [V].
+        positions: The positions that the cache holds.
     """
 
     def __init__(self, network: Any, tokens: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class RealStream:
         self.positions: Positions = [[[*range(len(tokens))] for _ in range(layer.keys.shape[1])] for layer in layers]
 
     def advance(self, token: int, read: Positions | None = None) -> None:
-        """Feed a token to what is read with it, or to everything."""
+        """Feed a token, and keep only the entries of ``read``, by default all."""
         if read is not None:
             for number, layer in enumerate(self._cache.layers):
                 places = [self._places(number, head, wanted[:-1]) for head, wanted in enumerate(read[number])]
@@ -103,14 +103,14 @@ class RealStream:
 
 
 class WatchedStream:
-    """One history of a policy's action as streams are decoded, and what every step reads.
+    """One history of a policy's action, which records the entries that every step reads.
 
     Args:
-        policy: The action's.
+        policy: The action's policy.
         horizon: H.
 
     Attributes:
-        law: That of the next token, float64 [V].
+        law: The law of the next token, float64 [V].
     """
 
     def __init__(self, model: LoadedModel, document: Document, action: Action, policy: Policy, horizon: int) -> None:
@@ -122,10 +122,10 @@ class WatchedStream:
         self.law: Law = self._kernels.open([1])[0].double().cpu().numpy()
 
     def advance(self, token: int) -> Positions | None:
-        """Feed a token and return the positions that the step has read; None where that is everything.
+        """Feed a token and return the positions that the step has read; None if it has read everything.
 
         Raises:
-            OperationError: KV heads or layers read unlike numbers of entries, or the new one is not read.
+            OperationError: KV heads or layers read different numbers of entries, or the new entry is not read.
         """
         self._watched.read.clear()
         self._fed += 1
@@ -148,11 +148,11 @@ class WatchedStream:
 
 
 class _Watched(Policy):
-    """Another policy, with what its streams read.
+    """A policy that behaves like another policy and records which entries its streams read.
 
     Attributes:
-        kept: Of each layer, the positions that the first cut has kept; empty where nothing is ever dropped.
-        read: Of layers in which the rule attended, the places among all entries that each head read in the last step.
+        kept: For each layer the positions that the first cut kept; empty if nothing is ever dropped.
+        read: For each layer in which the rule attended, the places of the entries that each head read in the last step.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -162,16 +162,16 @@ class _Watched(Policy):
 
     @property
     def least(self) -> int:
-        """The policy's."""
+        """The smallest m of the other policy."""
         return self._policy.least
 
     @property
     def first_cut(self) -> Selector:
-        """The policy's."""
+        """The first cut of the other policy."""
         return self._policy.first_cut
 
     def rule(self, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:
-        """The policy's, watched."""
+        """Return the other policy's rule, with recording."""
         self.kept = kept
         return _WatchedRule(self._policy, rule_of(self._policy, prompt, kept, budget), budget, self.read)
 
@@ -184,13 +184,13 @@ class _WatchedRule(GuardedRule):
         self._read = read
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Attend, and see what of the first row is read."""
+        """Attend, and record which entries the first row reads."""
         if self.replaces(entries.suffix_key.shape[2]):
             self._read[entries.layer] = self._places(entries, scores)
         return super().attend(entries, scores)
 
     def _places(self, entries: StreamEntries, scores: Tensor) -> Sequence[Sequence[int]]:
-        """Queries of 0 attend alike to all that is read, and values that are 1 in one channel each say to what."""
+        """Return the places that are read: zero queries weigh read entries equally, and one-hot values show them."""
         prompt, size = entries.prompt_key.shape[1], entries.query.shape[-1]
         count = prompt + entries.suffix_key.shape[2]
         told = torch.eye(count, device=entries.query.device, dtype=entries.query.dtype)
@@ -208,10 +208,10 @@ class _WatchedRule(GuardedRule):
 
 
 class RealSide:
-    """The compressed side of one history: what a policy's streams read, really removed from a cache of its own.
+    """The compressed side of one history, in a real cache from which the policy's unread entries are removed.
 
     Attributes:
-        reads: How many entries the last step has read.
+        reads: The number of entries that the last step has read.
     """
 
     def __init__(
@@ -223,14 +223,14 @@ class RealSide:
 
     @property
     def law(self) -> Law:
-        """That of the next token, by the real cache."""
+        """The law of the next token, by the real cache."""
         return self._real.law
 
     def advance(self, token: int) -> None:
-        """Feed a token to both.
+        """Feed a token to both caches.
 
         Raises:
-            OperationError: Something that was dropped is read again, or the laws are not the same to 1e-5.
+            OperationError: A dropped entry is read again, or the laws differ by more than 1e-5.
         """
         self._real.advance(token, self._watched.advance(token))
         self.reads = len(self._real.positions[0][0])

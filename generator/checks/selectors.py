@@ -1,4 +1,4 @@
-"""The checks of selectors: each tries a selector on something, and says what it found or raises what is wrong."""
+"""The checks of selectors: each tries a selector, and returns a line about the result or raises an error."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _half_precision(subject: Subject) -> str:
 
 
 def _check_sets(subject: Subject, kind: Kind, entries: int, kept: int) -> CompactCache:
-    """Check every head's kept positions, and what is gathered by them."""
+    """Check every head's kept positions, and the entries gathered at these positions."""
     selector, where = subject.selector, f"n = {entries}, m = {kept} ({kind})"
     prompt = subject.prompt(kind, entries).layers
     budgets = list(selector.budgets(kept, entries, LAYERS))
@@ -133,17 +133,17 @@ def _other_actions(subject: Subject) -> str:
 
 @dataclass(frozen=True)
 class WholeChunk:
-    """Statistic: the chunk as it comes, which must be the only one."""
+    """A statistic that returns its chunk, which must be the only chunk."""
 
     def update(self, gathered: QueryChunk | None, chunk: QueryChunk) -> QueryChunk:
-        """The chunk."""
+        """Return the chunk."""
         require(gathered is None, "the prompt has more than one chunk")
         return chunk
 
 
 @cache
 def _whole_chunks(entries: int) -> tuple[tuple[PromptLayer, QueryChunk], ...]:
-    """A prompt's layers, and all queries of each in one chunk."""
+    """Return a prompt's layers, and all queries of each layer in one chunk."""
     document = random_document("chunks", entries)
     layers = Prompt(model_of(Kind("qwen2")), document.tokens, entries, [WholeChunk()]).layers
     return tuple((layer, layer.gathered(WholeChunk())) for layer in layers)
@@ -185,7 +185,7 @@ def _identity(subject: Subject) -> str:
 
 
 def options_of(selector: Selector) -> dict[str, Any]:
-    """What a study may set, with its values."""
+    """Return the parameters that a study may set, with their values."""
     own = {field.name: getattr(selector, field.name) for field in fields(selector)}  # type: ignore[arg-type]  # a dataclass
     return dict([*own["options"], *own["inner_options"]]) if "options" in own else own
 

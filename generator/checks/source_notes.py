@@ -1,9 +1,9 @@
-"""Places in the source of an own class where it may take something that identity does not cover.
+"""Find places in a user's class that may depend on something that the identity does not cover.
 
-Identity covers a part's source and parameters, a study's prompts, seed and settings. What a part takes from the
-environment, a file, a clock, a module that is found at run time, the hash seed or a global random state may be another
-thing tomorrow, and units of both days are then pooled as if they were alike. Source that only names such a thing may
-still be right, so each place is a note and no refusal.
+The identity covers a part's source and parameters, and a study's prompts, seed and settings. A value from the
+environment, a file, a clock, a module found at run time, the hash seed or a global random state may change tomorrow.
+Units of both days would then be pooled as if they were alike. Source that only names such a thing may still be right,
+so each place is a note and not an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SEEDED = ("random.Random", "numpy.random.default_rng", "numpy.random.Generator"
 
 
 def source_notes(kind: type[Any]) -> list[str]:
-    """Return a line for each such place in the files that a class of one's own is defined by; [] for the package's."""
+    """Return a line for each such place in the files that define a user's class; [] for a class of the package."""
     texts = own_texts(kind)
     beside = {PurePath(file).name.partition(".")[0] for file in texts}
     return [
@@ -51,7 +51,7 @@ def source_notes(kind: type[Any]) -> list[str]:
 
 
 def _places(tree: ast.Module, beside: set[str]) -> Iterator[tuple[int, str, str]]:
-    """Lines, what stands there, and what that takes."""
+    """Yield line numbers, the source text there, and the kind of thing that it takes."""
     meant = dict(_imported_names(tree))
     called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     parts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}  # of a longer dotted name
@@ -69,7 +69,7 @@ def _places(tree: ast.Module, beside: set[str]) -> Iterator[tuple[int, str, str]
 
 
 def _is_seeded(name: str, call: ast.Call | None) -> bool:
-    """Whether what is drawn follows from a seed or a generator that the call names."""
+    """Tell whether a random draw follows from a seed or a generator that the call names."""
     if call is None:
         return False
     named = {word.arg for word in call.keywords}
@@ -77,7 +77,7 @@ def _is_seeded(name: str, call: ast.Call | None) -> bool:
 
 
 def _late_imports(function: ast.AST, beside: set[str]) -> Iterator[tuple[int, str, str]]:
-    """Imports inside a function of modules that are neither beside the class, nor installed, nor Python's own."""
+    """Yield imports, inside a function, of modules that are neither beside the class nor installed nor Python's own."""
     known = sys.stdlib_module_names | beside | set(packages_distributions())
     for node in ast.walk(function):
         if isinstance(node, ast.Import):
@@ -92,7 +92,7 @@ def _late_imports(function: ast.AST, beside: set[str]) -> Iterator[tuple[int, st
 
 
 def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Names of imported modules and of what is imported from them, each with the dotted name that it stands for."""
+    """Yield imported names, each with the dotted name that it stands for."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -102,7 +102,7 @@ def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _dotted(node: ast.AST, meant: dict[str, str]) -> str:
-    """The dotted name of an expression, by what its first name was imported as; empty if it is none."""
+    """Return the dotted name of an expression, following what its first name was imported as; empty if it has none."""
     if isinstance(node, ast.Name):
         return meant.get(node.id, node.id if node.id in _BUILTINS else "")
     if isinstance(node, ast.Attribute):
@@ -112,7 +112,7 @@ def _dotted(node: ast.AST, meant: dict[str, str]) -> str:
 
 
 def _taken(name: str) -> str | None:
-    """What a dotted name takes, if anything: each name of ``_READS`` stands for all that is in it."""
+    """Return the kind of thing that a dotted name takes, None if nothing; ``_READS`` lists the names."""
     for what, names in _READS.items():
         if any(name == one or name.startswith(f"{one}.") for one in names):
             return what

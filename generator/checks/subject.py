@@ -1,4 +1,4 @@
-"""The selector that is checked, and the prompts that it is checked on."""
+"""The selector to check, and the prompts for its checks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Kind:
 
 @dataclass(frozen=True, eq=False)
 class Subject(Tried[Selector]):
-    """A selector."""
+    """A selector to check."""
 
     kind: ClassVar[str] = "selector"
     decides: ClassVar[str] = "kept sets"
@@ -57,22 +57,22 @@ class Subject(Tried[Selector]):
 
     @staticmethod
     def part_of(action: Action) -> Selector:
-        """The selector."""
+        """Return the action's selector."""
         return action.selector
 
     @property
     def selector(self) -> Selector:
-        """What is tried."""
+        """The selector."""
         return self.part
 
     @property
     def whole(self) -> bool:
-        """Whether it is the selector that keeps everything."""
+        """Whether the selector keeps everything."""
         return isinstance(self.selector, Full)
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """Pairs of prompt entries n and kept ones m, which hold window and sinks."""
+        """Pairs of prompt entries n and kept entries m, large enough for window and sinks."""
         sizes = [(entries + self._extra, kept + self._extra) for entries, kept in _SIZES]
         return [(entries, entries if self.whole else kept) for entries, kept in sizes]
 
@@ -82,18 +82,18 @@ class Subject(Tried[Selector]):
 
     @property
     def _extra(self) -> int:
-        """By how much prompts are longer than usual, so that m can hold window and sinks and leaves a choice."""
+        """The extra length of prompts, so that m can hold window and sinks and leaves a choice."""
         return max(0, self._needed + 16 - _SHORT[1])
 
     def action(self, name: str = "own", keep: str | None = None, **changes: Any) -> Action:
-        """An action of the selector, by default at half of the entries, with some parameters changed."""
+        """Return an action of the selector, by default at half of the entries, with some parameters changed."""
         keep = keep or ("all" if issubclass(SELECTORS.get(self.name, Selector), Full) else "1/2")
         parameters: dict[str, Any] = {**self.parameters, **changes}
         section = ActionSection(name=name, selector=self.name, keep=keep, **parameters)
         return build_action(section, self.folder)
 
     def prompt(self, kind: Kind, entries: int) -> Prompt:
-        """A prompt of random tokens under a random-weight model, with what the selector asks to see of it."""
+        """Return a prompt of random tokens under a random-weight model, with the records that the selector needs."""
         if (kind, entries) not in self._prompts:
             tokens = random_document(f"matrix-{entries}", entries).tokens
             prompt = Prompt(model_of(kind), tokens, self.selector.window, self.selector.statistics)
@@ -101,25 +101,25 @@ class Subject(Tried[Selector]):
         return self._prompts[kind, entries]
 
     def evicted(self, kind: Kind, entries: int, kept: int) -> CompactCache:
-        """What the selector leaves of that prompt."""
+        """Return the cache of that prompt after the selector's cut."""
         return evict(self.prompt(kind, entries).layers, self.selector, kept)
 
     def decided(self) -> dict[str, str]:
-        """What is kept of each prompt."""
+        """Return digests of the kept positions, by prompt."""
         return {
             f"n = {entries}, m = {kept}": " ".join(self.evicted(Kind(), entries, kept).kept_sha256)
             for entries, kept in self.sizes
         }
 
     def decided_of(self, prompt: str) -> str:
-        """What is kept of another prompt."""
+        """Return a digest of the kept positions of one more prompt."""
         entries, kept = (size + self._extra for size in _IN_TURN)
         tokens = random_document(prompt, entries).tokens
         layers = Prompt(model_of(Kind()), tokens, self.selector.window, self.selector.statistics).layers
         return " ".join(evict(layers, self.selector, entries if self.whole else kept).kept_sha256)
 
     def layers_in_chunks(self, layer: PromptLayer, chunk: Any, ends: list[int]) -> PromptLayer:
-        """A layer whose statistics were gathered from chunks of queries with these ends; ``chunk`` has all queries."""
+        """Return a layer whose statistics were gathered in chunks with these ends; ``chunk`` has all queries."""
         gathered: dict[Any, Any] = {}
         for first, last in zip([0, *ends], ends, strict=False):
             part = replace(
@@ -131,7 +131,7 @@ class Subject(Tried[Selector]):
         return replace(layer, statistics=gathered)
 
     def generate(self) -> list[Unit]:
-        """Units of one short prompt: of the selector, of the selector where it keeps everything, and of the control."""
+        """Return units of one short prompt: of the selector, of the selector keeping everything, and of the control."""
         entries, kept = (size + self._extra for size in _SHORT)
         some = replace(self.action("some"), retention=Retention(None if self.whole else kept))
         actions = [some, replace(some, name="all", retention=Retention(None))]
@@ -142,5 +142,5 @@ class Subject(Tried[Selector]):
 
 
 def model_of(kind: Kind) -> Any:
-    """The random-weight model of a kind."""
+    """Return the random-weight model of a kind."""
     return random_model(kind.architecture, kind.dtype, LAYERS, kind.kv_heads)

@@ -1,4 +1,4 @@
-"""What checks try: a selector, codec or policy, as a study names it."""
+"""The base of subjects of checks: a selector, codec or policy, as a study names it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from schema.errors import InputError, KvdriftError
 Part = TypeVar("Part")
 
 FIRST, ALONE = "first", "alone"
-"""Names of two prompts of one length, which no other check uses."""
+"""The names of two prompts of equal length, which no other check uses."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tried(ABC, Generic[Part]):
-    """A part of an action.
+    """A part of an action, to be checked.
 
     Args:
-        name: Its name in a study file.
-        parameters: Those that differ from the defaults.
-        folder: Where a module is looked for before installed ones, if anywhere.
+        name: The part's name in a study file.
+        parameters: Parameters that differ from the defaults.
+        folder: A folder in which modules are found before installed modules, if any.
     """
 
     name: str
@@ -52,32 +52,32 @@ class Tried(ABC, Generic[Part]):
     @staticmethod
     @abstractmethod
     def part_of(action: Action) -> Part:
-        """What is tried of an action."""
+        """Return the action's part that is checked."""
 
     @abstractmethod
     def action(self, name: str = "own", **changes: Any) -> Action:
-        """An action with the part, some of its parameters changed."""
+        """Return an action with the part, with some of its parameters changed."""
 
     @abstractmethod
     def generate(self) -> list[Unit]:
-        """Generate units that several checks look at."""
+        """Generate units that several checks use."""
 
     @abstractmethod
     def decided(self) -> dict[str, str]:
-        """Digests of what it decides on the prompts of other checks, by what was tried."""
+        """Return digests of the part's decisions on the prompts of other checks, by what was tried."""
 
     @abstractmethod
     def decided_of(self, prompt: str) -> str:
-        """Digest of what it decides on a prompt of this name, all of which have the same length."""
+        """Return a digest of the part's decision on a prompt of this name; all such prompts have equal length."""
 
     def generated(self) -> list[Unit]:
-        """What ``generate`` has returned, once."""
+        """Return the units of ``generate``, which is called once."""
         if not self._units:
             self._units.extend(self.generate())
         return self._units
 
     def changed(self, name: str, value: Any) -> Action | None:
-        """The action with another value of a parameter, or None where none was accepted; texts are not guessed."""
+        """Return the action with another value of a parameter; None if no value is accepted. Texts are not guessed."""
         for other in _other_values(value):
             try:
                 return self.action(**{name: other})
@@ -87,7 +87,7 @@ class Tried(ABC, Generic[Part]):
 
 
 def identity_found(tried: Tried[Any]) -> str:
-    """Check that a codec or policy and each of its parameters are part of the identity; return what was changed."""
+    """Check that a part and each of its parameters belong to the identity; return the result's line."""
     rows, hashes, changed = set(), set(), []
     for name, value in [("", None), *tried.part.parameters.items()]:
         action = tried.changed(name, value) if name else tried.action()
@@ -103,7 +103,7 @@ def identity_found(tried: Tried[Any]) -> str:
 
 
 def _other_values(value: Any) -> Iterator[Any]:
-    """Values that a parameter might take beside its own; none for a text."""
+    """Yield values that a parameter might take besides its own; none for a text."""
     if isinstance(value, bool):
         yield not value
     elif value is None:

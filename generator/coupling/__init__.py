@@ -1,1 +1,1 @@
-"""The maximal coupling of two next-token laws, and rollouts under it; nothing here knows a model."""
+"""The maximal coupling of two next-token laws, and rollouts under it; this package knows no models."""

@@ -1,7 +1,7 @@
-"""Tokens and distances of all pairs by few operations on the laws' device, none of which the host waits for.
+"""Draw tokens and compute distances of all pairs by few operations on the laws' device, without waiting for the host.
 
-``generator.coupling.laws.LawTable`` draws the same tokens from copies of the laws, and chooses on the host what to
-compute: on a CPU that is faster.
+``generator.coupling.laws.LawTable`` draws the same tokens from copies of the laws, and chooses on the host which laws
+to compute; on a CPU that is faster.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _BYTES = 2**28  # of laws that the plain form takes at once
 
 
 def are_fused(savings: Savings, device: str) -> bool:
-    """Whether pairs are coupled by these operations on a device."""
+    """Tell whether pairs are coupled by these operations on a device."""
     if savings.fused is not None:
         return savings.fused
     return torch.device(device).type == "cuda" and fused_fault(torch.device(device)) is None
 
 
 def fused_draws(laws: Tensor, rows: Tensor, reference: Tensor, u: Tensor, absorbed_token: int) -> Tensor:
-    """Draw the references' tokens and those of their pairs, and compare laws.
+    """Draw the references' tokens and the pairs' tokens, and compare laws.
 
     Args:
         laws: [streams, V].
-        rows: Of two laws each, p above q, int64 [2, R + 2P]: nothing and each of R references' own, the laws of each of
-            P pairs, and two more of each pair to be compared. Where both are one row, their distance is 0.
+        rows: Pairs of laws, p above q, int64 [2, R + 2P]: nothing and the law of each of R references, the two laws of
+            each of P pairs, and for each pair two more laws to compare. If both are one row, their distance is 0.
         reference: The reference of each pair, int64 [P].
-        u: Uniforms [R + 2P]: of the references' tokens, of the pairs' residual tokens, of acceptance.
-        absorbed_token: What an ended side emits.
+        u: Uniforms [R + 2P]: for the references' tokens, the pairs' residual tokens, and acceptance.
+        absorbed_token: The token that an ended side emits.
 
     Returns:
-        float64 [R + 3P]: the references' tokens, the pairs' tokens, TV of the pairs' laws, TV of the other two.
+        float64 [R + 3P]: the references' tokens, the pairs' tokens, TV of the pairs' laws, TV of the other two laws.
     """
     references, pairs = u.shape[0] - 2 * len(reference), len(reference)
     drawn = references + pairs
@@ -63,12 +63,12 @@ def fused_draws(laws: Tensor, rows: Tensor, reference: Tensor, u: Tensor, absorb
 
 @torch.library.custom_op("kvdrift::pair_sums", mutates_args=())
 def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
-    """Sum |p - q| and max(q - p, 0) over blocks of tokens; one launch on CUDA.
+    """Return the sums of |p - q| and of max(q - p, 0) over blocks of tokens; one launch on CUDA.
 
     Args:
         laws: [streams, V].
-        rows: Rows of p and of q, int64 [2, B]; ``ABSORBED`` or ``NOTHING`` where it is no stream's.
-        absorbed_token: What an ended side emits.
+        rows: Rows of p and of q, int64 [2, B]; ``ABSORBED`` or ``NOTHING`` for a law that is no stream's.
+        absorbed_token: The token that an ended side emits.
 
     Returns:
         Both sums, float64 [2, B, blocks]; exactly 0 for bitwise equal laws.
@@ -89,9 +89,9 @@ def _on_cuda(laws: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
 
 @tried_once
 def fused_fault(device: torch.device) -> str | None:
-    """Why the kernel cannot be used on a device; None where it can. Tried once, with two small laws.
+    """Return why the kernel cannot be used on a device; None if it can. It is tried once, with two small laws.
 
-    Triton builds a kernel when it is first used, which takes a C compiler on this machine.
+    Triton builds a kernel at its first use, which needs a C compiler on this machine.
     """
     laws = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]], device=device)
     apart, excess = _on_cuda(laws, torch.tensor([[0, -1, -2], [1, 1, 1]], device=device), 2)
@@ -106,6 +106,6 @@ def _taken(laws: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
 
 
 def _probabilities(laws: Tensor, rows: Tensor, tokens: Tensor, absorbed_token: int) -> Tensor:
-    """Probabilities of ``tokens`` [B, n] under the laws of ``rows`` [B]."""
+    """Return the probabilities of ``tokens`` [B, n] under the laws of ``rows`` [B]."""
     point = (tokens == absorbed_token) & (rows == ABSORBED)[:, None]
     return torch.where(rows[:, None] < 0, point.to(laws.dtype), laws[rows.clamp(min=0)[:, None], tokens])

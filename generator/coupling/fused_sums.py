@@ -1,6 +1,6 @@
-"""Sums over pairs of laws in one pass over memory: a Triton kernel for CUDA.
+"""A Triton kernel for CUDA that sums over pairs of laws in one pass over memory.
 
-``generator.coupling.fused_draws`` uses it where Triton is installed and can build the kernel. Else
+``generator.coupling.fused_draws`` uses it if Triton is installed and can build the kernel. Otherwise
 ``generator.coupling.laws`` computes the sums from copies of the laws.
 """
 

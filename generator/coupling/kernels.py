@@ -1,7 +1,7 @@
-"""What coupled rollouts and residual branching need of a model: next-token laws along streams.
+"""The interface between coupled rollouts and a model: next-token laws along streams.
 
-A stream is one cache followed along one history. Cache 0 is the reference's, cache a >= 1 that of the a-th action. All
-open streams of a document are at the same position, so that one call advances them together. Transformers implement
+A stream is one cache followed along one history. Cache 0 is the reference's, cache a >= 1 is that of the a-th action.
+All open streams of a document are at the same position, so that one call advances them together. Transformers implement
 this protocol, and so do systems whose laws are tables.
 
 Laws are on the kernels' device; tokens and stream numbers are int64 on the CPU, where streams are assigned to pairs.
@@ -16,14 +16,14 @@ from torch import Tensor
 
 
 class StreamKernels(Protocol):
-    """Next-token laws of one document's streams over the full vocabulary, as tokens are drawn by them.
+    """Next-token laws of one document's streams over the full vocabulary, by which tokens are drawn.
 
-    Laws are float64, or float32 where V is large.
+    Laws are float64, or float32 for a large V.
     """
 
     @property
     def eos_tokens(self) -> tuple[int, ...]:
-        """Tokens that end a side, possibly none; an ended side continues to emit the first one."""
+        """Tokens that end a side, possibly none; an ended side continues to emit the first of them."""
 
     @property
     def device(self) -> str:
@@ -31,10 +31,10 @@ class StreamKernels(Protocol):
 
     @property
     def sent(self) -> Tensor:
-        """What was sent last, on the laws' device from the next ``open`` or ``advance`` of a stream on."""
+        """The integers sent last; they are on the laws' device after the next ``open`` or ``advance`` of a stream."""
 
     def send(self, indices: Tensor) -> None:
-        """Let integers go to the laws' device together with what the next ``open`` or ``advance`` needs there.
+        """Send integers to the laws' device together with the data that the next ``open`` or ``advance`` needs there.
 
         Args:
             indices: int64, of any shape, on the CPU.
@@ -47,7 +47,7 @@ class StreamKernels(Protocol):
             caches: The cache of each stream, ascending.
 
         Returns:
-            The laws of position 1, [streams, V]; equal for all caches where eviction follows prefill.
+            The laws of position 1, [streams, V]; equal for all caches if eviction follows prefill.
         """
 
     def advance(self, tokens: Tensor) -> Tensor:
@@ -71,14 +71,14 @@ class StreamKernels(Protocol):
 
     @property
     def cuts_back(self) -> bool:
-        """Whether a parked stream can be continued from earlier positions than that at which it was parked."""
+        """Whether a parked stream can be continued from positions before the position at which it was parked."""
 
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the histories of open streams for a later ``select``.
 
         Args:
             rows: The open streams, int64 [parked], on the CPU.
-            places: The number of each parked stream, from 0; what is parked there already is given up.
+            places: The number of each parked stream, from 0; a stream already parked there is given up.
         """
 
     def rewind(self) -> None:

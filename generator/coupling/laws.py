@@ -1,7 +1,7 @@
 """The overlap-residual maximal coupling of two next-token laws (definitions, "Coupling"; paper eq. coupling-kernel).
 
-Laws and uniforms in, tokens out: nothing here knows models, histories or caches. Laws are float64, or float32 where the
-vocabulary is large; blocks of tokens are then summed in float32, and everything else in float64.
+Functions of laws and uniforms return tokens; this module knows no models, histories or caches. Laws are float64, or
+float32 for a large vocabulary. Blocks of float32 laws are summed in float32, and everything else in float64.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _LONG_BYTES = 2**15  # of a law; so long ones are subtracted one by one where th
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
-    """TV(p, q) of laws [..., V], float64 [...], in [0, 1]; exactly 0 for bitwise equal laws.
+    """Return TV(p, q) of laws [..., V], float64 [...], in [0, 1]; exactly 0 for bitwise equal laws.
 
-    This is half the sum of absolute differences. One minus the overlap may be rounded to a number above 0 where the
-    laws are equal.
+    TV is half the sum of absolute differences. One minus the overlap could be rounded to a number above 0 for equal
+    laws.
     """
     return distance_of(block_sums((p - q).abs_()))
 
 
 def distance_of(apart: Tensor) -> Tensor:
-    """TV, float64 [...], from the sums of |p - q| over blocks, float64 [..., blocks]."""
+    """Return TV, float64 [...], from the sums of |p - q| over blocks, float64 [..., blocks]."""
     return (0.5 * _row_sums(apart)).clamp_(max=1.0)
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
     """Draw one token per row by the inverse distribution function.
 
-    A token of weight 0 is never drawn: the first token whose cumulative weight exceeds u times the total has a positive
-    weight, and u times the total is kept below the total where rounding would reach it.
+    A token of weight 0 is never drawn: the result is the first token whose cumulative weight exceeds u times the total.
+    This product is kept below the total even if rounding would make them equal.
 
     Args:
         weights: [B, V], not negative, with a positive sum in each row.
@@ -49,7 +49,7 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def draw_by_sums(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """As ``draw``, from sums of blocks, float64 [B, blocks], and the weights of tokens, int64 [B, n] -> [B, n]."""
+    """Draw as ``draw`` does, from sums of blocks, float64 [B, blocks], and a function that gives weights."""
     cumulative = _cumulative(sums)
     block, target = _first_above(cumulative, u * cumulative[:, -1])
     before = (cumulative - sums).gather(-1, block).squeeze(-1)
@@ -60,7 +60,7 @@ def draw_by_sums(sums: Tensor, u: Tensor, size: int, weights_of: Callable[[Tenso
 
 
 def block_sums(weights: Tensor) -> Tensor:
-    """Sums of consecutive blocks of tokens, float64 [..., blocks]; a row's do not depend on the other rows."""
+    """Return sums of consecutive blocks of tokens, float64 [..., blocks], independent of other rows."""
     whole = weights.shape[-1] // BLOCK_TOKENS * BLOCK_TOKENS
     blocks = weights[..., :whole].reshape(*weights.shape[:-1], whole // BLOCK_TOKENS, BLOCK_TOKENS)
     sums = _row_sums(blocks).double()
@@ -70,7 +70,7 @@ def block_sums(weights: Tensor) -> Tensor:
 
 
 def _row_sums(numbers: Tensor) -> Tensor:
-    """Sums of rows [..., n], [...]; on a GPU torch's own depend on how many rows there are, and on where one begins."""
+    """Return sums of rows [..., n], [...]; on a GPU torch's own sums depend on the number and the place of rows."""
     if numbers.device.type == "cpu":
         return numbers.sum(-1)
     size = numbers.shape[-1]
@@ -88,7 +88,7 @@ def _cumulative(weights: Tensor) -> Tensor:
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The first place [B, 1] whose cumulative weight is above ``target`` [B], which is kept below the total."""
+    """Return the first place [B, 1] whose cumulative weight is above ``target`` [B], which is kept below the total."""
     total = cumulative[:, -1]
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     place = torch.searchsorted(cumulative, target[:, None], right=True)
@@ -118,7 +118,7 @@ def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) ->
 def couple_by_excess(
     p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor, excess_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """As ``couple``, from the probabilities of x, [B], and max(q - p, 0) of some rows, int64 [n] -> [n, V]."""
+    """Couple as ``couple`` does, from the probabilities of x, [B], and a function that gives max(q - p, 0)."""
     keep = accept * p.double() < q.double()
     y = x.clone()
     rows = (~keep).nonzero().squeeze(-1)
@@ -130,20 +130,20 @@ def couple_by_excess(
 
 
 def pairs_at_once(laws: Tensor) -> int:
-    """How many pairs of laws [rows, V] are computed with at once, so that what is made of them finds room."""
+    """Return how many pairs of laws [rows, V] are computed at once, so that intermediate results fit into memory."""
     room = _CPU_BYTES if laws.device.type == "cpu" else _OTHER_BYTES
     return max(room // max(laws.shape[-1] * laws.itemsize, 1), 1)
 
 
 class LawTable:
-    """Laws of which pairs use two each, by row number; row -1 is the point mass of an ended side.
+    """A table of laws by row number, from which pairs use two laws each; row -1 is the point mass of an ended side.
 
     Pairs are processed some at a time, so that intermediate results fit a processor's cache, or the memory that an
     accelerator has besides the laws. ``generator.coupling.fused_draws`` does the same in one pass over the laws.
 
     Args:
         laws: [rows, V].
-        absorbed_token: What an ended side emits.
+        absorbed_token: The token that an ended side emits.
     """
 
     def __init__(self, laws: Tensor, absorbed_token: int) -> None:
@@ -156,7 +156,7 @@ class LawTable:
         return torch.cat([draw(self._take(rows[part]), u[part]) for part in self._parts(len(rows))])
 
     def distance(self, left: Tensor, right: Tensor) -> Tensor:
-        """TV between the laws of rows ``left`` and ``right``, int64 [B] on the CPU: float64 [B]."""
+        """Return TV between the laws of rows ``left`` and ``right``, int64 [B] on the CPU: float64 [B]."""
         return torch.cat([self._distance(left[part], right[part]) for part in self._parts(len(left))])
 
     def couple(self, left: Tensor, right: Tensor, x: Tensor, accept: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,12 +184,12 @@ class LawTable:
         return distance_of(block_sums(self._apart(left, right).abs_()))
 
     def _excess(self, left: Tensor, right: Tensor, some: Tensor) -> Tensor:
-        """max(q - p, 0) of some pairs, [some, V]."""
+        """Return max(q - p, 0) of some pairs, [some, V]."""
         some = some.cpu()
         return self._apart(right[some], left[some]).clamp_(min=0.0)
 
     def _apart(self, left: Tensor, right: Tensor) -> Tensor:
-        """p - q of some pairs, [pairs, V], until this is asked for again."""
+        """Return p - q of some pairs, [pairs, V]; valid until the next call."""
         laws = self._laws
         long = laws.device.type == "cpu" and laws.shape[-1] * laws.itemsize >= _LONG_BYTES
         if not long or bool((left < 0).any() | (right < 0).any()):
@@ -201,7 +201,7 @@ class LawTable:
         return self._room[: len(left)]
 
     def _probabilities(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """The probability of one token under the law of each row, [B]."""
+        """Return the probability of one token under the law of each row, [B]."""
         rows = rows.to(self._laws.device)
         absorbed = (tokens == self._absorbed_token).to(self._laws.dtype)
         return torch.where(rows < 0, absorbed, self._laws[rows.clamp(min=0), tokens])

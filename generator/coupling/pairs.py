@@ -1,9 +1,9 @@
-"""Coupled pairs, advanced one position at a time: their tokens, which have ended or parted, and their streams.
+"""Coupled pairs, advanced one position at a time: their tokens, their streams, and which have ended or parted.
 
 A step is the same whether a pair started at the prompt (``generator.coupling.rollout``) or at a branch
 (``generator.coupling.residual_branching``). Laws stay on the device that computes them. Streams are assigned to pairs
-on the CPU, by tokens alone: which rows of laws a pair needs is known before they are computed and goes to the device
-with the tokens. Where operations are fused, a step then waits for the device once, for its tokens and distances.
+on the CPU, from tokens alone. The rows of laws that a pair needs are known before the laws are computed, and go to the
+device with the tokens. If operations are fused, a step then waits for the device once, for its tokens and distances.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class _LawRows:
     """The row of each law that a position needs, int64; ``ABSORBED`` for the point mass of an ended side.
 
     Attributes:
-        reference: Of each reference, [references].
-        p: The reference's law, of each pair, [pairs].
-        on_x: The compressed model's on X.
-        on_y: The compressed model's on Y.
+        reference: The law of each reference, [references].
+        p: The reference's law, for each pair, [pairs].
+        on_x: The compressed model's law on X, for each pair.
+        on_y: The compressed model's law on Y, for each pair.
     """
 
     reference: Tensor
@@ -40,11 +40,11 @@ class _LawRows:
 
     @property
     def parted(self) -> Tensor:
-        """Whether f takes a law of its own, bool [pairs]: X goes on, and Y along another stream."""
+        """Whether f needs a law of its own, bool [pairs]: X goes on, and Y follows another stream."""
         return (self.on_x >= 0) & (self.on_x != self.on_y)
 
     def compared(self) -> Tensor:
-        """The rows that ``fused_draws`` takes, [2, references + 2 pairs]."""
+        """The rows for ``fused_draws``, [2, references + 2 pairs]."""
         left = [torch.full_like(self.reference, NOTHING), self.p, self.p.where(self.parted, ABSORBED)]
         right = [self.reference, self.on_y, self.on_x.where(self.parted, ABSORBED)]
         return torch.stack([torch.cat(left), torch.cat(right)])
@@ -55,14 +55,14 @@ class CoupledPairs:
 
     A pair takes part from ``open`` on (all pairs, at the prompt) or from ``join`` on (some pairs, at a branch).
     Everything but laws and uniforms is on the CPU; uniforms go to the laws' device once. ``steps`` has the columns of
-    ``events``, [pairs, H] each; at first they hold what pairs have whose sides have both ended: EOS on both,
-    delta = f = 0.
+    ``events``, [pairs, H] each. At first they hold the values of pairs whose sides have both ended: EOS on both, delta
+    = f = 0.
 
     Args:
         pair_reference: The reference of each pair, int64 [pairs].
         reference_cache: The cache of each reference, int64 [references], ascending.
         pair_cache: The action's cache of each pair, int64 [pairs], ascending.
-        reference_owner: The cache to whose account a reference stream's laws go, int64 [references].
+        reference_owner: The cache that a reference stream's laws are counted for, int64 [references].
         u_x: Uniforms of the references' tokens, float64 [references, H].
         u_pair: Uniforms of acceptance and of the residual token, float64 [pairs, H, 2].
     """
@@ -114,10 +114,10 @@ class CoupledPairs:
     def join(
         self, pairs: Tensor, column: int, tokens: tuple[Tensor, Tensor], distance: Tensor, rows: tuple[Tensor, Tensor]
     ) -> None:
-        """Start some pairs at a branch; each has a reference of its own.
+        """Start some pairs at a branch; each pair has a reference of its own.
 
         Args:
-            pairs: Which pairs, int64 [joining].
+            pairs: The pairs, int64 [joining].
             column: The position at which they part, from 0.
             tokens: x and y at that position, int64 [joining] each.
             distance: delta = f at that position, float64 [joining].
@@ -158,7 +158,7 @@ class CoupledPairs:
             self.steps[name][pairs, column] = value.numpy()
 
     def _labels(self, pair_cache: Tensor) -> Tensor:
-        """Of every stream that may be wanted, a label; equal streams with different labels are not shared."""
+        """Return a label of each stream that may be wanted; equal streams with different labels are not shared."""
         savings = self._savings
         reference, on_x, on_y = (torch.arange(size) for size in self._sizes)
         if savings.share_equal_histories:
@@ -168,13 +168,13 @@ class CoupledPairs:
         return torch.cat([reference, 2 * on_x, 2 * on_y + (0 if savings.share_until_parting else 1)])
 
     def _done(self) -> Tensor:
-        """Of every stream that may be wanted, whether its side has ended."""
+        """Return for each stream that may be wanted whether its side has ended."""
         return torch.cat([self._x_done, self._x_done[self._pair_reference], self._y_done])
 
     def _regroup(self) -> tuple[DistinctStreams, Tensor]:
-        """The streams of the next position, and the cache to whose account each wanted one goes.
+        """Return the streams of the next position, and for each wanted stream the cache that its laws are counted for.
 
-        A side that has ended loses its stream, and a pair that has parted gets two.
+        A side that has ended loses its stream, and a pair that has parted gets two streams.
         """
         wanted = self._row >= 0
         if self._savings.drop_ended:
@@ -186,7 +186,7 @@ class CoupledPairs:
         return streams, self._owner[wanted]
 
     def _law_rows(self) -> _LawRows:
-        """The rows of laws that the position needs; where operations are fused, they are sent to the laws' device."""
+        """Return the rows of laws that the position needs; if operations are fused, send them to the laws' device."""
         reference, on_x, on_y = torch.split(self._row.masked_fill(self._done(), ABSORBED), self._sizes)
         rows = _LawRows(reference, reference[self._pair_reference], on_x, on_y)
         if self._fused:
@@ -208,13 +208,13 @@ class CoupledPairs:
         )  # fmt: skip
 
     def _fused_draws(self, laws: Tensor, rows: _LawRows, u: Tensor, _: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG002
-        """As ``_plain_draws``, in one pass over the laws; results come from the device together."""
+        """Return the results of ``_plain_draws``, computed in one pass over the laws."""
         found = fused_draws(laws, self._kernels.sent, self._reference_there, u, self._absent).cpu()
         x, y, delta, forced_f = torch.split(found, [len(self._x)] + 3 * [len(self._y)])
         return x.long(), y.long(), delta, forced_f
 
     def _plain_draws(self, laws: Tensor, rows: _LawRows, u: Tensor, active: Tensor) -> tuple[Tensor, ...]:
-        """Tokens and distances, on the CPU: x [references]; y, delta, and f where a pair has parted, [pairs]."""
+        """Return tokens and distances, on the CPU: x [references]; y, delta, and f of parted pairs, [pairs]."""
         u_x, u_residual, u_accept = torch.split(u, [len(self._x), len(self._y), len(self._y)])
         drawn, coupled = (rows.reference >= 0).nonzero().squeeze(-1), active.nonzero().squeeze(-1)
         parted = rows.parted.nonzero().squeeze(-1)

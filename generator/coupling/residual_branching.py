@@ -2,12 +2,12 @@
 
 A replicate scans a common prefix U, drawn from the overlap of both laws. At every position s the residual branch has
 the weight w_s = S e_s. The replicate chooses a position J with probability w_J / M, M being the sum of the weights, and
-continues the coupling from there to the horizon. Nothing here knows a model, only ``StreamKernels``.
+continues the coupling from there to the horizon. This module knows no models, only ``StreamKernels``.
 
 J is drawn while scanning: position s replaces the candidate with probability w_s over the sum of weights so far, so
-that position s is the last candidate with probability w_s / M. No law is kept or computed again: the residual pair is
-drawn at once, and the branch continues the scan's caches, cut back to U_<J. Where kernels cannot cut back what a stream
-has become, its state is kept at every candidate instead.
+that s is the last candidate with probability w_s / M. No law is kept or computed again: the residual pair is drawn at
+once, and the branch continues the scan's caches, cut back to U_<J. If kernels cannot cut a stream back, its state is
+kept at every candidate.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ PURPOSES = SCAN_UNIFORMS + 3  # the branch: X, acceptance, residual of Y
 
 @dataclass(frozen=True)
 class ResidualBranches:
-    """What was recorded of one action; arrays are [replicates, H] or [replicates], positions 1..H.
+    """The recorded steps of one action; arrays are [replicates, H] or [replicates], positions 1..H.
 
     Attributes:
-        token: U_t; -1 where survival reached 0 and nothing was drawn.
+        token: U_t; -1 if survival reached 0 and nothing was drawn.
         deficit: E_t.
         weight: W_t.
         ended: True from U's EOS on.
         scanned: The last position of the scan.
-        branch: J; 0 where M = 0.
+        branch: J; 0 if M = 0.
         steps: The branches' columns of ``events``, meaningful from J on.
-        laws: How many laws were computed in both phases; the action's share of shared ones.
-        pair_evaluations: Positions, scanned or continued, at which a pair had not ended on both sides.
+        laws: The number of laws computed in both phases; shared laws are divided among the actions.
+        pair_evaluations: The number of positions, scanned or continued, before both sides of a pair had ended.
     """
 
     token: NDArray[np.int32]
@@ -61,9 +61,9 @@ class ResidualBranches:
 def branch_replicates(
     kernels: StreamKernels, actions: Sequence[ActionReplicates], horizon: int, savings: Savings = ALL_SAVINGS
 ) -> list[ResidualBranches]:
-    """Scan and branch every replicate of every action, and return what was recorded of each.
+    """Scan and branch every replicate of every action, and return the recorded steps of each action.
 
-    Actions have uniforms [replicates, H, PURPOSES].
+    The uniforms of actions are [replicates, H, PURPOSES].
     """
     uniforms = torch.from_numpy(np.concatenate([action.uniforms for action in actions]))
     pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])
@@ -91,7 +91,7 @@ def branch_replicates(
 
 
 class _Scan:
-    """The overlap scan of all pairs, and the residual branch that each one has drawn; only laws leave the CPU."""
+    """The overlap scan of all pairs, and the residual branch that each pair has drawn; only laws leave the CPU."""
 
     def __init__(self, kernels: StreamKernels, pair_cache: Tensor, horizon: int, savings: Savings) -> None:
         pairs = len(pair_cache)
@@ -136,7 +136,7 @@ class _Scan:
         self._kernels.rewind()
 
     def _streams(self, live: Tensor, token: Tensor) -> DistinctStreams:
-        """The streams with which the ``live`` pairs continue; the laws' device is sent what ``_compare`` needs."""
+        """Return the streams with which the ``live`` pairs continue, and send the data for ``_compare``."""
         cache = torch.stack([torch.zeros_like(live), self._pair_cache[live]])
         label = torch.zeros_like(live) if self._savings.share_equal_histories else live
         streams = distinct_streams(cache.flatten(), self._row[:, live].flatten(), token.repeat(2), label.repeat(2))
@@ -145,7 +145,7 @@ class _Scan:
         return streams
 
     def _compare(self, laws: Tensor, u: Tensor) -> Tensor:
-        """What ``_overlap`` finds for the live pairs, [4, live], on the laws' device; uniforms [pairs, >= 4]."""
+        """Return the result of ``_overlap`` for the live pairs, [4, live]; uniforms [pairs, >= 4]."""
         at_once = pairs_at_once(laws)
         parts = [
             _overlap(laws[reference], laws[action], u[live])
@@ -159,11 +159,12 @@ class _Scan:
         Args:
             live: int64 [live].
             column: The position, from 0.
-            found: What ``_compare`` returned.
-            u: Uniforms that say whether a position replaces the candidate, [live].
+            found: The result of ``_compare``.
+            u: Uniforms that decide whether the position replaces the candidate, [live].
 
         Returns:
-            Which of them continue, bool [live]; the pairs whose candidate it is, int64; and the tokens, int64 [live].
+            Which pairs continue, bool [live]; the pairs whose candidate the position is, int64; and the tokens, int64
+                [live].
         """
         self.evaluations[live] += 1
         deficit, token, residual_x, residual_y = found[0], *found[1:].long()
@@ -184,7 +185,7 @@ class _Scan:
         return survives & ~ends, live[replaces], token
 
     def _park(self, pairs: Tensor) -> None:
-        """Keep the streams of some pairs, in place of those that were kept of them before."""
+        """Park the streams of some pairs, replacing their earlier parked streams."""
         if not len(pairs):
             return
         rows, number = torch.unique(self._row[:, pairs], return_inverse=True)
@@ -197,7 +198,7 @@ class _Scan:
 
 
 def _overlap(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
-    """From laws [B, V] and uniforms [B, >= SCAN_UNIFORMS]: e, a token of the overlap and one of each residual.
+    """Return, from laws [B, V] and uniforms [B, >= SCAN_UNIFORMS]: e, a token of the overlap and one of each residual.
 
     Returns:
         float64 [4, B].

@@ -1,8 +1,8 @@
 """The coupled rollout: reference and compressed continuations of a document, position by position.
 
-It knows no model, only ``StreamKernels``. A pair (action, replicate) needs three laws at each position: the
-reference's on its history X, the compressed model's on its own history Y, and the compressed model's on X. They are
-computed once where they are the same:
+This module knows no models, only ``StreamKernels``. A pair (action, replicate) needs three laws at each position: the
+reference's on its history X, the compressed model's on its own history Y, and the compressed model's on X. Equal laws
+are computed once:
 
 - All actions share the reference stream of a replicate.
 - Until the first mismatch, the compressed model's streams along X and Y are one, which forks when the pair parts.
@@ -43,14 +43,14 @@ class ActionReplicates:
 
 @dataclass(frozen=True)
 class DocumentReplicates:
-    """One document's replicates in a rollout; those of all its actions are among those of the reference.
+    """One document's replicates in a rollout; each action's replicates are also replicates of the reference.
 
     Attributes:
-        cache: The number of the reference's cache; those of the actions come after it.
+        cache: The number of the reference's cache; the caches of the actions follow.
         replicates: The replicate numbers of the reference.
-        uniforms: Of the reference, [replicates, H, 1].
-        actions: What follows the document's other caches, ascending; with uniforms [replicates, H, 2], for acceptance
-            and the residual token.
+        uniforms: The uniforms of the reference, [replicates, H, 1].
+        actions: The actions that follow the document's other caches, ascending; their uniforms are [replicates, H, 2],
+            for acceptance and the residual token.
     """
 
     cache: int
@@ -61,7 +61,7 @@ class DocumentReplicates:
 
 @dataclass(frozen=True)
 class CoupledSteps:
-    """What was recorded of one action; arrays are [replicates, H], positions 1..H in column order.
+    """The recorded steps of one action; arrays are [replicates, H], positions 1..H in column order.
 
     Attributes:
         x_token: X.
@@ -70,8 +70,8 @@ class CoupledSteps:
         f: Total variation between the reference and the compressed model, both on X.
         x_eos: True from the first EOS of X on.
         y_eos: True from the first EOS of Y on.
-        laws: How many laws were computed: those of the action's own cache, and its share of the reference's.
-        pair_evaluations: Positions at which a pair had not ended on both sides.
+        laws: The number of laws computed for the action's own cache, plus its share of the reference's laws.
+        pair_evaluations: The number of positions before both sides of a pair had ended.
     """
 
     x_token: NDArray[np.int32]
@@ -88,7 +88,7 @@ def rollout(
     kernels: StreamKernels, actions: Sequence[ActionReplicates], reference_replicates: Sequence[int],
     reference_uniforms: NDArray[np.float64], horizon: int, savings: Savings = ALL_SAVINGS,
 ) -> list[CoupledSteps]:  # fmt: skip
-    """Run all actions of a document together, and return what was recorded of each.
+    """Run all actions of a document together, and return the recorded steps of each action.
 
     Arguments are those of ``DocumentReplicates``; the reference has cache 0.
     """
@@ -99,13 +99,13 @@ def rollout(
 def rollout_documents(
     kernels: StreamKernels, documents: Sequence[DocumentReplicates], horizon: int, savings: Savings = ALL_SAVINGS
 ) -> list[CoupledSteps]:
-    """Run all actions of some documents together, and return what was recorded of each, document by document.
+    """Run all actions of some documents together, and return the recorded steps of each, document by document.
 
     Args:
         kernels: Laws of all documents' streams.
-        documents: In ascending order of their caches.
+        documents: The documents, in ascending order of their caches.
         horizon: The number of positions.
-        savings: Which computations are shared.
+        savings: The computations to share.
     """
     actions = [action for document in documents for action in document.actions]
     pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])

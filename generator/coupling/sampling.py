@@ -1,7 +1,7 @@
-"""Next-token laws as they are deployed: temperature, top-k and top-p, applied to logits (definitions, "Decoding law").
+"""Turn logits into the laws by which tokens are drawn: temperature, top-k and top-p (definitions, "Decoding law").
 
-The order is that of transformers' warpers: temperature, then top-k among its logits, then top-p among the
-probabilities that are left. A row's law depends on no other row, nor on how a device adds numbers up.
+The order is that of transformers' warpers: temperature, then top-k among its logits, then top-p among the remaining
+probabilities. A row's law does not depend on other rows, nor on how a device adds numbers up.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _ITEM_BYTES = 48  # of intermediate results to a token, about
 
 
 def deployed(logits: Tensor, law: SamplingLaw, out: Tensor) -> None:
-    """Write the laws that a study draws tokens by.
+    """Write the laws by which a study draws tokens.
 
-    Equal logits are treated so: greedy takes the token with the lowest id. Top-k leaves every token whose logit is that
-    of the k-th largest. Top-p leaves the tokens with the lowest ids of those equally probable.
+    Ties are treated as follows. Greedy takes the token with the lowest id. Top-k keeps every token whose logit equals
+    the k-th largest. Among equally probable tokens, top-p keeps those with the lowest ids.
 
     Args:
-        logits: [rows, V], minus infinity for what is no token; logarithms of probabilities will do.
-        law: What to make of them.
-        out: Where the laws go, float32 or float64 [rows, V]; sums to 1 in each row.
+        logits: [rows, V], minus infinity for ids that are no tokens; logarithms of probabilities are accepted, too.
+        law: The law to apply.
+        out: The array for the laws, float32 or float64 [rows, V]; sums to 1 in each row.
     """
     at_once = max(_BYTES // (_ITEM_BYTES * max(logits.shape[-1], 1)), 1)
     for some, laws in zip(torch.split(logits, at_once), torch.split(out, at_once), strict=True):
@@ -42,14 +42,14 @@ def deployed(logits: Tensor, law: SamplingLaw, out: Tensor) -> None:
 
 
 def deployed_table(laws: NDArray[np.float64], law: SamplingLaw) -> NDArray[np.float64]:
-    """Return ``deployed`` laws of tables, float64 [rows, V]: p^(1/T), normalized over the tokens that are left."""
+    """Return ``deployed`` laws of tables, float64 [rows, V]: p^(1/T), normalized over the remaining tokens."""
     made = torch.from_numpy(laws).log()
     deployed(made, law, out := torch.empty_like(made))
     return out.numpy()
 
 
 def _scores(logits: Tensor, law: SamplingLaw, dtype: torch.dtype) -> Tensor:
-    """Logits over T, [rows, V]: the largest is 0, and minus infinity stands for what is left out."""
+    """Return logits over T, [rows, V]: the largest is 0, and minus infinity marks tokens that are left out."""
     scores = logits.to(dtype, copy=True)
     scores -= scores.amax(-1, keepdim=True)
     scores /= max(law.temperature, torch.finfo(dtype).tiny)
@@ -62,7 +62,7 @@ def _scores(logits: Tensor, law: SamplingLaw, dtype: torch.dtype) -> Tensor:
 
 
 def _most_probable(laws: Tensor, mass: float) -> Tensor:
-    """The fewest tokens, of the most probable, that have so much probability together, bool [rows, V]."""
+    """Return the smallest set of most probable tokens whose total probability reaches ``mass``, bool [rows, V]."""
     ordered, token = laws.sort(dim=-1, descending=True, stable=True)
     units = (ordered.double() * _UNITS).round_().long()
     before = units.cumsum(-1) - units  # what more probable tokens have

@@ -1,4 +1,4 @@
-"""The integers that a step of decoding needs on the devices, copied there at once."""
+"""Copy the integers that a step of decoding needs to the devices, all at once."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 Indices = dict[torch.device, dict[str, Tensor]]
-"""Of each device, vectors by their name."""
+"""Vectors by device and name."""
 
 
 class StepIndices:
-    """Copies vectors of a step to each device in one array; on a CPU they are used as they are.
+    """Copies the vectors of a step to each device as one array; on a CPU the vectors are used directly.
 
-    What the host and the devices hold is used again at the next step: by then a step's results have been waited for,
-    and so has the copy.
+    The arrays on the host and the devices are used again at the next step. By then the results of the step have been
+    waited for, and so has the copy.
 
     Args:
-        devices: Where the vectors are needed.
+        devices: The devices that need the vectors.
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
@@ -28,7 +28,7 @@ class StepIndices:
         self._buffers: dict[torch.device, Tensor] = {}
 
     def send(self, vectors: Mapping[str, Tensor]) -> Indices:
-        """Copy vectors, int64 of any shape on the CPU; valid until the next call."""
+        """Copy vectors, int64 of any shape on the CPU, to each device; the copies are valid until the next call."""
         sent: Indices = {}
         whole = self._gathered(vectors) if any(device.type != "cpu" for device in self._devices) else None
         for device in self._devices:
@@ -46,7 +46,7 @@ class StepIndices:
         return sent
 
     def _gathered(self, vectors: Mapping[str, Tensor]) -> Tensor:
-        """Lay the vectors beside each other on the host."""
+        """Return the vectors side by side in one array on the host."""
         flat = [vector.flatten() for vector in vectors.values()]
         total = sum(map(len, flat))
         if len(self._host) < total:  # a rollout has few streams at first

@@ -1,8 +1,8 @@
-"""Which computations streams share.
+"""Decide which computations streams share.
 
 Sharing changes no bit of the events, provided that a row's result does not depend on the rows computed with it. Every
-kind of sharing can be switched off, which the tests do to show this. Fused operations round otherwise: tokens are the
-same and delta and f part by less than 1e-5 in float32, and what is exactly 0 stays so.
+kind of sharing can be switched off, and tests do so to show this. Fused operations round differently: tokens are equal,
+delta and f differ by less than 1e-5 in float32, and exact zeros stay exact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Savings:
-    """Which computations to share or leave out.
+    """The computations to share or to leave out.
 
     Attributes:
         share_equal_histories: Replicates that follow one cache along equal histories are one stream.
@@ -23,8 +23,8 @@ class Savings:
         share_reference: A replicate's reference is one stream for all actions.
         drop_ended: A side that has ended has no stream.
         share_prompt_reads: All streams of a cache read its prompt entries together.
-        fused: Operations that one launch on CUDA computes; None: on CUDA, where Triton can build them. True: on any
-            device, by their plain forms elsewhere.
+        fused: Whether operations are fused into one launch on CUDA. None: on CUDA, if Triton can build them. True: on
+            any device, by their plain forms on other devices.
     """
 
     share_equal_histories: bool = True
@@ -40,14 +40,14 @@ ALL_SAVINGS = Savings()
 
 @dataclass(frozen=True)
 class DistinctStreams:
-    """The distinct streams among those that are wanted, in ascending order of cache.
+    """The distinct streams among the wanted streams, in ascending order of cache.
 
     Attributes:
-        row: The open or parked stream that each one continues, int64 [streams].
-        token: The token that each one is continued with, int64 [streams].
+        row: The open or parked stream that each distinct stream continues, int64 [streams].
+        token: The token with which each continues, int64 [streams].
         cache: int64 [streams].
-        place: The distinct stream of each wanted one, int64 [wanted].
-        share: 1 over the number of wanted streams that are the same one, float64 [wanted].
+        place: The distinct stream of each wanted stream, int64 [wanted].
+        share: 1 over the number of wanted streams with the same distinct stream, float64 [wanted].
     """
 
     row: Tensor
@@ -58,13 +58,13 @@ class DistinctStreams:
 
 
 def distinct_streams(cache: Tensor, row: Tensor, token: Tensor, label: Tensor) -> DistinctStreams:
-    """Find the distinct streams: two are the same if cache, row, token and label are.
+    """Find the distinct streams: two streams are the same if cache, row, token and label are equal.
 
     Args:
         cache: int64 [wanted], on the CPU, not negative.
         row: The open or parked stream to continue, int64 [wanted], not negative.
         token: The token to continue with, int64 [wanted], not negative.
-        label: Keeps streams apart that are otherwise the same, int64 [wanted], not negative.
+        label: Streams with different labels are kept apart, int64 [wanted], not negative.
     """
     key = torch.zeros_like(cache)
     for part in (cache, row, token, label):

@@ -16,11 +16,11 @@ def uniform_table(
     seed: int, document: str, action: str | None, replicates: Sequence[int], horizon: int, purposes: int,
     estimator: str | None = None,
 ) -> NDArray[np.float64]:  # fmt: skip
-    """Make the uniforms of some replicates of an action.
+    """Return the uniforms of some replicates of an action.
 
     A row depends neither on the other replicates nor on the horizon. The reference has no action (None), so that every
-    action meets the same reference continuation (common random numbers). An ``estimator`` makes uniforms independent of
-    those without it; ``purposes`` says how many each position needs.
+    action meets the same reference continuation (common random numbers). Uniforms with an ``estimator`` are independent
+    of those without; ``purposes`` is the number of uniforms at each position.
 
     Returns:
         Uniforms in [0, 1) with 53 random bits, float64 [replicates, horizon, purposes].

@@ -1,7 +1,8 @@
-"""How answers are scored on a decoded text, and where a text states them (definitions, "Answers").
+"""Score answers on a decoded text, and find the places that state them (definitions, "Answers").
 
-RULER (NVIDIA/RULER: ``scripts/eval/synthetic/constants.py``) looks for its answers in the text without regard to case:
-``all`` is the share of answers that occur, for needles, variables and words; ``part`` is 1 if any does, for questions.
+RULER (NVIDIA/RULER: ``scripts/eval/synthetic/constants.py``) searches its answers in the text without regard to case:
+``all`` is the share of answers that occur, for needles, variables and words; ``part`` is 1 if any answer occurs, for
+questions.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ _CITATIONS = {"helmet": ("asqa", "qampari")}  # which are judged by more than wh
 
 
 def task_scoring(source: str, task: str) -> str | None:
-    """Return how answers of a source's task are scored, where the document does not say; None where they are not.
+    """Return how the answers of a task are scored if the document does not say; None if they are not scored.
 
-    The answers of a question are texts any of which is right. HELMET's citations are not scored. All others, such as
-    those of the embedded tasks and of JSON Lines, are a list of what a right continuation states.
+    The answers of a question are alternatives, any of which is right. HELMET's citations are not scored. In all other
+    tasks, such as the embedded tasks and JSON Lines, a right continuation states the whole list of answers.
     """
     if task in _CITATIONS.get(source, ()):
         return None
@@ -27,16 +28,16 @@ def task_scoring(source: str, task: str) -> str | None:
 
 
 def score_text(text: str, answers: Sequence[str], scoring: str) -> float:
-    """Return the score of a decoded text, 0..1; right is exactly 1."""
+    """Return the score of a decoded text, 0..1; a right text scores exactly 1."""
     lowered = text.lower()
     occurs = [answer.lower() in lowered for answer in answers]
     return float(any(occurs)) if scoring == ANY_ANSWER else sum(occurs) / len(occurs)
 
 
 def answer_characters(text: str, answers: Sequence[str], scoring: str) -> tuple[int, int] | None:
-    """Return where a text states its answers: the first character, and the end; None where no answer occurs.
+    """Return the range of characters that states the answers, as first and end; None if no answer occurs.
 
-    Each answer counts where it occurs first. Where any of them is enough, the one that ends first is taken.
+    Each answer counts at its first occurrence. If any answer is enough, the answer that ends first counts.
     """
     lowered = text.lower()
     spans = []

@@ -37,6 +37,6 @@ class EmbeddedSource(DocumentSource):
     def documents(
         self, section: DocumentsSection, chosen: Sequence[Candidate], _tokenizer: Tokenizer | None, seed: int
     ) -> list[Document]:
-        """Make the documents of the chosen numbers, whose tokens need no tokenizer."""
+        """Make the documents of the chosen numbers; their tokens need no tokenizer."""
         made = (documents.make_document(item.task, section.length, item.number, seed) for item in chosen)
         return [replace(document, stratum=section.stratum_name) for document in made]

@@ -35,7 +35,7 @@ class SourceRow:
         return self.fields.get(name) is not None
 
     def text(self, *names: str) -> str:
-        """Return the text of the first of these fields that is there."""
+        """Return the text of the first of these fields that is present."""
         return self._encodable(" or ".join(names), self._get(names, str, "text"))
 
     def number(self, name: str) -> float:
@@ -51,7 +51,7 @@ class SourceRow:
         return tuple(self._encodable(name, entry) for entry in entries)
 
     def rows(self, name: str) -> list[SourceRow]:
-        """Return the field's list of objects."""
+        """Return the field's list of objects as rows."""
         value = self._get((name,), list, "a list of objects")
         if not all(isinstance(entry, dict) for entry in value):
             raise self._wrong(name, "a list of objects", value)
@@ -72,7 +72,7 @@ class SourceRow:
         raise self.error(f"field '{wanted}' is missing: expected {expected}; the fields are {there}")
 
     def _encodable(self, name: str, text: str) -> str:
-        """Return a text that has characters alone: JSON can write one half of a surrogate pair, which is none."""
+        """Return a text if it has only valid characters; JSON can write half of a surrogate pair."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -98,7 +98,7 @@ def find_file(places: Iterable[Path], purpose: str) -> Path:
 def read_rows(path: Path, numbers: Collection[int] | None = None) -> Iterator[tuple[int, SourceRow]]:
     """Yield the rows of a JSON Lines file, or of a ``.json`` file with one array, with their numbers from 0.
 
-    An array is read entry by entry, because some files have gigabytes. ``numbers`` are the rows to yield, or None.
+    An array is read entry by entry, since some files have gigabytes. ``numbers`` are the rows to yield; None for all.
     """
     unit, entries = ("entry", _array_entries(path)) if path.suffix == ".json" else ("line", _lines(path))
     with reading(f"{path}: cannot be read"):

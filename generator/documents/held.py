@@ -1,4 +1,4 @@
-"""The documents that a study holds already: its strata take them before any others, whatever order their source has."""
+"""The documents that a study already has; its strata take these first, whatever the order of their source."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HeldDocument:
-    """A document that a study holds.
+    """A document that a study already has.
 
     Attributes:
         doc: The document's id.
-        split: The split that it stays in.
+        split: Its split, which does not change.
         stratum: Its stratum.
         task: Its task.
-        place: Its place among the frozen documents of its split and stratum, from 0; None if no plan has frozen it, so
-            that it comes after these, in the source's order.
+        place: Its place among the frozen documents of its split and stratum, from 0. None if no plan has frozen it; it
+            then comes after the frozen documents, in the source's order.
     """
 
     doc: str
@@ -27,7 +27,7 @@ class HeldDocument:
 
 @dataclass(frozen=True)
 class HeldDocuments:
-    """All documents that a study holds; none of a study that is new."""
+    """All documents that a study already has; empty for a new study."""
 
     documents: tuple[HeldDocument, ...] = ()
 

@@ -37,7 +37,7 @@ _RAG_PASSAGE = "Document (Title: {title}): {text}"
 _SYSTEM = "You are a helpful assistant."
 
 Writer = Callable[[int], PromptText]
-"""Writes a prompt with a number of its first passages."""
+"""Returns a prompt with a given number of its first passages."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class HelmetSource(DocumentSource):
 
     The cluster is the question, so that its rows, at several depths and lengths, are in one split. A stratum takes
     questions in a random order that is a function of the seed. A prompt begins with ``shots`` worked examples (2 by
-    default). A citation prompt is a chat and a RAG prompt is not, unless ``chat_template`` says otherwise. The last
-    passages are left out where ``length`` has no room for them and the answer's tokens.
+    default). By default a citation prompt is a chat and a RAG prompt is not; ``chat_template`` overrides this. If
+    ``length`` has no room for all passages and the answer's tokens, the last passages are left out.
     """
 
     tasks = tuple(_TASKS)
@@ -114,7 +114,7 @@ def _unpopular(row: SourceRow) -> bool:
 
 
 def _path(section: DocumentsSection, name: str, purpose: str) -> Path:
-    """Find a file of the copy, which may also be in the folder itself."""
+    """Return the path of a file of the benchmark's copy, in its folder or at the top."""
     folder = Path(section.path or "").expanduser()
     return find_file([folder / name, folder / Path(name).name], purpose)
 
@@ -168,7 +168,7 @@ class _RagAuthor:
 
 
 class _CitationAuthor:
-    """Writes ALCE prompts by the task's prompt file, which has instruction, examples and form of a passage."""
+    """Writes ALCE prompts by the task's prompt file, which has the instruction, examples and the form of a passage."""
 
     chat = True
 

@@ -31,7 +31,7 @@ class JsonlSource(DocumentSource):
     summary = "path: a JSON Lines file of id, prompt, and optionally stratum, cluster, answers, scoring; no tasks"
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:  # noqa: ARG002 - one task
-        """Yield the stratum's rows; each ``id`` must be there once."""
+        """Yield the stratum's rows; each ``id`` must occur once."""
         first: dict[str, str] = {}
         for number, row in read_rows(_file(section)):
             if row.has("stratum") and _name(row, "stratum") != section.stratum_name:
@@ -45,7 +45,7 @@ class JsonlSource(DocumentSource):
             yield Candidate(name, _name(row, "cluster") if row.has("cluster") else name, TASK, number)
 
     def missed(self, section: DocumentsSection) -> str:
-        """Say how many rows the file has for the section, and where there are none, of which strata they are."""
+        """Return how many rows the file has for the section and, if it has none, the strata of its rows."""
         file = _file(section)
         of_row = [row.text("stratum") if row.has("stratum") else section.stratum_name for _, row in read_rows(file)]
         own = of_row.count(section.stratum_name)
@@ -56,7 +56,7 @@ class JsonlSource(DocumentSource):
         return f'; the rows of {file} are of {listed}: write stratum = "{named[0]}", or leave it out of the rows'
 
     def left_out(self, sections: Sequence[DocumentsSection]) -> list[str]:
-        """Say of each file how many of its rows name a stratum that no section of the file has, and which strata."""
+        """Return a line on each file whose rows name strata that no section has: how many rows, and which strata."""
         strata: dict[Path, set[str]] = {}
         for section in sections:
             strata.setdefault(_file(section), set()).add(section.stratum_name)
@@ -77,7 +77,7 @@ class JsonlSource(DocumentSource):
     def documents(
         self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, _seed: int
     ) -> list[Document]:
-        """Tokenize the prompts of the chosen rows; the seed decides nothing."""
+        """Tokenize the prompts of the chosen rows; the seed is not used."""
         text_tokenizer = need_tokenizer(section, tokenizer)
         wanted = {item.number: item for item in chosen}
         made: dict[int, Document] = {}
@@ -94,7 +94,7 @@ class JsonlSource(DocumentSource):
 
 
 def _name(row: SourceRow, field: str) -> str:
-    """The field's text, which names something."""
+    """Return the field's text, which must be a name."""
     if not (text := row.text(field)):
         raise row.error(f"field '{field}': the text is empty{'' if field == 'id' else '; leave it out'}")
     return text

@@ -1,4 +1,4 @@
-"""From a prompt's text to its token ids, with or without the model's chat template."""
+"""Turn a prompt's text into token ids, with or without the model's chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEMPLATE_DATE = "26 Jul 2024"  # some chat templates print a date: a document m
 
 
 class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that documents use."""
+    """The part of transformers' tokenizer interface that documents use."""
 
     chat_template: Any
 
@@ -32,9 +32,9 @@ class PromptText:
     """A prompt as text.
 
     Attributes:
-        text: What is asked.
-        plain_opening: How the answer opens in a plain prompt.
-        chat_opening: How the answer opens in a chat.
+        text: The question or instruction.
+        plain_opening: The beginning of the answer in a plain prompt.
+        chat_opening: The beginning of the answer in a chat.
         system: The system's message of a chat.
     """
 
@@ -44,7 +44,7 @@ class PromptText:
     system: str | None = None
 
     def tokens(self, tokenizer: Tokenizer, *, chat: bool) -> tuple[int, ...]:
-        """Return the token ids, with the special tokens that the tokenizer or its chat template puts first."""
+        """Return the token ids, with the special tokens of the tokenizer or its chat template."""
         if not chat:
             ids = tokenizer(self.text + self.plain_opening, add_special_tokens=True, verbose=False)["input_ids"]
             return tuple(ids)
@@ -71,12 +71,12 @@ def longest_prompt(
     compose: Callable[[int], PromptText], tokenizer: Tokenizer, *, chat: bool, tokens: int, least: int,
     most: int | None = None,
 ) -> tuple[PromptText, tuple[int, ...]] | None:  # fmt: skip
-    """Find the prompt of the most parts that fits into a number of tokens; the search stops at 99% of it.
+    """Find the prompt with the most parts that fits into ``tokens`` tokens; the search stops at 99% of this number.
 
-    ``compose`` writes the prompt of a number of parts, with which its length grows.
+    ``compose`` returns the prompt with a number of parts; more parts make a longer prompt.
 
     Returns:
-        The prompt and its token ids, never more than ``tokens`` of them; None where ``least`` parts do not fit.
+        The prompt and its token ids, at most ``tokens``; None if even ``least`` parts do not fit.
     """
 
     def measured(parts: int) -> tuple[PromptText, tuple[int, ...]]:

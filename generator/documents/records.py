@@ -1,9 +1,9 @@
-"""Where a prompt states what its answers are: the records that a compressed cache may have lost.
+"""Find the records of answers: the places of a prompt that state an answer, which a compressed cache may have lost.
 
-An answer is looked for as it is scored, without regard to case, and without regard to white space, which tokens alone
-do not tell. An answer that the prompt does not state as a whole, such as a chain of assignments, is cut into the
-longest pieces of two words or more that it does state; the answer needs all of its pieces. A piece that the prompt
-states several times has several records, each of which would do.
+The search ignores case, as scoring does, and ignores white space, since single tokens do not determine it. If the
+prompt does not state an answer as a whole, such as a chain of assignments, the answer is cut into the longest pieces of
+two words or more that the prompt states; the answer needs all its pieces. A piece that the prompt states several times
+has several records, any of which is enough.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Final
 
 MOST_PLACES: Final = 16
-"""Of one piece: what a prompt says more often, such as a common word, is no record."""
+"""The most places of one piece; a text that occurs more often, such as a common word, is no record."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,15 @@ class Record:
 
 
 def find_records(tokens: Sequence[str], answers: Sequence[str]) -> list[Record]:
-    """Find the records of a document's answers.
+    """Return the records of a document's answers.
 
     Args:
-        tokens: The text of each of the prompt's tokens, as the tokenizer makes of it alone.
+        tokens: The text of each of the prompt's tokens, each decoded alone.
         answers: The document's answers.
 
     Returns:
-        The records by answer, piece and place; none of an answer of which the prompt states nothing, or too often.
+        The records by answer, piece and place; no records of an answer that the prompt does not state, or states too
+            often.
 
     """
     plain = [_plain(token) for token in tokens]
@@ -66,7 +67,7 @@ def _plain(text: str) -> str:
 
 
 def _pieces(text: str, answer: str) -> list[str]:
-    """Cut an answer into what a text has, without white space."""
+    """Cut an answer into pieces that a text contains, ignoring white space."""
     words = [_plain(word) for word in answer.split()]
     if not words:
         return []

@@ -1,4 +1,4 @@
-"""The document sources, and which of a source's documents a stratum takes."""
+"""The document sources by name, and the choice of a stratum's documents from its source."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stratum_documents(
     tokenizer: Callable[[], Tokenizer] | None = None,
     held: HeldDocuments = NOTHING_HELD,
 ) -> dict[str, list[Document]]:
-    """Make a stratum's documents by split: those that are held first, then others in the source's own order.
+    """Make a stratum's documents by split: first the documents that the study has, then new ones in the source's order.
 
     ``tokenizer`` loads the model's tokenizer; it is called only for sources of text.
     """
@@ -49,11 +49,11 @@ def stratum_documents(
 def choose_candidates(
     section: DocumentsSection, seed: int, held: HeldDocuments = NOTHING_HELD
 ) -> dict[str, list[Candidate]]:
-    """Choose the documents that a stratum takes, by split, before any is made; the stratum's tasks take turns.
+    """Choose a stratum's documents by split before any document is made; the stratum's tasks take turns.
 
-    Documents that a study holds come first, in their order and in their split. The split and the part of the source
-    that another document belongs to are functions of its cluster's name alone, so that asking for more documents adds
-    new ones and moves none.
+    Documents that the study has come first, in their order and in their split. The split of any other document, and its
+    part of the source, are functions of its cluster's name alone. So asking for more documents adds documents and moves
+    none.
     """
     check_source(section)
     source = SOURCES[section.source]
@@ -84,7 +84,7 @@ def choose_candidates(
 
 
 def _find_held(section: DocumentsSection, held: HeldDocuments, tasks: Sequence[_TaskCandidates]) -> None:
-    """Read the tasks until the held documents are found; refuse where some are not there."""
+    """Read the tasks until all held documents are found; raise InputError if some are missing."""
     wanted = held.of(section.stratum_name)
     found = set[str]()
     for task in tasks:
@@ -100,7 +100,7 @@ def _find_held(section: DocumentsSection, held: HeldDocuments, tasks: Sequence[_
 
 
 def _held_first(split: str, held: Mapping[str, HeldDocument], tasks: Sequence[_TaskCandidates]) -> list[Candidate]:
-    """A split's held documents: frozen ones in their order, then others as the tasks take turns."""
+    """Return a split's held documents: frozen documents in their order, then others as the tasks take turns."""
     ranked = [
         (place if (place := held[candidate.doc].place) is not None else len(held), turn, number, candidate)
         for number, task in enumerate(tasks)
@@ -110,7 +110,7 @@ def _held_first(split: str, held: Mapping[str, HeldDocument], tasks: Sequence[_T
 
 
 def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
-    """Return a line on each file of which a study's sections leave rows out that none of them can take."""
+    """Return a line on each file that has rows which none of a study's sections can take."""
     return [
         line
         for name, source in SOURCES.items()
@@ -119,14 +119,14 @@ def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
 
 
 def excluded_clusters(section: DocumentsSection) -> frozenset[str]:
-    """Read which clusters a stratum leaves out."""
+    """Return the clusters that a stratum leaves out."""
     if section.exclude is None:
         return frozenset()
     return frozenset(read_object(Path(section.exclude)).texts("clusters"))
 
 
 def check_source(section: DocumentsSection) -> None:
-    """Check a section's source, keys and tasks, as far as that is possible without data."""
+    """Check a section's source, keys and tasks, as far as possible without data."""
     if section.source not in SOURCES:
         raise InputError(f"{where(section)}: unknown source '{section.source}'; {nearest(section.source, SOURCES)}")
     source = SOURCES[section.source]
@@ -149,7 +149,7 @@ def check_source(section: DocumentsSection) -> None:
 
 
 class _TaskCandidates:
-    """One task's candidates in their order: held ones apart, others sorted into splits as they are taken."""
+    """One task's candidates in their order; held candidates are kept apart, others are sorted into splits."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class _TaskCandidates:
         self._waiting: dict[str, deque[Candidate]] = {split: deque() for split in SPLITS}
 
     def find_held(self, names: set[str]) -> set[str]:
-        """Read candidates until those of some names were met; return the names that are there and not excluded."""
+        """Read candidates until all names are found; return the names that exist and are not excluded."""
         found, left, passed = set[str](), set(names), list[Candidate]()
         while left and (candidate := next(self._candidates, None)) is not None:
             if candidate.doc not in left:
@@ -188,7 +188,7 @@ class _TaskCandidates:
         return found
 
     def take(self, split: str) -> Candidate | None:
-        """Take the split's next candidate that is not held; None where no candidate is left."""
+        """Return the split's next candidate that is not held; None if there is none left."""
         while not self._waiting[split]:
             candidate = next(self._candidates, None)
             if candidate is None:
@@ -199,7 +199,7 @@ class _TaskCandidates:
         return self._waiting[split].popleft()
 
     def _is_free(self, candidate: Candidate) -> bool:
-        """Whether a candidate is of the section's part, not excluded and not held."""
+        """Tell whether a candidate is of the section's part, and neither excluded nor held."""
         is_held = candidate.doc in self._held or candidate.doc in self._elsewhere
         return (
             not is_held

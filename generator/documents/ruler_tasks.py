@@ -1,8 +1,7 @@
-"""The six RULER tasks that need no download, written for any number of parts (sentences, needles or words).
+"""The six RULER tasks that need no download, generated with any number of parts (sentences, needles or words).
 
 Task definitions, parameters and wording are those of RULER (Hsieh et al. 2024, arXiv:2404.06654; NVIDIA/RULER:
-``scripts/synthetic.yaml``, ``scripts/data/synthetic/constants.py``). The random draws differ, so the documents are not
-those of the official files.
+``scripts/synthetic.yaml``, ``scripts/data/synthetic/constants.py``). The random draws differ from the official files.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ class RulerTask:
 
     Attributes:
         generated_tokens: RULER's allowance of generated tokens.
-        compose: ``compose(draws, length, parts, tokenizer)`` writes the prompt and its answers.
-        least: Fewest parts.
-        finite: Whether parts are words of the word list, whose end bounds a prompt at about 100,000 tokens.
+        compose: ``compose(draws, length, parts, tokenizer)`` returns the prompt and its answers.
+        least: The fewest parts.
+        finite: Whether parts are words of the word list, which limits a prompt to about 100,000 tokens.
     """
 
     generated_tokens: int
@@ -76,7 +75,7 @@ class RulerTask:
 
     @property
     def most(self) -> int | None:
-        """Most parts; None for no bound."""
+        """The most parts; None for no bound."""
         return len(_all_words()) if self.finite else None
 
 
@@ -87,7 +86,7 @@ def _words_of(kind: str) -> list[str]:
 
 @cache
 def _key_words() -> tuple[list[str], list[str]]:
-    """Adjectives and nouns: a key is one of each."""
+    """Return the adjectives and nouns of keys; a key is one of each."""
     return sorted(set(_words_of("adjective"))), sorted(set(_words_of("noun")))
 
 
@@ -115,7 +114,7 @@ def _value(draws: DocumentDraws, kind: str) -> str:
 
 
 def _needle_task(key: str, value: str, haystack: str) -> Callable[[DocumentDraws, int, int, Tokenizer], Composed]:
-    """Make the task of one asked needle among ``parts`` sentences of noise or ``parts`` other needles."""
+    """Return the task that asks for one needle among ``parts`` sentences of noise or ``parts`` other needles."""
 
     def needle(draws: DocumentDraws) -> tuple[str, str, str]:
         name, content = _key(draws, key), _value(draws, value)
@@ -165,7 +164,7 @@ def _variable_tracking(draws: DocumentDraws, _length: int, parts: int, tokenizer
 
 
 def _word_list(draws: DocumentDraws, count: int, common_times: int, other_times: int) -> tuple[str, list[str]]:
-    """Write a numbered list of ``count`` different words, ten of which are common; return it with those ten."""
+    """Return a numbered list of ``count`` different words, ten of which are common, and the ten common words."""
     words = draws.chosen(_all_words(), count)
     common = words[:_COMMON_WORDS]
     listed = draws.shuffled(common * common_times + words[_COMMON_WORDS:] * other_times)

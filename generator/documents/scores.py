@@ -1,7 +1,7 @@
-"""Continuations scored against their document's answers, through the tokenizer alone.
+"""Score continuations against their document's answers, using only the tokenizer.
 
-A continuation is decoded up to its EOS, without the prompt and without special tokens. Which token a character belongs
-to is found by decoding beginnings of the continuation: a byte-level tokenizer may need several tokens for a letter.
+A continuation is decoded up to its EOS, without the prompt and without special tokens. The token of a character is
+found by decoding beginnings of the continuation, since a byte-level tokenizer may need several tokens for a letter.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from generator.documents.answers import answer_characters, score_text
 
 Tokens = tuple[int, ...]
 Decode = Callable[[Sequence[Tokens]], list[str]]
-"""Decodes continuations, several at once."""
+"""A function that decodes several continuations at once."""
 
 
 @dataclass(frozen=True)
 class PairScore:
-    """The scores of a pair of continuations, and the positions, from 1, of X's tokens that state its answers."""
+    """The scores of a pair of continuations, and the positions, from 1, of X's tokens that state the answers."""
 
     score_x: float
     score_y: float
@@ -31,9 +31,9 @@ class PairScore:
 def score_pairs(
     pairs: Sequence[tuple[Tokens, Tokens]], answers: Sequence[str], scoring: str, decode: Decode
 ) -> list[PairScore]:
-    """Score pairs of continuations, X and Y up to their EOS, of a document.
+    """Return the scores of pairs of continuations of a document, X and Y up to their EOS.
 
-    Each continuation is decoded once, however many pairs have it: X is the same under every action.
+    Equal continuations are decoded once, since X is the same under every action.
     """
     distinct = list(dict.fromkeys(tokens for pair in pairs for tokens in pair))
     texts = dict(zip(distinct, decode(distinct), strict=True)) if distinct else {}
@@ -45,14 +45,14 @@ def score_pairs(
 def token_span(
     tokens: Tokens, text: str, answers: Sequence[str], scoring: str, decode: Decode
 ) -> tuple[int, int] | None:
-    """Return the first and the last position, from 1, of the tokens that state answers; None where none does.
+    """Return the first and last position, from 1, of the tokens that state the answers; None if there are none.
 
     Args:
-        tokens: the continuation.
-        text: what it is decoded to.
-        answers: the document's answers.
-        scoring: how they are scored.
-        decode: decodes beginnings of the continuation.
+        tokens: The continuation.
+        text: The decoded continuation.
+        answers: The document's answers.
+        scoring: The rule that scores the answers.
+        decode: Decodes beginnings of the continuation.
 
     """
     characters = answer_characters(text, answers, scoring)
@@ -63,11 +63,11 @@ def token_span(
         return text if count == len(tokens) else decode([tokens[:count]])[0]
 
     def begun(count: int) -> int:
-        """How many letters so many tokens are part of."""
+        """Return how many letters the first ``count`` tokens are a part of."""
         return len(beginning(count))
 
     def settled(count: int) -> int:
-        """How many letters of the text they are the whole of."""
+        """Return how many letters of the text the first ``count`` tokens contain completely."""
         both = zip(beginning(count), text, strict=False)
         return sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], both))
 

@@ -1,4 +1,4 @@
-"""What a document source is. It names candidates before anything is tokenized, and makes documents of some of them."""
+"""The interface of a document source: it lists candidates before anything is tokenized, and makes documents of some."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Candidate:
     """A document that a source can make.
 
     Attributes:
-        cluster: Name of the documents that depend on each other.
+        cluster: The name of the group of dependent documents.
         number: The number of the generated document or of the file's row, from 0.
     """
 
@@ -31,15 +31,15 @@ class Candidate:
 
 
 class DocumentSource(ABC):
-    """One source of prompts, such as a generator or a folder of files.
+    """A source of prompts, such as a generator or a folder of files.
 
     Attributes:
         tasks: The tasks that a section may name; empty for a source without tasks.
-        generated: Those of the tasks whose documents are made without files.
+        generated: The tasks whose documents are made without files.
         takes: The section's optional keys that the source understands.
         needs: The optional keys that the source requires.
         reads_text: Whether prompts are text, so that documents need the model's tokenizer.
-        summary: What the source needs, in one line.
+        summary: The data that the source needs, in one line.
     """
 
     tasks: tuple[str, ...] = ()
@@ -50,23 +50,23 @@ class DocumentSource(ABC):
     summary: str
 
     def check(self, section: DocumentsSection) -> None:  # noqa: B027 - most have nothing more to check
-        """Check a section, beside its keys and tasks, without data and model.
+        """Check a section, apart from its keys and tasks, without data and model.
 
         Raises:
-            InputError: The source cannot make what the section asks for.
+            InputError: The source cannot make the documents that the section asks for.
         """
 
     def missed(self, section: DocumentsSection) -> str:  # noqa: ARG002 - most take all that they have
-        """Return what is said of the source where it has too few documents for a section; often nothing, empty."""
+        """Return a remark for the error about too few documents of a section; empty without a remark."""
         return ""
 
     def left_out(self, sections: Sequence[DocumentsSection]) -> list[str]:  # noqa: ARG002 - as above
-        """Return a line on each file whose rows belong to no section of those that a study has of the source."""
+        """Return a line on each file with rows that belong to none of a study's sections of this source."""
         return []
 
     @abstractmethod
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
-        """Yield the task's candidates in the source's own order; they are endless where documents are generated."""
+        """Yield the task's candidates in the source's own order; generated documents have no end."""
 
     @abstractmethod
     def documents(
@@ -76,7 +76,7 @@ class DocumentSource(ABC):
 
 
 def sampling_order(candidates: Iterable[Candidate], *key: str | int) -> list[Candidate]:
-    """Order candidates at random, first one of each cluster, then a second one of each, and so on.
+    """Return candidates in random order: first one of each cluster, then a second one of each, and so on.
 
     A stratum thus takes two rows of one question only after it has taken every question. The order is a function of
     ``key`` and of the candidates' names.
@@ -94,7 +94,7 @@ def sampling_order(candidates: Iterable[Candidate], *key: str | int) -> list[Can
 
 
 def question_cluster(question: str) -> str:
-    """Return the cluster of a question: its words, so that every task and benchmark that asks it has the same one."""
+    """Return the cluster of a question: its words, so that all tasks with the question share the cluster."""
     return " ".join(question.lower().split()).rstrip(" ?.")
 
 
@@ -104,7 +104,7 @@ def where(section: DocumentsSection) -> str:
 
 
 def need_tokenizer(section: DocumentsSection, tokenizer: Tokenizer | None) -> Tokenizer:
-    """Return the tokenizer of a source of text."""
+    """Return the tokenizer, which a source of text needs; refuse the section without one."""
     if tokenizer is None:
         raise InputError(f"{where(section)}: source '{section.source}' makes text, which needs the model's tokenizer")
     return tokenizer
@@ -117,7 +117,7 @@ def document_of(
     answers: tuple[str, ...],
     scoring: str | None = None,
 ) -> Document:
-    """Make the document of a section's candidate; without ``scoring`` its answers are scored as its task is."""
+    """Return the document of a section's candidate; without ``scoring`` its answers are scored by the task's rule."""
     if scoring is None and answers:
         scoring = task_scoring(section.source, candidate.task)
     return Document(

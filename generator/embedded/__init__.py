@@ -1,1 +1,1 @@
-"""A small retrieval model with its own documents, so that every study can be run without a download."""
+"""A small retrieval model with its own documents, so that every study can run without a download."""

@@ -38,7 +38,7 @@ _DOCUMENT_STREAM = "kvdrift/embedded/document"
 _FILLER_STREAM = "kvdrift/embedded/filler"
 
 Item = tuple[int, ...]
-"""The tokens that state one asked item: three per record, one record in a needle item and three in a chain."""
+"""The tokens that state one asked item: three per record, with one record in a needle and three in a chain."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class PromptLayout:
 
 @dataclass(frozen=True)
 class Episode:
-    """A prompt, which is body and question, with the items that it asks for in the order of the question."""
+    """A prompt (body and question) and the items that it asks for, in the order of the question."""
 
     prompt: tuple[int, ...]
     asked: tuple[Item, ...]
@@ -92,7 +92,7 @@ def study_layout(task: str, length: int) -> PromptLayout:
 
 
 def make_document(task: str, length: int, index: int, seed: int) -> Document:
-    """Make one document; the same arguments always give the same document.
+    """Return one document; equal arguments always give the same document.
 
     The prompt has ``length`` body tokens and a question of 12 (needle) or 8 (variable tracking) tokens. ``answers``
     holds one text for each asked item, in the order of the question.
@@ -125,7 +125,7 @@ def draw_distinct(random: np.random.Generator, size: int, count: int) -> list[in
 
 
 def _successor_table() -> list[list[int]]:
-    """Successors of each filler symbol, most probable first; the last row follows a record or the start."""
+    """Return the successors of each filler symbol, most probable first; the last row follows a record or the start."""
     random = named_stream(_FILLER_STREAM)
     return [
         [v.FIRST_FILLER + s for s in draw_distinct(random, v.FILLER_COUNT, SUCCESSORS)]

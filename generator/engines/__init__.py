@@ -1,1 +1,1 @@
-"""Other engines as generators: what an adapter fills, and what kvdrift makes of it."""
+"""Generate with other engines: the interface that an adapter implements, and the model that kvdrift builds on it."""

@@ -1,8 +1,9 @@
-"""The reference once more, sharing nothing with it: the floor of an engine, exactly 0 if the adapter promises that.
+"""The floor of an engine: the reference once more, sharing nothing with it; exactly 0 if the adapter promises so.
 
-A cache of its own alone would repeat the reference's calls row for row and differ in nothing. Each stream therefore has
-a double beside it, which is decoded and not looked at: calls have twice as many rows, as those of an action have whose
-pairs have parted, and entries lie elsewhere. What differs then is what batches and the placement of entries do.
+A second cache alone would repeat the reference's calls row for row and show no difference. Each stream therefore has a
+double beside it, which is decoded and ignored. Calls then have twice as many rows, as calls of an action with parted
+pairs have, and entries lie in other places. The remaining difference is that of batches and of the placement of
+entries.
 """
 
 from __future__ import annotations
@@ -19,34 +20,34 @@ from generator.engines.engine import Capabilities, Session, Side, SideFacts
 
 @dataclass(frozen=True)
 class Again:
-    """A side whose sessions have a double of every stream."""
+    """A side in whose sessions every stream has a double."""
 
     side: Side
 
     @property
     def facts(self) -> SideFacts:
-        """Those of the side."""
+        """The facts of the side."""
         return self.side.facts
 
     @property
     def asked(self) -> Mapping[str, Any]:
-        """Those of the side."""
+        """The settings of the side."""
         return self.side.asked
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the side, with half as many streams."""
+        """The capabilities of the side, with half as many streams."""
         own = self.side.capabilities
         return Capabilities(own.row_invariant, own.most_streams // 2, own.full_laws)
 
     @property
     def said(self) -> Mapping[str, Any]:
-        """That of the side."""
+        """The report of the side."""
         return self.side.said
 
     @property
     def weights_sha256(self) -> str | None:
-        """That of the side."""
+        """The weights' SHA-256 of the side."""
         return self.side.weights_sha256
 
     def open(self, entries: int) -> Session:
@@ -54,11 +55,11 @@ class Again:
         return _Doubled(self.side.open(2 * entries))
 
     def cache_bytes(self, entries: int) -> int:
-        """What the cache takes, with the doubles."""
+        """Return the bytes of the cache, including the doubles."""
         return self.side.cache_bytes(2 * entries)
 
     def weight_bytes(self) -> int:
-        """Those of the side, which are in memory once."""
+        """Return the bytes of the side's weights, which are in memory once."""
         return self.side.weight_bytes()
 
 

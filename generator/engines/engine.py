@@ -1,7 +1,7 @@
-"""What an engine's adapter fills: sides that say what they are, and sessions whose streams are decoded in lockstep.
+"""The interface of an engine's adapter: sides that describe themselves, and sessions with streams decoded in lockstep.
 
-Nothing here knows documents, couplings or laws. A side is an engine's weights with its settings; a session is one
-side's cache, in which a prompt is decoded once. A stream goes on from the prompt, or from another stream.
+This interface knows no documents, couplings or laws. A side is an engine's weights with settings. A session is one
+side's cache, in which a prompt is decoded once. A stream continues the prompt, or another stream.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an adapter promises of a side.
+    """The promises of an adapter about a side.
 
     Attributes:
         row_invariant: Whether the logits of a stream are the same bits whatever streams are decoded beside it, and
             wherever its entries lie. The floor must then be exactly 0, or a run fails.
-        most_streams: How many streams a session can have open at once.
-        full_laws: Whether logits are those of all tokens; else they say which token is the most probable, and nothing
-            more.
+        most_streams: The most streams that a session can have open at once.
+        full_laws: Whether logits cover all tokens; otherwise they only tell the most probable token.
     """
 
     row_invariant: bool
@@ -34,13 +33,13 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class SideFacts:
-    """What a side's weights say of their model.
+    """The facts that a side's weights state about their model.
 
     Attributes:
-        vocabulary: V, how many tokens there are.
-        positions: The largest number of tokens, prompt and generated ones.
+        vocabulary: V, the number of tokens.
+        positions: The largest number of tokens, prompt and generated tokens.
         eos_tokens: Tokens that end a text, ascending.
-        tokenizer_sha256: SHA-256 of the tokenizer that the weights bring; None where they bring none.
+        tokenizer_sha256: SHA-256 of the tokenizer in the weights; None without a tokenizer.
     """
 
     vocabulary: int
@@ -54,13 +53,13 @@ class Session(Protocol):
 
     @property
     def read_back(self) -> Mapping[str, Any]:
-        """The settings as the engine says them, by name."""
+        """Return the settings as the engine reports them, by name."""
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Decode a prompt, in place of the one before and its streams, and return the logits after it, [V]."""
+        """Decode a prompt, in place of an earlier prompt and its streams, and return the logits after it, [V]."""
 
     def fork(self, stream: int | None = None) -> int:
-        """Open a stream that goes on from another one, or from the prompt."""
+        """Open a stream that continues another stream, or the prompt; return its number."""
 
     def drop(self, stream: int) -> None:
         """Close a stream."""
@@ -69,7 +68,7 @@ class Session(Protocol):
         """Append one token to each of some streams, and return the next logits, [streams, V]."""
 
     def prompt_bytes(self) -> int | None:
-        """Return how many bytes the prompt's entries take, as the engine measures it; None if it does not say."""
+        """Return the bytes of the prompt's entries as the engine measures them; None if it does not say."""
 
     def close(self) -> None:
         """Free the cache."""
@@ -80,51 +79,51 @@ class Side(Protocol):
 
     @property
     def facts(self) -> SideFacts:
-        """What the weights say of their model."""
+        """The facts that the weights state about their model."""
 
     @property
     def asked(self) -> Mapping[str, Any]:
-        """All settings by name, those that nobody gave at their defaults."""
+        """All settings by name, including defaults."""
 
     @property
     def said(self) -> Mapping[str, Any]:
-        """What else makes the side's laws, as an engine that is not in this process says; {} in this process."""
+        """The report of an engine outside this process, which also determines the laws; {} in this process."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the adapter promises."""
+        """The adapter's promises."""
 
     @property
     def weights_sha256(self) -> str | None:
-        """SHA-256 of the weights; None where the engine does not say."""
+        """SHA-256 of the weights; None if the engine does not say."""
 
     def open(self, entries: int) -> Session:
-        """Open a cache with room for so many entries, the prompt's and those of all streams.
+        """Open a cache with room for ``entries`` entries, those of the prompt and of all streams.
 
         Raises:
-            InputError: The engine refuses the settings, or reads back others.
+            InputError: The engine refuses the settings, or reports other settings.
         """
 
     def cache_bytes(self, entries: int) -> int:
-        """Return about how many bytes a cache with room for so many entries takes."""
+        """Return roughly how many bytes a cache with room for ``entries`` entries takes."""
 
     def weight_bytes(self) -> int:
-        """Return about how many bytes the weights take in memory."""
+        """Return roughly how many bytes the weights take in memory."""
 
 
 class Described(Protocol):
-    """What says what decodes."""
+    """An engine that describes itself."""
 
     def description(self) -> Mapping[str, Any]:
-        """What the engine is: name, version, digests of its libraries, and the environment variables that move it."""
+        """Describe the engine: name, version, digests of its libraries, and environment variables that affect it."""
 
 
 class Engine(Described, Protocol):
-    """An engine in this process: it makes sides of weights and settings."""
+    """An engine in this process: it makes sides from weights and settings."""
 
     @property
     def fewer_bits(self) -> Mapping[str, Any]:
-        """Settings with which a prompt takes fewer bytes than with the defaults."""
+        """Return settings with which a prompt takes fewer bytes than with the defaults."""
 
     def side(self, weights: Path, settings: Mapping[str, Any], where: str) -> Side:
         """Make a side.

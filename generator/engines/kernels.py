@@ -1,4 +1,4 @@
-"""Next-token laws of the streams of one prompt, by the sessions of its sides."""
+"""Compute next-token laws of the streams of one prompt from the sessions of its sides."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class PromptSide:
     """A side that has decoded a prompt.
 
     Attributes:
-        session: Its cache, with the prompt.
-        logits: After the prompt, float32 [V].
+        session: The side's session, with the prompt.
+        logits: The logits after the prompt, float32 [V].
     """
 
     session: Session
@@ -40,13 +40,13 @@ class _Stream:
 class EngineKernels:
     """Streams of some sides, as ``StreamKernels`` of ``generator.coupling.kernels``.
 
-    Cache 0 is the reference's, cache a that of the a-th action. Each side prefills by itself, so that the laws of
+    Cache 0 is the reference's, cache a is that of the a-th action. Each side prefills by itself, so the laws of
     position 1 may differ.
 
     Args:
-        sides: Of each cache, the side that has decoded the prompt.
+        sides: For each cache the side that has decoded the prompt.
         eos_tokens: Tokens that end a side.
-        law: What is made of logits.
+        law: The law applied to logits.
     """
 
     def __init__(self, sides: Sequence[PromptSide], eos_tokens: tuple[int, ...], law: SamplingLaw) -> None:
@@ -57,7 +57,7 @@ class EngineKernels:
         self.sent = torch.empty(0, dtype=torch.int64)
 
     def send(self, indices: Tensor) -> None:
-        """Take integers, int64 of any shape, where laws are."""
+        """Take integers, int64 of any shape, to the place of the laws."""
         self.sent = indices
 
     def open(self, caches: Sequence[int]) -> Tensor:
@@ -77,7 +77,7 @@ class EngineKernels:
         return self._laws(np.concatenate(found))
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by rows, int64 [streams], of the open streams and then of the parked ones."""
+        """Replace the open streams by ``rows``, int64 [streams]; numbers after the open streams are parked ones."""
         before, taken, selected = self._open, set[int](), []
         for row in rows.tolist():
             if row < len(before) and row not in taken:
@@ -90,7 +90,7 @@ class EngineKernels:
 
     @property
     def cuts_back(self) -> bool:
-        """Parked streams are continued from where they were parked."""
+        """Whether parked streams can be cut back: always False here."""
         return False
 
     def park(self, rows: Tensor, places: Tensor) -> None:
@@ -119,7 +119,7 @@ class EngineKernels:
             self._sides[stream.cache].session.drop(stream.handle)
 
     def _laws(self, logits: NDArray[np.float32]) -> Tensor:
-        """Laws of logits, [streams, V]."""
+        """Return the laws of logits, [streams, V]."""
         dtype = torch.float64 if logits.shape[-1] <= DOUBLE_VOCABULARY else torch.float32
         laws = torch.empty(logits.shape, dtype=dtype)
         deployed(torch.from_numpy(logits), self._law, laws)

@@ -35,7 +35,7 @@ class LlamaCpp:
     digest: Callable[[Path], str]
 
     def description(self) -> Mapping[str, Any]:
-        """What the engine is, with its library's digest and every variable of the environment that moves it."""
+        """Describe the engine, with its library's digest and every environment variable that affects it."""
         found = library()
         return {
             "engine": NAME,
@@ -48,7 +48,7 @@ class LlamaCpp:
 
     @property
     def fewer_bits(self) -> Mapping[str, Any]:
-        """Keys and values in 8 bits."""
+        """Return settings that store keys and values in 8 bits."""
         return {"type_k": "q8_0", "type_v": "q8_0"}
 
     def side(self, weights: Path, settings: Mapping[str, Any], where: str) -> LlamaCppSide:
@@ -71,7 +71,7 @@ class LlamaCppSide:
 
     @functools.cached_property
     def facts(self) -> SideFacts:
-        """What the file says of its model."""
+        """The file's facts about its model."""
         gguf = self.gguf
         tokenizer = gguf_tokenizer_sha256(self.file) if gguf.has_tokenizer else None
         return SideFacts(gguf.vocabulary, gguf.positions, gguf.eos_tokens, tokenizer)
@@ -83,12 +83,12 @@ class LlamaCppSide:
 
     @property
     def said(self) -> Mapping[str, Any]:
-        """The file's digest and the settings say all of it."""
+        """{}, since the file's digest and the settings determine the laws."""
         return {}
 
     @property
     def capabilities(self) -> Capabilities:
-        """Nothing is promised of rows: attention adds up a shared cache in the order in which entries lie there."""
+        """The side's capabilities; rows are not invariant, since sums follow the order of cache entries."""
         return Capabilities(row_invariant=False, most_streams=MOST_STREAMS)
 
     @property
@@ -109,14 +109,14 @@ class LlamaCppSide:
         return Context(weights, self.settings, entries)
 
     def cache_bytes(self, entries: int) -> int:
-        """About how many bytes a cache with room for so many entries takes."""
+        """Return roughly how many bytes a cache with room for ``entries`` entries takes."""
         return self.gguf.entry_bytes(self.settings.type_k, self.settings.type_v) * entries
 
     def weight_bytes(self) -> int:
-        """About how many bytes the weights take in memory: those of the file."""
+        """Return roughly how many bytes the weights take in memory: the size of the file."""
         return self.file.stat().st_size
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of the environment that move llama.cpp, by name."""
+    """Return the environment variables that affect llama.cpp, by name."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)}

@@ -1,7 +1,7 @@
-"""An engine as the model of a study: the reference and each action is a side, in a cache of its own.
+"""An engine as the model of a study: the reference and each action is a side, with a cache of its own.
 
-The reference's settings again, in a cache of their own (``generator.engines.again``), are the floor: an action like the
-others. If the adapter promises that rows depend on no other rows, the floor must be exactly 0.
+The reference's settings in a second cache (``generator.engines.again``) are the floor, which is treated like an action.
+If the adapter promises that rows do not depend on other rows, the floor must be exactly 0.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class EngineModel:
     """Sides of an engine, as a ``Model`` of ``generator.generation.model``.
 
     Attributes:
-        engine: What decodes.
+        engine: The engine.
         reference: The reference's side.
-        sides: Those of the actions by name, the control's among them.
-        tokenizer_sha256: SHA-256 of the tokenizer that prompts go through; None without one.
-        law: The law that tokens are drawn by.
+        sides: The sides of the actions by name, including the control's.
+        tokenizer_sha256: SHA-256 of the tokenizer of prompts; None without a tokenizer.
+        law: The law of tokens.
     """
 
     id: str
@@ -59,16 +59,16 @@ class EngineModel:
 
     @property
     def batch_deviation(self) -> float | None:
-        """0 if rows depend on no other rows; else unknown here: the control measures what comes of it."""
+        """0 if rows do not depend on other rows; else None, since only the control measures the effect."""
         return 0.0 if self.reference.capabilities.row_invariant else None
 
     @functools.cached_property
     def description(self) -> Mapping[str, Any]:
-        """What the engine says of itself."""
+        """The engine's description of itself."""
         return self.engine.description()
 
     def identity(self, action: Action) -> ActionIdentity:
-        """What makes an action's units: both sides' weights and settings, and the engine with what moves it."""
+        """Return the identity of an action's units: both sides' weights and settings, and the engine's description."""
         side = self.sides[action.name]
         said = [self.description, self.reference.asked, side.asked, side.weights_sha256]
         said += [dict(one.said) for one in (self.reference, side) if one.said]
@@ -76,15 +76,15 @@ class EngineModel:
         return ActionIdentity(weights, self.tokenizer_sha256, _sha256(said))
 
     def weight_bytes(self, action: Action) -> int | None:
-        """Bytes of the weights of an action's side; None of a server's."""
+        """Return the bytes of the weights of an action's side; None for a server."""
         return self.sides[action.name].weight_bytes() or None
 
     def twins(self, count: int, before: Callable[[], None]) -> list[EngineModel]:  # noqa: ARG002 - one thread asks
-        """The model itself: the engine has threads of its own."""
+        """Return the model itself, since the engine has threads of its own."""
         return [self] * count
 
     def computing(self) -> AbstractContextManager[None]:
-        """Leave the process as it is."""
+        """Return a context that changes nothing."""
         return nullcontext()
 
     def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSides:
@@ -110,9 +110,9 @@ class EngineModel:
 
 @dataclass(frozen=True)
 class _Prefilled:
-    """A side with a prompt: its bytes as the engine measures them, and the seconds that decoding it took.
+    """A side with a prompt: the bytes that the engine measures, and the seconds of decoding the prompt.
 
-    The bytes are None if the engine does not say.
+    The bytes are None if the engine does not report them.
     """
 
     side: Side
@@ -133,7 +133,7 @@ class PreparedSides:
         self._kernels: list[EngineKernels] = []  # the last ones, which laws of one document share
 
     def evict(self) -> PreparedSides:
-        """Keep everything: what a side keeps is its engine's to say."""
+        """Return the object itself, since the engine decides which entries a side keeps."""
         return self
 
     def kernels(
@@ -151,7 +151,7 @@ class PreparedSides:
         return made
 
     def under(self, law: SamplingLaw) -> PreparedSides:
-        """The same sides where tokens are drawn by another law than the model's."""
+        """Return the same sides, with tokens drawn by another law than the model's."""
         other = PreparedSides(
             self._model, self._document, self._actions, self._horizon, self._prepared, law
         )  # fmt: skip
@@ -159,13 +159,13 @@ class PreparedSides:
         return other
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - each has a cache of its own
-        """How many replicates each side has streams and room for; the next ones go in further rounds."""
+        """Return how many replicates each side has room for; the others follow in further rounds."""
         entries = self._document.prompt_tokens
         fewest = min(streams_at_once(one.side, entries, self._horizon) for one in self._prepared)
         return max(fewest // (_STREAMS if estimator == SWRB else 2), 1)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:  # noqa: ARG002 - streams share what is prefilled
-        """Return what ``units`` says of side ``number``; bytes are those that the engine measures of the prompt."""
+        """Return the columns of ``units`` about side ``number``; bytes of the prompt are measured by the engine."""
         own, entries = self._prepared[number], self._document.prompt_tokens
         reference = self._prepared[0]
         share = reference.seconds / len(self._actions)
@@ -187,14 +187,14 @@ class PreparedSides:
         }  # fmt: skip
 
     def kept(self, number: int) -> tuple[()]:  # noqa: ARG002
-        """Return nothing: an engine does not say which entries it has."""
+        """Return nothing, since an engine does not report its entries."""
         return ()
 
 
 def streams_at_once(side: Side, entries: int, horizon: int) -> int:
-    """Return how many streams a session of a prompt of n ``entries`` has room for: at least those of one replicate.
+    """Return how many streams a session has room for beside a prompt of n ``entries``; at least those of one replicate.
 
-    It follows from the lengths alone, so that other memory makes no other rounds.
+    The number follows from the lengths alone, so that other memory makes no other rounds.
     """
     room = max(_LEAST_ENTRIES, 2 * entries) // horizon
     return min(max(room, _STREAMS), side.capabilities.most_streams)

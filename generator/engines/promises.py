@@ -1,4 +1,4 @@
-"""What every adapter of an engine must hold, tried on one side: forks, drops, repetition, bytes, settings read back."""
+"""Promises that every adapter of an engine must hold: forks, drops, repetition, bytes, and settings read back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Unknown:
     """The outcome of a promise that could not be tried.
 
     Attributes:
-        why: What the engine does not say, and what follows from that.
+        why: The missing report of the engine, and its consequence.
     """
 
     why: str
@@ -34,13 +34,13 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Promise(Generic[Tried]):
-    """One thing that an adapter, or a server, must hold.
+    """A promise that an adapter, or a server, must hold.
 
     Attributes:
         name: A word or two.
-        tried: What is tried, in a line.
-        function: Tries it on an engine and weights, or on a server's side; returns what was found, or raises an error
-            with what is wrong.
+        tried: What is tried, in one line.
+        function: Tries the promise on an engine and weights, or on a server's side; returns a line about the result, or
+            raises an error that says what is wrong.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Promise(Generic[Tried]):
 
 
 def tokens_of(side: Side, count: int) -> list[int]:
-    """Return some tokens that end no text, at most 48, the same at each call."""
+    """Return some tokens that do not end a text, at most 48, equal in each call."""
     others = [token for token in range(side.facts.vocabulary) if token not in side.facts.eos_tokens]
     return [others[place] for place in np.random.default_rng(_SEED).integers(0, len(others), _PROMPT)[:count]]
 
 
 @contextmanager
 def prompted(side: Side, streams: int = 8) -> Iterator[tuple[Session, Values]]:
-    """Open a session with a prompt of 48 tokens and room for some streams; yields it with what the prefill returned."""
+    """Open a session with a prompt of 48 tokens and room for some streams; yield it with the result of the prefill."""
     session = side.open(_PROMPT + streams * _STEPS)
     try:
         yield session, session.prefill(tokens_of(side, _PROMPT))
@@ -65,7 +65,7 @@ def prompted(side: Side, streams: int = 8) -> Iterator[tuple[Session, Values]]:
 
 
 def _written(session: Session, side: Side, streams: Sequence[int], first: int = 0) -> Values:
-    """Logits after some steps in which all streams get the same tokens."""
+    """Return the logits after some steps in which all streams get equal tokens."""
     for token in tokens_of(side, _PROMPT)[first : first + _STEPS // 2]:
         logits = session.step(streams, [token] * len(streams))
     return logits

@@ -1,4 +1,4 @@
-"""What a server must hold to be a side, tried on it as it runs: whole laws, repetition, streams apart, what it says."""
+"""Promises that a server must hold to be a side: whole laws, repetition, separate streams, and its report of itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Laws = NDArray[np.float64]
 
 
 def _law(side: ServerSide, values: NDArray[np.float32]) -> Laws:
-    """Probabilities of what a session returns: logarithms, or for a side without laws 1 for the token it writes."""
+    """Return probabilities from a session's values: from logarithms, or 1 for the token written by a greedy side."""
     wide = values.astype(np.float64)
     return np.exp(wide) if side.capabilities.full_laws else wide
 
@@ -29,7 +29,7 @@ def _stepped(side: ServerSide, session: Session, streams: Sequence[int], tokens:
 
 
 def _apart(one: Laws, other: Laws) -> float:
-    """Total variation."""
+    """Return the total variation of two laws."""
     return float(np.abs(one - other).sum()) / 2
 
 

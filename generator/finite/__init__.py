@@ -1,1 +1,1 @@
-"""Systems small enough to write down: laws as tables, their exact quantities, and the generator's view of them."""
+"""Finite-state systems: laws as tables, their exact quantities, and the systems as a study's model."""

@@ -1,4 +1,4 @@
-"""The exact quantities of a finite-state system, by enumeration."""
+"""Compute the exact quantities of a finite-state system, by enumeration."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from generator.finite.system import FiniteSystem, FloatArray
 
 @dataclass(frozen=True, eq=False)
 class ExactQuantities:
-    """The decomposition, the depth profile and both estimators' moments of one action of one system.
+    """The decomposition, the depth profile and the moments of both estimators, for one action of one system.
 
     The scalars up to ``mean_entry`` are the quantities of these names in the decomposition.
 
     Attributes:
-        mean_entry: None where nothing diverges.
+        mean_entry: None if nothing diverges.
         p: P(tau = s), float64 [H].
-        rho: rho_{s,j} in row s - 1 and column j, float64 [H, H]; 0 beyond the horizon and where p_s = 0.
+        rho: rho_{s,j} in row s - 1 and column j, float64 [H, H]; 0 beyond the horizon and if p_s = 0.
         observed: R_L for L = 1..H, float64 [H].
         capacity: B_L for L = 1..H, float64 [H].
         plain_variance: Variance of D_H of one coupled replicate.

@@ -65,7 +65,7 @@ def exact_branching_moments(system: FiniteSystem, action: str, paths: PairPaths)
 
 
 def _overlap(p: FloatArray, q: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Compute e_s [B] and the normalized overlap [B, V] of laws [B, V]; where there is no overlap, e_s is 1."""
+    """Return e_s [B] and the normalized overlap [B, V] of laws [B, V]; without an overlap, e_s is 1."""
     common = np.minimum(p, q)
     total = common.sum(axis=1, keepdims=True)
     deficit = np.where(total[:, 0] > 0.0, law_distance(p, q), 1.0)
@@ -73,7 +73,7 @@ def _overlap(p: FloatArray, q: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _branches(paths: PairPaths, size: int) -> list[list[FloatArray]]:
-    """Of each s: means of D_H, of D_H^2 and of the number of evaluated positions after s where tau = s, else 0.
+    """Return for each s the means of D_H, of D_H^2 and of the number of evaluated positions after s if tau = s, else 0.
 
     They are float64 [V**(s - 1)] each, by the common prefix of s - 1 tokens.
     """

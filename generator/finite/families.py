@@ -1,4 +1,4 @@
-"""The paper's random family of finite-state systems: each action mixes the reference with its own random law.
+"""Draw the paper's random family of finite-state systems: each action mixes the reference with its own random law.
 
 A law is a function of seed, system, action and history alone. It depends neither on the other systems and actions of a
 study nor on the horizon.

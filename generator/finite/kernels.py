@@ -1,4 +1,4 @@
-"""Streams of a finite-state system: laws are looked up in its tables."""
+"""Streams of a finite-state system, whose laws are looked up in tables."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from generator.finite.system import FiniteSystem
 class FiniteKernels:
     """Streams of a system, as ``StreamKernels`` of ``generator.coupling.kernels``.
 
-    Laws are those of the tables, float64 on the CPU. After an EOS token they do not count: the rollout replaces them.
+    Laws come from the tables, float64 on the CPU. After an EOS token they are ignored: the rollout replaces them.
 
     Args:
-        actions: Names of actions, which may repeat: cache 0 is the reference, cache a is the a-th of them.
+        actions: Names of actions, which may repeat: cache 0 is the reference, cache a is the a-th action.
     """
 
     def __init__(self, system: FiniteSystem, actions: Sequence[str]) -> None:
@@ -40,7 +40,7 @@ class FiniteKernels:
         return self._tables[0][self._table, self._code]
 
     def send(self, indices: Tensor) -> None:
-        """Take integers, int64 of any shape, where laws are."""
+        """Take integers, int64 of any shape, to the place of the laws."""
         self.sent = indices
 
     def advance(self, tokens: Tensor) -> Tensor:
@@ -51,11 +51,11 @@ class FiniteKernels:
 
     @property
     def cuts_back(self) -> bool:
-        """Parked histories can be cut back: they are numbers."""
+        """Whether parked histories can be cut back: always True, since histories are numbers."""
         return True
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by the given rows, int64 [streams], of the open and the parked streams."""
+        """Replace the open streams by ``rows``, int64 [streams]; numbers after the open streams are parked ones."""
         # A parked history is cut back to the present position by dropping its last digits.
         beyond = (self._parked_length - self._position).clamp_(min=0)
         parked = self._parked_code // torch.pow(self.vocabulary_size, beyond)
@@ -63,11 +63,11 @@ class FiniteKernels:
         self._code = torch.cat([self._code, parked])[rows]
 
     def park(self, rows: Tensor, places: Tensor) -> None:
-        """Keep the histories of these open streams, as the parked streams ``places``, for a later ``select``.
+        """Keep the histories of open streams as the parked streams ``places``, for a later ``select``.
 
         Args:
             rows: int64 [parked].
-            places: Likewise.
+            places: int64 [parked].
         """
         more = max(int(places.max()) + 1 - len(self._parked_table), 0)
         self._parked_table, self._parked_code, self._parked_length = (

@@ -27,9 +27,8 @@ class FiniteModel:
     """A study's systems by document, as a ``Model`` of ``generator.generation.model``.
 
     Attributes:
-        file: All systems of the file that the study's were read from, which may take more of them later; None where
-            they were not read from a file.
-        law: The law that tokens are drawn by, which the systems' tables have.
+        file: All systems of the study's file, of which the study may take more later; None if systems are drawn.
+        law: The law of tokens, as in the systems' tables.
     """
 
     id: str
@@ -44,26 +43,26 @@ class FiniteModel:
     pairs_at_once: ClassVar[int] = 0  # a table is looked up as fast for one document
 
     def identity(self, action: Action) -> ActionIdentity:
-        """What makes an action's units: the reference's laws and the action's own; a control's are the reference's."""
+        """Return the identity of an action's units: the laws of the reference and of the action."""
         return ActionIdentity(self._laws_sha256[None], None, self._laws_sha256[None if action.control else action.name])
 
     def weight_bytes(self, action: Action) -> None:
-        """A system has no weights."""
+        """Return None, since a system has no weights."""
 
     @cached_property
     def _laws_sha256(self) -> dict[str | None, str]:
-        """SHA-256 of the laws of the reference (None) and of each action, to the study's horizon."""
+        """Return SHA-256 of the laws of the reference (None) and of each action, to the study's horizon."""
         horizon = max(system.horizon for system in self.systems.values())
         systems = list(self.systems.values()) if self.file is None else self.file
         names = {name: None for system in self.systems.values() for name in system.actions}
         return {name: _laws_sha256(systems, name, horizon) for name in (None, *names)}
 
     def twins(self, count: int, before: Callable[[], None]) -> list[FiniteModel]:  # noqa: ARG002 - never waited for
-        """The model itself, which threads can share."""
+        """Return the model itself, which threads can share."""
         return [self] * count
 
     def computing(self) -> AbstractContextManager[None]:
-        """Leave the process as it is."""
+        """Return a context that changes nothing."""
         return nullcontext()
 
     def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PreparedSystem:  # noqa: ARG002
@@ -76,13 +75,13 @@ class FiniteModel:
 
 @dataclass(frozen=True)
 class PreparedSystem:
-    """One system and the actions asked of it, as a ``PreparedDocument`` of ``generator.generation.model``."""
+    """One system and its actions, as a ``PreparedDocument`` of ``generator.generation.model``."""
 
     system: FiniteSystem
     actions: list[str]
 
     def evict(self) -> PreparedSystem:
-        """Nothing is kept of a prompt, so nothing is evicted."""
+        """Return the object itself, since there is no prompt to evict from."""
         return self
 
     def kernels(  # they take no room
@@ -92,19 +91,19 @@ class PreparedSystem:
         beside: Sequence[PreparedSystem] = (),  # noqa: ARG002
         parked: int = 0,  # noqa: ARG002
     ) -> FiniteKernels:
-        """Return kernels that look the laws up; systems of unlike alphabets are not decoded side by side."""
+        """Return kernels that look up the laws; systems with different alphabets are not decoded side by side."""
         return FiniteKernels(self.system, self.actions)
 
     def under(self, law: SamplingLaw) -> PreparedSystem:
-        """Refuse: tables have one law, and a study of another one has systems of its own."""
+        """Raise an error: tables have one law, and a study with another law has systems of its own."""
         raise OperationError(f"system '{self.system.name}': its tables have one law, and {law.words} is not it")
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:  # noqa: ARG002 - histories take no room
-        """All replicates: histories take no memory worth counting."""
+        """Return the number of all replicates, since histories take almost no memory."""
         return sys.maxsize
 
     def record(self, number: int, streams: int) -> dict[str, Any]:  # noqa: ARG002 - nothing is kept of a prompt
-        """Return what ``units`` records: there is no prompt to prefill and nothing to keep."""
+        """Return the columns of ``units``: there is no prompt to prefill and nothing to keep."""
         return {"prefill_seconds": 0.0}
 
     def kept(self, number: int) -> tuple[()]:  # noqa: ARG002
@@ -121,7 +120,7 @@ def finite_model(study: Study) -> FiniteModel:
 
 
 def _laws_sha256(systems: Iterable[FiniteSystem], action: str | None, horizon: int) -> str:
-    """SHA-256 of the laws of an action, or of the reference (None), in the systems that have it, by their names."""
+    """Return SHA-256 of the laws of an action, or of the reference (None), in all systems with the action."""
     digest = hashlib.sha256()
     for system in sorted(systems, key=lambda system: system.name):
         if action is None or action in system.actions:

@@ -1,6 +1,6 @@
-"""The finite-state systems of a study: drawn or read, as documents, with their exact values.
+"""The finite-state systems of a study, drawn or read: as documents, with their exact values.
 
-Tables have the laws that the study draws tokens by. Nothing needs torch but another law than the tables' own.
+The tables hold the law by which the study draws tokens. torch is needed only for a law other than the tables' own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Strata = dict[str, dict[str, list[FiniteSystem]]]
 
 
 def file_systems(study: Study) -> list[FiniteSystem] | None:
-    """Read all systems of the study's file, with the study's law; None where it draws its systems."""
+    """Read all systems of the study's file, with the study's law; None if the study draws its systems."""
     file = study.model.tables_file
     return None if file is None else [_deployed(system, study.law) for system in read_system_file(file).values()]
 
@@ -33,12 +33,12 @@ def study_systems(study: Study, read: Iterable[FiniteSystem] | None = None) -> S
     """Draw or read the systems of a finite-state study.
 
     Drawn systems are named ``system-1`` to ``system-N`` in the evaluation split and ``development-1`` to
-    ``development-N`` in the other, with the stratum's name in front where there are several strata. A file's systems
-    are taken in its order, stratum by stratum, and within a stratum development first.
+    ``development-N`` in the development split, with the stratum's name in front if there are several strata. A file's
+    systems are taken in its order, stratum by stratum, and within a stratum development first.
 
     Args:
         study: The study.
-        read: All systems of its file, where they were read already.
+        read: All systems of its file, if they have been read already.
     """
     model = study.model
     read = file_systems(study) if read is None else read
@@ -64,7 +64,7 @@ def system_document(system: FiniteSystem, stratum: str) -> Document:
 def exact_value_rows(
     study: str, model: str, system: FiniteSystem, revisions: Mapping[str, int] | None = None
 ) -> list[dict[str, Any]]:
-    """Make the rows of table ``exact_values`` for every action of a system; of revision 0 but for ``revisions``."""
+    """Return the rows of table ``exact_values`` for every action of a system, of the given revisions."""
     named = {"study": study, "model": model, "doc": system.name}
     return [
         {**named, "action": action, "action_revision": (revisions or {}).get(action, 0), **row}
@@ -87,7 +87,7 @@ def _drawn(study: Study, section: DocumentsSection, split: str, count: int) -> l
 
 
 def _deployed(system: FiniteSystem, law: SamplingLaw) -> FiniteSystem:
-    """The system whose tables say how tokens are drawn by a law."""
+    """Return the system with tables of the law by which tokens are drawn."""
     if law == FULL_SOFTMAX:
         return system
     from generator.coupling.sampling import deployed_table  # noqa: PLC0415 - torch is not loaded for the tables' own law
@@ -100,7 +100,7 @@ def _deployed(system: FiniteSystem, law: SamplingLaw) -> FiniteSystem:
 
 
 def _stored(study: Study, read: Iterable[FiniteSystem]) -> Iterator[FiniteSystem]:
-    """The file's systems in order, cut to the study's actions and horizon."""
+    """Yield the file's systems in order, cut to the study's actions and horizon."""
     names, horizon = [action.name for action in study.actions], study.study.horizon
     path = study.model.tables_file
     for system in read:

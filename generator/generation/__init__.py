@@ -1,4 +1,4 @@
-"""Generation of documents' units: the story of a document, what it needs of a model, and the rows that it makes."""
+"""Generate documents' units: the steps for a document, the interface of a model, and the rows of units."""
 
 from generator.generation.units import (
     PendingUnit,

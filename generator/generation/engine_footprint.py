@@ -1,4 +1,4 @@
-"""How much memory the sides of a study take, before any weights are loaded."""
+"""Estimate the memory of a study's sides, before any weights are loaded."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from generator.transformer.memory import available_bytes
 
 @dataclass(frozen=True)
 class EngineFootprint:
-    """Bytes that generation takes.
+    """The bytes that generation takes.
 
     Attributes:
-        weights: Of all files, each in memory once.
-        caches: Of the reference's cache and of each action's, all of which are open for one prompt.
-        replicates_at_once: How many replicates of a document are decoded together; the next ones go in rounds.
-        available: What is left of this machine's memory.
+        weights: Bytes of all weight files, each in memory once.
+        caches: Bytes of the caches of the reference and of each action, all open for one prompt.
+        replicates_at_once: The number of replicates decoded together; the others follow in rounds.
+        available: Bytes of this machine's memory that are left.
     """
 
     weights: int
@@ -27,12 +27,12 @@ class EngineFootprint:
 
     @property
     def fits(self) -> bool:
-        """Whether so much is available."""
+        """Whether the bytes are available."""
         return self.weights + self.caches <= self.available
 
     @property
     def words(self) -> str:
-        """All of it in words."""
+        """The bytes in words."""
         sizes = (self.weights, self.caches, self.available)
         weights, caches, available = (f"{size / 2**20:,.1f} MiB" for size in sizes)
         return (
@@ -42,7 +42,7 @@ class EngineFootprint:
 
 
 def engine_footprint(model: EngineModel, lengths: Sequence[int], horizon: int) -> EngineFootprint:
-    """Return what the study's longest prompt takes.
+    """Return the bytes that generation takes for the study's longest prompt.
 
     Args:
         model: The study's model.

@@ -1,4 +1,4 @@
-"""Engines by the names that study files give them, and the model that a study file makes of one."""
+"""Engines by their names in study files, and the model of a study with an engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def engine_model(study: Study) -> EngineModel:
 
 
 def _of_servers(study: Study) -> EngineModel:
-    """The model whose sides are servers; the reference's has slots for the floor, too."""
+    """Return the model whose sides are servers; the reference's server has slots for the floor, too."""
     section = study.model
     engine, asked = Servers(Requests.of(section.requests or {})), section.settings or {}
     reference, floor = engine.side(section.url or "", asked, "model.url").halves()
@@ -69,7 +69,7 @@ def _actions(study: Study) -> list[ActionSection]:
 
 
 def _tokenizer(section: ModelSection, reference: Side) -> str | None:
-    """SHA-256 of the tokenizer that prompts go through: the one that the study file names, or the weights' own."""
+    """Return SHA-256 of the tokenizer of prompts: the tokenizer that the study file names, or that of the weights."""
     if section.engine == HTTP:
         named = section.tokenizer is not None
     else:
@@ -80,7 +80,7 @@ def _tokenizer(section: ModelSection, reference: Side) -> str | None:
 
 
 def _check_shared(action: str, reference: Side, side: Side) -> None:
-    """Refuse a side whose tokens are not those of the reference: there is no pair."""
+    """Raise an error if a side has other tokens than the reference, since there would be no pairs."""
     ours, theirs = reference.facts, side.facts
     for what, one, other in (
         ("a vocabulary of", ours.vocabulary, theirs.vocabulary),

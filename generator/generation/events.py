@@ -1,4 +1,4 @@
-"""Rows of ``events`` and facts of ``units``, from what was decoded."""
+"""Make rows of ``events`` and columns of ``units`` from decoded steps."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _STEP_COLUMNS = ("x_token", "y_token", "delta", "f", "x_eos", "y_eos")
 
 @cache
 def library_versions() -> Mapping[str, str]:
-    """Versions of Python and of the libraries that numbers depend on."""
+    """Return the versions of Python and of the libraries that affect numbers."""
     return {"python": platform.python_version()} | {name: version(name) for name in ("torch", "transformers", "numpy")}
 
 
 def versions_on(device: str) -> dict[str, str]:
-    """Versions of what computes on a device: the libraries, and of CUDA's the GPU's name and the CUDA of torch.
+    """Return the versions of the libraries that compute on a device, and for CUDA the GPU's name and torch's CUDA.
 
     Args:
-        device: As torch names it. With a device map it is the first one, and the others' names are not there.
+        device: The device, as torch names it; with a device map the first device, whose GPU alone is named.
     """
     versions = dict(library_versions())
     if torch.device(device).type == "cuda":
@@ -50,7 +50,7 @@ def gpu_here(model: ModelSection) -> str | None:
 
 
 def join_replicates(parts: Sequence[Decoded]) -> Decoded:
-    """Join results of consecutive replicates of one action: arrays are concatenated, counts are added."""
+    """Join the results of consecutive replicates of one action: concatenate arrays and add counts."""
     return parts[0] if len(parts) == 1 else type(parts[0])(**_join([vars(part) for part in parts]))
 
 
@@ -83,7 +83,7 @@ def _rows(
     steps: Mapping[str, NDArray[Any]],
     weight: NDArray[np.float64] | None,
 ) -> pa.Table:
-    """Rows of one kind, at the ``chosen`` [replicates, H]."""
+    """Return the rows of one kind at the ``chosen`` positions [replicates, H]."""
     replicate, column = chosen.nonzero()
     for name in ("delta", "f"):
         lost = ~np.isfinite(steps[name][chosen])

@@ -1,4 +1,4 @@
-"""What generation needs of a model, be it a transformer or a set of finite-state systems."""
+"""The interface between generation and a model, which is a transformer or a set of finite-state systems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schema.sampling import SamplingLaw
 
 
 class Model(Protocol):
-    """Something that has next-token laws for documents."""
+    """A model that has next-token laws for documents."""
 
     @property
     def id(self) -> str:
@@ -36,38 +36,38 @@ class Model(Protocol):
 
     @property
     def law(self) -> SamplingLaw:
-        """The law that tokens are drawn by."""
+        """The law of tokens."""
 
     @property
     def batch_deviation(self) -> float | None:
         """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all.
 
-        None if they do and nobody measured how much.
+        None if they depend on each other by an unknown amount.
         """
 
     @property
     def row_multiple(self) -> int:
-        """What the number of rows computed at once is a multiple of."""
+        """The number of rows computed at once is a multiple of this."""
 
     @property
     def pairs_at_once(self) -> int:
-        """Up to how many pairs (action, replicate) documents are worth decoding side by side.
+        """Documents are decoded side by side up to this number of pairs (action, replicate).
 
-        0 if never, since one document keeps the device busy; then one thread does, too.
+        0 if documents are decoded alone, since one keeps the device busy; then one thread is enough, too.
         """
 
     def twins(self, count: int, before: Callable[[], None]) -> Iterable[Model]:
-        """Make the model for ``count`` threads; ``before`` is called often, and what it raises ends the work."""
+        """Return the model for ``count`` threads; ``before`` is called often, and its errors end the work."""
 
     def identity(self, action: Action) -> ActionIdentity:
-        """What makes the units of an action.
+        """Return the identity of an action's units.
 
         Raises:
             InputError: The selector's source cannot be read.
         """
 
     def weight_bytes(self, action: Action) -> int | None:
-        """Bytes of the files that hold the weights of an action's side; None if there are none or nobody knows."""
+        """Return the bytes of the weight files of an action's side; None if there are none or they are unknown."""
 
     def computing(self) -> AbstractContextManager[None]:
         """Set up the process for this model's computations inside the block, and restore it afterwards."""
@@ -87,19 +87,19 @@ class PreparedDocument(Protocol):
     """A document with the caches of its actions, numbered from 1 in their order; cache 0 is the whole prompt."""
 
     def kernels(self, streams: int, savings: Savings, beside: Sequence[Self] = (), parked: int = 0) -> StreamKernels:
-        """Make kernels with room for so many open and parked streams, of this document and of those ``beside`` it.
+        """Return kernels with room for open and parked streams of this document and of the documents ``beside`` it.
 
-        The caches of the next document are numbered after those of the one before.
+        The caches of a document are numbered after those of the documents before it.
         """
 
     def under(self, law: SamplingLaw) -> Self:
-        """The same caches where tokens are drawn by another law than the model's."""
+        """Return the same caches, with tokens drawn by another law than the model's."""
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
-        """How many replicates of each of so many actions there is memory for now; at least 1."""
+        """Return how many replicates of each action fit into the free memory; at least 1."""
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
-        """What ``units`` says of cache ``number`` and its ``streams`` streams: entries, bytes, hashes, seconds."""
+        """Return the columns of ``units`` about cache ``number`` and its streams: entries, bytes, hashes, seconds."""
 
     def kept(self, number: int) -> Sequence[KeptEntries]:
-        """What cache ``number`` has of the prompt's entries, by position; empty if there are none or nobody knows."""
+        """Return the prompt entries that cache ``number`` has, by position; empty if they are unknown."""

@@ -44,7 +44,7 @@ _Uniforms = Callable[..., NDArray[np.float64]]  # of one document: action, repli
 
 @dataclass(frozen=True)
 class StudyLaw:
-    """One of several studies that have a model and its documents in common, and the law of its tokens."""
+    """One of several studies that share a model and its documents, and the study's law of tokens."""
 
     study: str
     law: SamplingLaw
@@ -55,7 +55,7 @@ class PendingUnit:
     """Replicates of an action's revision that are still to be generated: ``first .. first + count - 1``.
 
     Attributes:
-        of: The study that they are of, with its law; None for the study and law that work is asked for as a whole.
+        of: The study of the replicates, with its law; None for the study and law of the whole work.
     """
 
     action: Action
@@ -71,11 +71,11 @@ class PendingUnit:
         return range(self.first, self.first + self.count)
 
     def study(self, whole: str) -> str:
-        """The name of its study, where work is asked for as ``whole``'s."""
+        """Return the name of the unit's study, if the whole work belongs to study ``whole``."""
         return whole if self.of is None else self.of.study
 
     def within(self, start: int, stop: int) -> PendingUnit:
-        """Its replicates from ``start`` to ``stop`` - 1, possibly none."""
+        """Return the part of the unit with replicates from ``start`` to ``stop`` - 1, possibly empty."""
         first = max(self.first, start)
         return replace(self, first=first, count=max(min(self.first + self.count, stop) - first, 0))
 
@@ -88,13 +88,13 @@ def generate_units(
     model: Model, study: str, document: Document, pending: Sequence[PendingUnit], horizon: int, seed: int,
     savings: Savings = ALL_SAVINGS,
 ) -> list[Unit]:  # fmt: skip
-    """Generate all pending units of one document, as ``generate_together`` does of several."""
+    """Generate all pending units of one document, as ``generate_together`` does for several documents."""
     (units,) = generate_together(model, study, [(document, pending)], horizon, seed, savings)
     return units
 
 
 def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]:
-    """Cut work, in its order, into parts whose documents are worth generating together, as many for each thread."""
+    """Divide work, in its order, into parts whose documents are decoded together, as many for each thread."""
     total = sum(_pairs(pending) for _, pending in work)
     rounds = -(-total // max(pairs_at_once * threads, 1))
     enough = min(-(-total // max(rounds * threads, 1)), pairs_at_once)
@@ -112,7 +112,7 @@ def together(pairs_at_once: int, work: Work, threads: int = 1) -> Iterator[Work]
 
 
 def _pairs(pending: Sequence[PendingUnit]) -> int:
-    """How many pairs are decoded at once: those of one law, of several the one with the most."""
+    """Return how many pairs are decoded at once: the pairs of one law; of several laws, the largest number."""
     laws = Counter[StudyLaw | None]()
     for item in pending:
         laws[item.of] += item.count
@@ -124,11 +124,11 @@ def generate_together(
 ) -> list[list[Unit]]:
     """Generate all pending units of some documents, which are in memory together.
 
-    Events depend on (seed, law, document, action, estimator, replicate) alone: not on which units are generated
-    together, how many replicates there is memory for, or what is saved.
+    Events depend only on (seed, law, document, action, estimator, replicate). They do not depend on which units are
+    generated together, how many replicates fit into memory, or which computations are shared.
 
     Returns:
-        Of each document, one unit for each pending one, those of coupled rollouts before those of residual branching.
+        For each document its units, those of coupled rollouts before those of residual branching.
     """
     with model.computing():
         # 1) Prefill: each prompt once, recording what the selectors of all actions need
@@ -163,9 +163,9 @@ def generate_together(
 def generate_documents(
     model: Model, study: str, work: Work, horizon: int, seed: int
 ) -> Generator[list[Unit], None, None]:
-    """Generate all units of some work; events are the same in one thread and in several.
+    """Generate all units of some work; events are equal in one thread and in several.
 
-    A generator that is closed, or has raised an error, has stopped its threads at their next position.
+    If the generator is closed or raises an error, its threads stop at their next position.
 
     Yields:
         The units of each document, in any order.
@@ -181,7 +181,7 @@ def generate_documents(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A document that is prefilled and evicted: item a, counted from 1, has cache a."""
+    """A document that is prefilled and evicted; item a, counted from 1, has cache a."""
 
     document: Document
     items: Sequence[PendingUnit]
@@ -205,7 +205,7 @@ def _prepare(model: Model, document: Document, pending: Sequence[PendingUnit], h
 
 
 def _groups(prepared: Sequence[_Prepared], of: StudyLaw | None, estimator: str) -> list[list[_Prepared]]:
-    """The documents that have items of a law and estimator; coupled rollouts of all are decoded side by side."""
+    """Group the documents with items of a law and estimator; a group is decoded side by side."""
     having = [
         one if of is None else replace(one, caches=one.caches.under(of.law))
         for one in prepared
@@ -219,9 +219,9 @@ def _groups(prepared: Sequence[_Prepared], of: StudyLaw | None, estimator: str) 
 def _decode(
     group: Sequence[_Prepared], of: StudyLaw | None, estimator: str, horizon: int, savings: Savings
 ) -> tuple[dict[_Place, Any], float]:
-    """What was recorded of each item of a law and estimator, [replicates, H], and the seconds that positions took.
+    """Return the decoded steps of each item of a law and estimator, [replicates, H], and the seconds of all positions.
 
-    Steps that a new size makes the model try before are not in the seconds.
+    Steps that the model tries first for a new size are not in the seconds.
     """
     items = {
         (d, a): item
@@ -256,7 +256,7 @@ def _decode(
 
 
 def _batch(items: Mapping[_Place, PendingUnit], numbers: Sequence[int]) -> dict[_Place, PendingUnit]:
-    """The items that have some of these replicates, which follow each other, with those alone."""
+    """Return the items with some of these consecutive replicates, restricted to these replicates."""
     shares = {place: item.within(numbers[0], numbers[-1] + 1) for place, item in items.items()}
     return {place: share for place, share in shares.items() if share.count}
 
@@ -272,7 +272,7 @@ def _too_large(group: Sequence[_Prepared], actions: int, horizon: int, error: Ex
 def _coupling(
     group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, savings: Savings
 ) -> Callable[[], list[CoupledSteps]]:
-    """What makes coupled rollouts of the items.
+    """Return a function that runs coupled rollouts of the items.
 
     All actions of a document meet the same reference continuation of a replicate.
     """
@@ -298,7 +298,7 @@ def _coupling(
 def _branching(
     group: Sequence[_Prepared], items: Mapping[_Place, PendingUnit], horizon: int, savings: Savings
 ) -> Callable[[], list[ResidualBranches]]:
-    """What branches one document's items; their uniforms are not those of coupled rollouts."""
+    """Return a function that branches one document's items; their uniforms differ from those of coupled rollouts."""
     (one,) = group
     actions = []
     for (_, a), item in items.items():
@@ -312,7 +312,7 @@ def _branching(
 def _settings(
     study: str, model: Model, document: Document, item: PendingUnit, horizon: int, seed: int
 ) -> dict[str, Any]:
-    """What tells a unit from all others, and what it was made with."""
+    """Return the columns that identify a unit, and the settings that it was made with."""
     made_with = versions_on(model.device) | {"row_multiple": str(model.row_multiple)}
     if model.logits_dtype is not None:
         made_with["logits_dtype"] = model.logits_dtype
@@ -330,7 +330,7 @@ def _settings(
 
 
 class StoppedError(Exception):
-    """Nobody waits any more for what is computed; what is called before a pass through the network raises it."""
+    """Raised before a pass through the network if nobody waits for the result any more."""
 
 
 def _in_threads(

@@ -1,12 +1,12 @@
-"""A context of llama.cpp: a prompt decoded once, and streams that go on from it.
+"""A context of llama.cpp: a prompt decoded once, and streams that continue it.
 
 With flash attention, a stream's logits are the same bits whatever streams are decoded beside it. This rests on three
 properties of llama.cpp on a CPU, which ``tests/generator/llama_cpp/test_rows.py`` measures:
 
-- Calls of 2 to 63 rows compute every row alike. A call of one row, and calls of more, use other kernels. So a call has
-  at most ``rows`` streams, and a lone stream has a row beside it that is thrown away.
-- Attention skips the entries of other streams, and adds up a stream's own in the order in which they lie in the cache.
-  So entries must lie in the order of their positions.
+- Calls of 2 to 63 rows compute every row alike. Calls of one row, and larger calls, use other kernels. So a call has at
+  most ``rows`` streams, and a lone stream gets a second row that is thrown away.
+- Attention skips the entries of other streams, and sums a stream's own entries in their order in the cache. So entries
+  must lie in the order of their positions.
 - New entries take the first free places. So the places of a closed stream stay taken while other streams are open.
 """
 
@@ -39,9 +39,9 @@ class Context:
     """One side's cache, with its settings.
 
     Args:
-        weights: The side's model, which may be shared by several contexts.
-        settings: What the side asks for.
-        entries: How many entries the cache has room for: the prompt's and those of all streams.
+        weights: The side's model, which several contexts may share.
+        settings: The side's settings.
+        entries: The number of entries for which the cache has room: those of the prompt and of all streams.
     """
 
     def __init__(self, weights: Weights, settings: ContextSettings, entries: int) -> None:
@@ -73,7 +73,7 @@ class Context:
         self._freed()
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Decode a prompt, in place of the one before, and return the logits after it, float32 [V]."""
+        """Decode a prompt, in place of an earlier prompt, and return the logits after it, float32 [V]."""
         self._calls.llama_memory_clear(self._memory, True)  # noqa: FBT003 - a C function has no keywords
         self._lengths, self._idle = {_PROMPT: len(tokens)}, _streams()
         at_once = self.settings.ubatch
@@ -87,7 +87,7 @@ class Context:
         return self._logits(len(part) - 1)
 
     def fork(self, stream: int | None = None) -> int:
-        """Open a stream that goes on from another one, or from the prompt; they share what they have in common."""
+        """Open a stream that continues another stream, or the prompt, and shares its entries."""
         if not self._idle:
             raise OperationError(f"llama.cpp: a context has at most {MOST_STREAMS} streams")
         source = _PROMPT if stream is None else stream
@@ -97,7 +97,7 @@ class Context:
         return new
 
     def drop(self, stream: int) -> None:
-        """Close a stream; its entries are free again as soon as no stream is open."""
+        """Close a stream; its entries become free once no stream is open."""
         self._calls.llama_memory_seq_cp(self._memory, stream, _CLOSED, self._lengths[_PROMPT], -1)
         self._remove(stream)
         del self._lengths[stream]
@@ -118,16 +118,16 @@ class Context:
         return laws
 
     def prompt_bytes(self) -> int:
-        """Return how many bytes the prompt's state takes, as the library stores it."""
+        """Return the bytes of the prompt's state as the library stores it."""
         return int(self._calls.llama_state_seq_get_size(self._handle, _PROMPT))
 
     @property
     def open_streams(self) -> int:
-        """How many streams are open."""
+        """The number of open streams."""
         return len(self._lengths) - 1
 
     def _advance(self, streams: Sequence[int], tokens: Sequence[int]) -> None:
-        """Append one token to each of some streams in one call; a lone stream has a row beside it, unless rows = 1."""
+        """Append one token to each of some streams in one call; a lone stream gets a second row, unless rows = 1."""
         positions = [self._lengths[stream] for stream in streams]
         if len(streams) > 1 or self.settings.rows == 1:
             self._decode(tokens, positions, streams, [1] * len(streams), "a step")
@@ -138,7 +138,7 @@ class Context:
     def _decode(
         self, tokens: Sequence[int], positions: Sequence[int], streams: Sequence[int], wanted: Sequence[int], what: str
     ) -> None:
-        """Decode some rows; if the cache is full, entries of closed streams give their places to later ones."""
+        """Decode some rows; if the cache is full, free the entries of closed streams."""
         count = len(tokens)
         each = (c_int32 * count)(*streams)
         own = (POINTER(c_int32) * count)(
@@ -168,7 +168,7 @@ class Context:
         return np.ctypeslib.as_array((ctypes.c_float * self._vocabulary).from_address(found)).copy()
 
     def _read_back(self) -> dict[str, Any]:
-        """What the library says of the context, by its functions and by what it logs when it opens one."""
+        """Return the library's report about the context, from its functions and from its log."""
         log, calls = self._library.told(), self._calls
         kinds = re.search(r"K \((\w+)\):.*V \((\w+)\):", log)
         flash = re.search(r"flash_attn\s*= (\w+)", log)
@@ -186,7 +186,7 @@ class Context:
         }
 
     def _check_read_back(self, room: int) -> None:
-        """Refuse a context that is not the one that was asked for."""
+        """Raise an error if the context's settings differ from those asked for."""
         asked = {**self.settings.asked, "unified": True, "threads_prefill": self.settings.threads}
         asked.pop("rows")  # by how many calls are made, which the library does not know
         for name, value in asked.items():

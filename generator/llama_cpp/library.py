@@ -1,6 +1,6 @@
-"""The compiled library of llama.cpp: found, held against what is known of it, and its functions declared.
+"""Load the compiled library of llama.cpp, check its layout, and declare its functions.
 
-It is that of the package xllamacpp, which exports the C interface. Another package, or another version, may have other
+The library is that of the package xllamacpp, which exports the C interface. Another package or version may have other
 structures under the same names, and is refused.
 """
 
@@ -30,7 +30,7 @@ from schema.errors import InputError, OperationError
 
 PACKAGE: Final = "xllamacpp"
 KNOWN: Final = {"2026.10.11549": "0.6.0-dev"}
-"""Versions of the package whose structures are those of ``structures``, each with what the library calls itself."""
+"""The versions of the package whose structures are those of ``structures``, each with the library's own version."""
 INSTALL: Final = "pip install 'kvdrift[llama-cpp]'"
 
 _INFO, _WARNING, _ERROR = 2, 3, 4  # levels of the library's log; 1 is for its makers, and 5 goes on with a line
@@ -83,15 +83,15 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
 
 @dataclass(frozen=True)
 class Library:
-    """The functions of a library whose layout is known.
+    """The functions of a library with known layout.
 
     Attributes:
         file: The compiled library.
-        version: Of the package that brought it.
+        version: The version of the package that brought the library.
         system: The processor features that the library was built with, in the library's words.
-        calls: The C library; its functions are declared as ``_FUNCTIONS`` has them.
+        calls: The C library; its functions are declared as in ``_FUNCTIONS``.
         said: The last lines of its log, each with its level.
-        callback: What the library calls with each line; it must live as long as the library.
+        callback: The function that the library calls with each line; it must live as long as the library.
     """
 
     file: Path
@@ -102,15 +102,15 @@ class Library:
     callback: Any
 
     def model_parameters(self, **values: Any) -> ModelParameters:
-        """Return the library's default parameters of a model, with these in place."""
+        """Return the library's default parameters of a model, changed by ``values``."""
         return ModelParameters(**{**_given(MODEL_DEFAULTS), **values})
 
     def context_parameters(self, **values: Any) -> ContextParameters:
-        """Return the library's default parameters of a context, with these in place."""
+        """Return the library's default parameters of a context, changed by ``values``."""
         return ContextParameters(**{**_given(CONTEXT_DEFAULTS), **values})
 
     def listen(self) -> None:
-        """Have the log written here from now on; a server in this process takes it for itself."""
+        """Collect the library's log here from now on; a server in this process would take it over."""
         self.said.clear()
         self.calls.llama_log_set(ctypes.cast(self.callback, c_void_p), None)
 
@@ -129,7 +129,7 @@ def library() -> Library:
     """Load the library, once in a process.
 
     Raises:
-        InputError: It is not installed, or is not one whose structures are known.
+        InputError: The library is not installed, or its structures are not known.
     """
     found = importlib.util.find_spec(PACKAGE)
     try:
@@ -145,7 +145,7 @@ def library() -> Library:
 
 
 def load(file: Path, installed: str) -> Library:
-    """Load the library of a file, of a package's version, and hold its layout against what is known.
+    """Load the library in a file, of a package's version, and compare its layout with the known layout.
 
     Raises:
         InputError: The version is not known, or the library's defaults are not those of its known layout.
@@ -182,7 +182,7 @@ def load(file: Path, installed: str) -> Library:
 
 
 def check_layout(name: str, expected: dict[int, int], written: dict[int, int]) -> None:
-    """Refuse a library that writes other defaults than those known, by offset."""
+    """Raise an error if a library's defaults, by offset, differ from the known ones."""
     for place in sorted(expected.keys() | written.keys()):
         if expected.get(place) != written.get(place):
             raise InputError(

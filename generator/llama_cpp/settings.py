@@ -1,7 +1,7 @@
-"""The settings of a side that kvdrift hands to llama.cpp, and what must hold of them for a model.
+"""The settings of a side that kvdrift passes to llama.cpp, and their conditions for a model.
 
-What the library does not check is checked here: without flash attention it takes keys in blocks of 32 values for heads
-that 32 does not divide, and computes something else without a word.
+The library does not check one condition, which is checked here. Without flash attention it takes keys in blocks of 32
+values, and silently computes something else for heads whose size is no multiple of 32.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from schema.errors import InputError, nearest
 CACHE_TYPES: Final = {
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20,
 }  # fmt: skip
-"""What llama.cpp stores keys and values as, with its number for each type."""
+"""The types in which llama.cpp stores keys and values, with its number for each type."""
 
 BYTES: Final = {
     "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
     "q4_0": 18 / 32, "iq4_nl": 18 / 32,
 }  # fmt: skip
-"""Bytes of a value, with its share of its block's scales."""
+"""Bytes of a value, including its share of its block's scales."""
 
 _EXACT: Final = ("f32", "f16", "bf16")
 _BLOCK = 32  # values that a quantized type has one scale for
@@ -34,13 +34,13 @@ class ContextSettings:
     """Settings of one side.
 
     Attributes:
-        type_k: How keys are stored, a key of ``CACHE_TYPES``.
-        type_v: How values are stored.
+        type_k: The type of stored keys, a key of ``CACHE_TYPES``.
+        type_v: The type of stored values.
         flash_attention: Whether attention is computed in one pass over the cache.
-        ubatch: How many tokens are computed at once, at most: of a prompt, and of a step.
-        threads: How many threads compute; 0 is one for each processor, which is what units record.
-        rows: How many streams one call advances, at most. From 64 on, flash attention computes otherwise, and a
-            stream's logits depend on how many others are beside it.
+        ubatch: The most tokens computed at once, of a prompt and of a step.
+        threads: The number of threads that compute; 0 for one per processor, whose number units record.
+        rows: The most streams that one call advances. From 64 on, flash attention uses other kernels, and a stream's
+            logits depend on how many others are beside it.
     """
 
     type_k: str = "f16"
@@ -52,11 +52,11 @@ class ContextSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> ContextSettings:
-        """Return the settings with those that a study file gives.
+        """Return the settings, with the values that a study file gives.
 
         Args:
-            given: By name; the others keep their defaults.
-            where: What an error line names, such as an action.
+            given: Values by name; other settings keep their defaults.
+            where: The name for an error line, such as an action.
 
         Raises:
             InputError: An unknown setting, or a value that it does not take.
@@ -85,11 +85,11 @@ class ContextSettings:
 
     @property
     def words(self) -> str:
-        """The settings as an error line says them."""
+        """The settings as text for an error line."""
         return ", ".join(f"{name} = {value}" for name, value in self.asked.items())
 
     def check_heads(self, key_size: int, value_size: int, where: str) -> None:
-        """Refuse quantized types for heads that their blocks do not divide."""
+        """Raise an error if a quantized type's blocks do not divide the heads."""
         for name, kind, size in (("type_k", self.type_k, key_size), ("type_v", self.type_v, value_size)):
             if kind not in _EXACT and size % _BLOCK:
                 raise InputError(

@@ -1,8 +1,8 @@
-"""The C structures of llama.cpp that are passed by value, and what a library has in them before anything is set.
+"""The C structures of llama.cpp that are passed by value, and the bytes of their defaults.
 
-Their layout changes between builds without a word. A library is therefore used only if it is known by name and version,
-and only if the bytes of its default parameters are those recorded here: every field that is set has a default by which
-its place is recognized.
+Their layout changes between builds without notice. A library is therefore used only if its name and version are known,
+and if the bytes of its default parameters are those recorded here. Every field that is set has a default by which its
+place is recognized.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def written_defaults(function: Any) -> dict[int, int]:
 
 
 def expected_defaults(kind: type[Structure], defaults: dict[str, Any]) -> dict[int, int]:
-    """Return the bytes that a structure's known defaults are stored as, by offset; padding is left out."""
+    """Return the bytes of a structure's known defaults, by offset; padding is left out."""
     image = bytes(kind(**{name: value for name, value in defaults.items() if value is not None}))
     places = [
         place

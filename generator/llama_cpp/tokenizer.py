@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, by llama.cpp itself."""
+"""The tokenizer of a GGUF file, through llama.cpp."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TOKEN_BYTES = 16  # about what the text of a token takes; a call that needs mor
 
 
 class GgufTokenizer:
-    """The tokenizer of a GGUF file, with the methods of a transformers tokenizer that documents and pages use.
+    """The tokenizer of a GGUF file, with the methods of transformers' tokenizers that documents and pages use.
 
     Args:
-        weights: The file, of which the vocabulary is enough.
+        weights: The file; its vocabulary is enough.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -78,11 +78,11 @@ class GgufTokenizer:
             room = -length
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the tokens by what the file calls them; of tokens of one name, the last."""
+        """Return the tokens by their names in the file; of tokens with equal names, the last."""
         return {name.decode(errors="replace"): token for token, name in enumerate(self.names())}
 
     def names(self) -> list[bytes]:
-        """Return what the file calls each token, in the order of ids."""
+        """Return the name of each token in the file, in the order of ids."""
         vocabulary = self._weights.vocabulary
         count = self._calls.llama_vocab_n_tokens(vocabulary)
         return [self._calls.llama_vocab_get_text(vocabulary, token) or b"" for token in range(count)]
@@ -96,7 +96,7 @@ _SPECIAL = ("bos_token", "eos_token")
 
 
 def load_gguf_tokenizer(file: Path) -> GgufTokenizer | None:
-    """Load the tokenizer of a GGUF file; None where the file has none.
+    """Load the tokenizer of a GGUF file; None if the file has none.
 
     Raises:
         InputError: The file cannot be read.
@@ -112,7 +112,7 @@ def _loaded(file: Path, _modified: int) -> GgufTokenizer | None:
 
 
 def gguf_tokenizer_sha256(file: Path) -> str:
-    """SHA-256, in hexadecimal, of the names of a GGUF file's tokens and of its chat template."""
+    """Return the SHA-256, in hexadecimal, of the names of a GGUF file's tokens and of its chat template."""
     tokenizer = load_gguf_tokenizer(file)
     if tokenizer is None:
         raise InputError(f"{file}: has no tokenizer")

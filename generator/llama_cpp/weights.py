@@ -1,4 +1,4 @@
-"""A GGUF file: what it says of its model, and its weights in memory."""
+"""A GGUF file: facts about its model, and its weights in memory."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _MMAP = 1
 
 @dataclass(frozen=True)
 class GgufFacts:
-    """What a GGUF file says of its model.
+    """Facts about the model of a GGUF file.
 
     Attributes:
-        architecture: As llama.cpp calls it.
-        vocabulary: V, how many tokens there are.
-        positions: The largest number of tokens, prompt and generated ones, that the model was made for.
+        architecture: The architecture's name in llama.cpp.
+        vocabulary: V, the number of tokens.
+        positions: The largest number of tokens, prompt and generated tokens, that the model was made for.
         key_size: Channels of a head's keys.
         value_size: Channels of a head's values.
         eos_tokens: The tokens that end a text, ascending.
-        layers: How many layers keep keys and values.
-        kv_heads: How many heads of keys and values a layer has.
+        layers: The number of layers with keys and values.
+        kv_heads: The number of KV heads of a layer.
         has_tokenizer: Whether the file has a tokenizer.
-        unsupported: Why streams of this model cannot be forked and compared, None where they can.
+        unsupported: The reason why streams of this model cannot be forked and compared; None if they can.
     """
 
     architecture: str
@@ -48,17 +48,17 @@ class GgufFacts:
     unsupported: str | None
 
     def entry_bytes(self, type_k: str, type_v: str) -> int:
-        """About how many bytes the keys and values of one token take in all layers."""
+        """Return roughly how many bytes the keys and values of one token take in all layers."""
         sizes = ((self.key_size, type_k), (self.value_size, type_v))
         return round(sum(self.layers * self.kv_heads * size * BYTES[kind] for size, kind in sizes))
 
 
 class Weights:
-    """The model of a GGUF file, in memory until nobody refers to it.
+    """The model of a GGUF file, in memory while it is referred to.
 
     Args:
         file: The GGUF file.
-        vocabulary_only: Whether the metadata and the vocabulary are read alone, which takes milliseconds.
+        vocabulary_only: Whether only the metadata and the vocabulary are read, which takes milliseconds.
     """
 
     def __init__(self, file: Path, *, vocabulary_only: bool = False) -> None:
@@ -78,14 +78,14 @@ class Weights:
         return self.library.calls.llama_model_get_vocab(self.handle)
 
     def metadata(self, key: str) -> str | None:
-        """Return a value of the file's metadata as text; None where it has none of this name."""
+        """Return a value of the file's metadata as text; None if the file has no such value."""
         room = ctypes.create_string_buffer(_TEXT)
         length = self.library.calls.llama_model_meta_val_str(self.handle, key.encode(), room, _TEXT)
         return None if length < 0 else room.value.decode(errors="replace")
 
     @functools.cached_property
     def facts(self) -> GgufFacts:
-        """What the file says of its model."""
+        """Return the facts about the model."""
         calls, architecture = self.library.calls, self.metadata("general.architecture") or "unknown"
 
         def number(name: str) -> int | None:
@@ -124,14 +124,14 @@ def _facts(file: Path, size: int, modified: int) -> GgufFacts:  # noqa: ARG001 -
 
 
 def gguf_facts(file: Path) -> GgufFacts:
-    """Return what a GGUF file says of its model, without reading its weights."""
+    """Return the facts about the model of a GGUF file, without reading its weights."""
     check_is_gguf(file)
     state = file.stat()
     return _facts(file, state.st_size, state.st_mtime_ns)
 
 
 def check_is_gguf(file: Path) -> None:
-    """Refuse what is no GGUF file, before the library sees it."""
+    """Raise an error if a file is not a GGUF file, before the library opens it."""
     try:
         with file.open("rb") as opened:
             start = opened.read(len(_MAGIC))
@@ -144,7 +144,7 @@ def check_is_gguf(file: Path) -> None:
 
 
 def check_decoded(result: int, what: str, said: Library) -> None:
-    """Check what ``llama_decode`` returned."""
+    """Raise an error if ``llama_decode`` returned one."""
     if result:
         why = "its cache has no room" if result == 1 else said.last_words()
         raise OperationError(f"llama.cpp: {what} failed ({result}): {why}")

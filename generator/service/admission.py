@@ -1,8 +1,8 @@
-"""Who may call the service, and the errors that callers get: every failed call is one logged line and one Flight error.
+"""Admit callers of the service, and make their errors: every failed call is one logged line and one Flight error.
 
-A call costs memory before anybody looks at it: gRPC receives its message, which Arrow allows to be of any length, and
-calls the gate then; pyarrow passes on no limit of gRPC's. So a service with TLS knows its callers by the handshake
-(``token_certificate``), and the gate refuses the others before Flight copies their message.
+A call costs memory before anybody can check it: gRPC receives its message, which Arrow allows to be of any length,
+before it calls the gate, and pyarrow passes on none of gRPC's limits. So a service with TLS recognizes its callers in
+the handshake (``token_certificate``), and the gate refuses others before Flight copies their message.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from schema.errors import InputError, KvdriftError
 log = logging.getLogger("kvdrift.serve")
 
 MOST_CALLS = 64
-"""Calls under way at once, those that wait for the model among them."""
+"""The most calls at once, including calls that wait for the model."""
 
 _FOLDERS_OF_A_PATH = re.compile(r"(?<![\w/.…])/(?!/)(?:[^\s/'\",;()]+/)+")
 _SERVED = ("DO_GET", "DO_ACTION", "LIST_ACTIONS", "LIST_FLIGHTS")
 
 
 class _Admission(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow is untyped
-    """A call under way, which makes room for another one at its end."""
+    """A call under way, which is counted until its end."""
 
     def __init__(self, free: threading.Semaphore) -> None:
         self._free = free
@@ -44,11 +44,11 @@ class _Admission(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow is u
 
 
 class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Looks at every call and at its ``authorization`` header, before its handler runs.
+    """Checks every call and its ``authorization`` header before its handler runs.
 
     Args:
-        token: What callers must present as ``authorization: Bearer TOKEN``; None admits everyone.
-        max_request_bytes: Longest ticket that a caller may announce.
+        token: The token that callers must send as ``authorization: Bearer TOKEN``; None admits everyone.
+        max_request_bytes: The longest ticket that a caller may announce.
     """
 
     def __init__(self, token: str | None, max_request_bytes: int) -> None:
@@ -57,7 +57,7 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._free = threading.BoundedSemaphore(MOST_CALLS)
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Admission:
-        """Refuse a call of another method, with a wrong token, with too long a ticket, or beyond ``MOST_CALLS``."""
+        """Refuse a call of another method, with a wrong token or an overlong ticket, or beyond ``MOST_CALLS``."""
         method = info.method.name
         if method not in _SERVED:
             raise refusal("not part of this service", method.lower(), "a caller")
@@ -71,7 +71,7 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         return _Admission(self._free)
 
     def _reason(self, given: Sequence[str]) -> str | None:
-        """Why a call with these headers is not admitted, or None."""
+        """Return why a call with these headers is refused; None if it is admitted."""
         if self._expected is None:
             return None
         if not given:
@@ -96,7 +96,7 @@ def answered(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def too_long(length: int, most: int) -> str | None:
-    """Why a ticket of so many bytes is refused, or None."""
+    """Return why a ticket of ``length`` bytes is refused; None if it is short enough."""
     return f"the request has {length} bytes, more than {most}" if length > most else None
 
 
@@ -126,7 +126,7 @@ def _flight_error(flight_kind: Callable[..., flight.FlightError], kind: ErrorKin
 
 
 def _without_folders(line: str) -> str:
-    """Return a line for callers, in which no path says where its file lies on this machine; the log keeps the path."""
+    """Return a line without the folders of paths, for callers; the log keeps the whole paths."""
     known = {*sys.path, sys.prefix, str(Path.home()), str(Path.cwd()), tempfile.gettempdir()} - {"", "/"}
     for folder in sorted(known, key=len, reverse=True):  # those with spaces in their names, too
         line = line.replace(f"{folder.rstrip('/')}/", "…/")
@@ -134,6 +134,6 @@ def _without_folders(line: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return text of a caller as one short line without control characters, which cannot forge a line of the log."""
+    """Return a caller's text as one short line without control characters, safe for the log."""
     line = re.sub(r"[^\x20-\x7e\u00a1-\ud7ff\ue000-\uffff]+", " ", text)
     return line if len(line) <= 300 else line[:299] + "…"

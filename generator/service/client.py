@@ -36,7 +36,7 @@ _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
 class EndpointLost(OperationError):  # noqa: N818 - says what happened
-    """An endpoint does not answer, or not by this protocol; it may do the work later."""
+    """An endpoint does not answer, or answers by another protocol; it may do the work later."""
 
 
 class WorkFailed(OperationError):  # noqa: N818 - says what happened
@@ -51,7 +51,7 @@ _ERRORS: dict[ErrorKind, type[KvdriftError]] = {
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches ``host``."""
+    """Tell whether only this machine reaches ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -59,7 +59,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Call:
-    """A request under way, for another thread to watch: when its last sign of life was, and how to cancel it."""
+    """A request under way, watched by another thread: the time of its last sign of life, and a way to cancel it."""
 
     def __init__(self) -> None:
         self.heard = time.monotonic()
@@ -68,7 +68,7 @@ class Call:
         self._cancelled = False
 
     def opened(self, end: Callable[[], None]) -> None:
-        """Note that the answer begins; ``end`` cancels it."""
+        """Record that the answer begins; ``end`` cancels it."""
         with self._lock:
             self._end = end
         self.sign_of_life()
@@ -76,7 +76,7 @@ class Call:
             end()
 
     def sign_of_life(self) -> None:
-        """Note that something arrived."""
+        """Record that data arrived."""
         self.heard = time.monotonic()
 
     def cancel(self) -> None:
@@ -116,7 +116,7 @@ class ServiceAddress:
             raise InputError(f"{where}: the token would cross the network unencrypted; use grpc+tls://")
 
     def identity(self) -> Identity:
-        """Ask what the endpoint serves.
+        """Ask the endpoint which model it serves.
 
         Raises:
             InputError: The endpoint refuses the caller.
@@ -136,8 +136,8 @@ class ServiceAddress:
         """Ask for units, and return all of them.
 
         Args:
-            request: What to generate.
-            call: Receives the signs of life; the holder decides how long to wait, and cancels.
+            request: The units to generate.
+            call: Records signs of life; its holder decides how long to wait, and cancels.
 
         Raises:
             InputError: The endpoint refuses the request.
@@ -180,10 +180,10 @@ class ServiceAddress:
         return units
 
     def _connection(self) -> flight.FlightClient:
-        """Open a connection of its own.
+        """Open a new connection.
 
-        A call to a machine that does not even answer pings cannot be cancelled. The keepalive options end it after
-        twice the timeout, so that no thread waits for ever.
+        A call to a machine that does not even answer pings cannot be cancelled. The keepalive options end such a call
+        after twice the timeout, so that no thread waits for ever.
         """
         pings = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
         options = [("grpc.use_local_subchannel_pool", 1), *((name, round(self.timeout * 2000)) for name in pings)]
@@ -202,7 +202,7 @@ class ServiceAddress:
         return flight.FlightCallOptions(timeout=timeout, headers=headers)
 
     def _error(self, error: Exception) -> KvdriftError:
-        """Return the error for what Flight raised: the service's message, or else the reason that gRPC gives."""
+        """Return the error for an exception of Flight: the service's message, or else gRPC's reason."""
         try:
             message = ErrorMessage.model_validate_json(getattr(error, "extra_info", b""))
         except ValidationError:
@@ -213,13 +213,13 @@ class ServiceAddress:
         return EndpointLost(f"endpoint {self.location}: its answer is not one of this version of kvdrift")
 
     def _handshake_hint(self) -> str:
-        """Say what makes a service end a connection at once: gRPC tells neither end more."""
+        """Return a hint why a service may end a connection at once, since gRPC does not say."""
         if not self.location.startswith(TLS_SCHEME):
             return "a service with TLS is grpc+tls://HOST:PORT"
         return "a service with a token wants --token-file" if self.token is None else "is the token the same there?"
 
     def _reason(self, text: str) -> str:
-        """Return why a call failed, from gRPC's text without the parts for its developers."""
+        """Return the reason of a failed call, from gRPC's text without the parts for its developers."""
         text = (text.partition("with message: ")[2] or text).partition(". gRPC client debug context")[0]
         reason = re.sub(r"^[A-Z_]+: ", "", text.rpartition("last error: ")[2])
         if "failed to connect" in text and re.search("Socket closed|Connection reset", text):

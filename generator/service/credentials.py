@@ -1,4 +1,4 @@
-"""Files of tokens and certificates, read for the two ends of a service."""
+"""Read files of tokens and certificates, for both ends of a service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_TOKEN = 16  # characters; shorter ones can be guessed
 
 
 def read_token(path: Path) -> str:
-    """Read the file of ``--token-file``."""
+    """Return the token in the file of ``--token-file``."""
     if os.name == "posix" and path.is_file() and (mode := stat.S_IMODE(path.stat().st_mode)) & _OTHERS:
         raise InputError(
             f"--token-file {path}: others can read it (mode {mode:03o}); chmod 600 {shlex.quote(str(path))}"
@@ -29,7 +29,7 @@ def read_token(path: Path) -> str:
 
 
 def read_pem(option: str, path: Path) -> bytes:
-    """Read a file of PEM certificates or keys that ``option`` names."""
+    """Return the content of a PEM file of certificates or keys that ``option`` names."""
     content = _read(option, path)
     if b"-----BEGIN " not in content:
         raise InputError(f"{option} {path}: is not PEM (no -----BEGIN line)")

@@ -1,4 +1,4 @@
-"""What a service says of the model that it serves."""
+"""The report of a service about the model that it serves."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from schema.tables import SCHEMA_VERSION
 def identity_of(model: LoadedModel, revision: str | None) -> Identity:
     """Return the identity of a model that was loaded at ``revision``.
 
-    The source of every selector, codec and policy is read too: a service goes on with what it has loaded, whatever
-    becomes of the files.
+    The source of every selector, codec and policy is read now, since a service continues with the loaded code even if
+    the files change.
     """
     if model.files.weights_sha256 is None:
         raise InputError(f"model.id = '{model.id}': the files of its weights are not found again")

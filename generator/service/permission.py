@@ -1,7 +1,7 @@
-"""Which modules a request may have the service import: importing a module runs its code.
+"""Decide which modules a request may let the service import, since importing a module runs its code.
 
-Names of the package's own and entry points need no permission: who installed the distribution has chosen them. A module
-is named by the command line of the service, or it is refused.
+Names of the package and entry points need no permission, since whoever installed the distribution chose them. Other
+modules must be named on the service's command line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OPTION = "--allow-module"
 
 
 def load_modules(names: Iterable[str]) -> frozenset[str]:
-    """Import the modules of ``--allow-module``, so that what is wrong with one is said before the service begins."""
+    """Import the modules of ``--allow-module``, so that errors show before the service begins."""
     allowed = frozenset(names)
     for name in sorted(allowed):
         where = f"{OPTION} '{name}'"
@@ -28,7 +28,7 @@ def load_modules(names: Iterable[str]) -> frozenset[str]:
 
 
 def check_modules(pending: Collection[PendingMessage], allowed: Collection[str]) -> None:
-    """Check that a request names no module but allowed ones."""
+    """Refuse a request that names a module which is not allowed."""
     for number, item in enumerate(pending):
         parts = {
             "selector": item.action.selector, "codec": item.action.codec_name, "policy": item.action.policy_name,

@@ -37,11 +37,11 @@ PROTOCOL = 7
 IDENTITY_ACTION = "identity"
 """Name of the service's only Flight action."""
 LENGTH_HEADER = "kvdrift-request-bytes"
-"""The header in which a caller says how long its ticket is; one that is too long is refused before it is copied."""
+"""The header with the length of a caller's ticket; an overlong ticket is refused before it is copied."""
 
 HEARTBEAT_SECONDS = 1.0
 MAX_EVENTS = 2**24
-"""Replicates times positions of one request: about 1 GB of events."""
+"""The most replicates times positions of one request: about 1 GB of events."""
 
 _INT32_END = 2**31
 
@@ -49,14 +49,14 @@ _Text = Annotated[str, Field(max_length=1000)]
 
 
 class RequestState(StrEnum):
-    """Where a request is, as every batch of its answer says."""
+    """The state of a request, given in every batch of its answer."""
 
     WAITING = "waiting"
     GENERATING = "generating"
 
 
 class ErrorKind(StrEnum):
-    """Why a call failed: the caller's mistake, work that failed, or a service that cannot take it now."""
+    """The reason of a failed call: the caller's mistake, failed work, or a service that cannot take it now."""
 
     REFUSED = "refused"
     FAILED = "failed"
@@ -82,7 +82,7 @@ class _Message(BaseModel):
 
 
 class Identity(_Message):
-    """What an endpoint serves.
+    """The report of an endpoint about itself.
 
     Attributes:
         protocol: Version of this protocol.
@@ -90,8 +90,8 @@ class Identity(_Message):
         numerics: Version of the generator's own arithmetic.
         model: The model's id as a study file gives it.
         device: The device, as torch names it.
-        revision: The model's revision, None for the default one.
-        positions: Most tokens, prompt and generated, that the model was made for.
+        revision: The model's revision; None for the default.
+        positions: The most tokens, prompt and generated, that the model was made for.
         weights: SHA-256 of the model's configuration and weights.
         versions: Versions of the libraries that compute, and the name of the GPU.
     """
@@ -109,7 +109,7 @@ class Identity(_Message):
 
 
 class DocumentMessage(_Message):
-    """A document as generation needs it: without its answers."""
+    """A document without its answers, which generation does not need."""
 
     doc: _Text
     stratum: _Text
@@ -120,12 +120,12 @@ class DocumentMessage(_Message):
 
     @property
     def document(self) -> Document:
-        """The document."""
+        """Return the document."""
         return Document(tokens=tuple(self.tokens), **self.model_dump(exclude={"tokens"}))
 
 
 class LawMessage(_Message):
-    """A study by name, with the law of its tokens."""
+    """The name of a study, with its law of tokens."""
 
     study: _Text
     temperature: Temperature
@@ -134,15 +134,15 @@ class LawMessage(_Message):
 
     @property
     def law(self) -> SamplingLaw:
-        """The law that tokens are drawn by."""
+        """Return the law of tokens."""
         return SamplingLaw(self.temperature, self.top_p, self.top_k)
 
 
 class PendingMessage(_Message):
-    """Replicates ``first .. first + count - 1`` of a revision of an action of the study file or of the control.
+    """Replicates ``first .. first + count - 1`` of a revision of an action, from the study file or the control.
 
-    ``selector_sha256`` is that of the client, which the service's must equal. ``of`` is the study that they are of,
-    where it is another one than the request's.
+    ``selector_sha256`` is computed by the client, and the service's must equal it. ``of`` is the study of the
+    replicates, if it differs from the request's study.
     """
 
     action: ActionSection
@@ -177,7 +177,7 @@ class GenerationRequest(LawMessage):
         cls, study: Study, identity: Identity, document: Document, pending: Sequence[PendingUnit],
         tokenizer: str | None = None,
     ) -> Self:  # fmt: skip
-        """Make the request for a document's pending units, to the endpoint of this identity."""
+        """Return the request for a document's pending units, for the endpoint with this identity."""
         sections: dict[str, object] = {section.name: section.model_dump() for section in study.actions}
         sections[CONTROL_ACTION] = {"name": CONTROL_ACTION, "selector": "full", "keep": "all"}
         shown = ("doc", "stratum", "cluster", "task", "source")
@@ -202,7 +202,7 @@ class GenerationRequest(LawMessage):
         })  # fmt: skip
 
     def check(self, identity: Identity, vocabulary: int) -> None:
-        """Check that the endpoint of this identity, whose vocabulary has so many tokens, can do what is asked.
+        """Check that the endpoint with this identity, and a vocabulary of this size, can do the work.
 
         Raises:
             InputError: It cannot, or the request is too large.
@@ -229,7 +229,7 @@ class GenerationRequest(LawMessage):
             raise InputError(f"pending: {events} replicates x positions, at most {MAX_EVENTS} in one request")
 
     def expected_records(self) -> list[dict[str, Any]]:
-        """Return what the record of each asked unit must say."""
+        """Return the values that the record of each requested unit must have."""
         shared = {
             "model": self.model, "doc": self.document.doc, "horizon": self.horizon,
             "seed": self.seed, "weights_sha256": self.weights, "tokenizer_sha256": self.tokenizer,
@@ -255,7 +255,7 @@ class ErrorMessage(_Message):
 
 
 class KeptMessage(_Message):
-    """What is left of a prompt's entries: ``counts`` is int32 [groups of layers, n], as zlib in base64."""
+    """The kept entries of a prompt: ``counts`` is int32 [groups of layers, n], as zlib in base64."""
 
     layers: Annotated[int, Field(ge=1, lt=_INT32_END)]
     pairs: Annotated[int, Field(ge=1)]
@@ -265,19 +265,19 @@ class KeptMessage(_Message):
 
     @classmethod
     def of(cls, kept: KeptEntries) -> Self:
-        """Make the message."""
+        """Return the message about kept entries."""
         packed = base64.b64encode(zlib.compress(kept.counts.astype("<i4").tobytes(), 1)).decode("ascii")
         return cls(layers=kept.layers, pairs=kept.pairs, step=kept.step, entries=kept.counts.shape[1], counts=packed)
 
     @property
     def kept(self) -> KeptEntries:
-        """What it says."""
+        """Return the kept entries."""
         counts = np.frombuffer(zlib.decompress(base64.b64decode(self.counts)), "<i4").astype(np.int32)
         return KeptEntries(self.layers, self.pairs, counts.reshape(-1, self.entries), self.step)
 
 
 class StreamMetadata(_Message):
-    """The metadata of a batch: where the request is; with a unit's last batch its record, and what it keeps."""
+    """The metadata of a batch: the request's state; with a unit's last batch also its record and its kept entries."""
 
     state: RequestState
     unit: dict[str, Any] | None = None

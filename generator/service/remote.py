@@ -1,7 +1,7 @@
-"""Generation at one endpoint, which may die, hang or fail for a while without loss of work.
+"""Generate at one endpoint, which may die, hang or fail for a while without loss of work.
 
-A thread asks for one document at a time, and the thread that consumes the units watches it. The next document is asked
-for before the consumer stores the last one. A lost endpoint is asked again after ever longer pauses.
+A thread requests one document at a time, and the thread that consumes the units watches it. The next document is
+requested before the consumer stores the last one. A lost endpoint is asked again after ever longer pauses.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Attempt:
     outcome: list[Unit] | Exception | None = None
 
     def wait(self, timeout: float) -> list[Unit] | Exception | None:
-        """Return the outcome; None if no sign of life came for ``timeout`` seconds, and then the call is cancelled."""
+        """Return the outcome; None, and cancel the call, if no sign of life came for ``timeout`` seconds."""
         while not self.ended.wait(_LOOK_SECONDS):
             if time.monotonic() - self.call.heard > timeout:
                 self.call.cancel()
@@ -57,7 +57,7 @@ class RemoteGenerator:
     Args:
         address: The endpoint.
         studies: The studies: one model, under one law or several.
-        say: Is told in a line when the endpoint is lost and when it is back.
+        say: Called with a line when the endpoint is lost and when it is back.
         pause: Seconds until a lost endpoint is asked again for the first time.
 
     """
@@ -77,10 +77,10 @@ class RemoteGenerator:
         self._attempt: _Attempt | None = None
 
     def check(self, made_on: GpuKinds | None = None) -> None:
-        """Ask the endpoint what it serves, unless that was done.
+        """Ask the endpoint for its identity, unless that was done, and check it.
 
         Args:
-            made_on: The GPUs that the units of the studies were made on so far.
+            made_on: The GPU models that made the studies' units so far.
 
         Raises:
             InputError: The endpoint refuses the caller or serves something else than the studies ask for.
@@ -99,7 +99,7 @@ class RemoteGenerator:
         self._check_gpu(self._asked())
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return what makes the units of the study's actions: the endpoint's weights, this machine's tokenizer.
+        """Return a function that gives an action's identity, from the endpoint's weights and this machine's tokenizer.
 
         Raises:
             InputError: The endpoint refuses the caller or serves something else than the studies ask for.
@@ -141,7 +141,7 @@ class RemoteGenerator:
                 self._attempt = None
 
     def _begin(self, study: Study, document: Document, units: Units) -> None:
-        """Ask for the units of a document. The thread is a daemon: nobody waits for a call that cannot be cancelled."""
+        """Request a document's units in a daemon thread, since a call may be impossible to cancel."""
         self._attempt = _Attempt()
         threading.Thread(target=self._ask, args=(study, document, units, self._attempt), daemon=True).start()
 
@@ -155,7 +155,7 @@ class RemoteGenerator:
         attempt.ended.set()
 
     def _settled(self, study: Study, document: Document, units: Units) -> list[Unit]:
-        """Return a document's units, asked for again while the endpoint is lost."""
+        """Return a document's units; the request is repeated while the endpoint is lost."""
         failed = False
         while True:
             assert self._attempt is not None  # noqa: S101 - begun by the caller
@@ -187,7 +187,7 @@ class RemoteGenerator:
             self._say(f"{reason}; its work will be repeated")
 
     def _asked(self) -> Identity:
-        """Return what the endpoint serves, which the studies must ask for."""
+        """Return the endpoint's identity, which must be the one that the studies ask for."""
         if self._identity is None:
             self._identity = self._recognized(self._address.identity())
         return self._identity
@@ -213,7 +213,7 @@ class RemoteGenerator:
         return identity
 
     def _check_gpu(self, identity: Identity) -> None:
-        """Hold the endpoint's GPU against those of the study's units."""
+        """Compare the endpoint's GPU with those of the studies' units."""
         gpu = identity.versions.get("gpu")
         if self._gpus is None:
             self._gpus = GpuKinds.at(self._where, gpu)
@@ -223,7 +223,7 @@ class RemoteGenerator:
             self._say(f"{line}, and each unit says which one made it")
 
     def _tokenizer_of(self, study: Study) -> str | None:
-        """SHA-256 of the tokenizer of this machine, where the prompts are made; None without one."""
+        """Return the SHA-256 of this machine's tokenizer, with which the prompts are made; None without one."""
         if self._tokenizer is None:
             self._tokenizer = (tokenizer_sha256(model_location(study.model), study.model.revision),)
         return self._tokenizer[0]

@@ -1,7 +1,8 @@
-"""The server side: checks requests, and gives the model to one request at a time.
+"""The server side: check requests, and give the model to one request at a time.
 
 Flight answers requests in its own threads, and the model belongs to the thread that calls ``GenerationService.run``.
-Requests pass from the first to the second in a queue, and each request's results come back in a queue of its own.
+Requests pass from Flight's threads to that thread in a queue, and each request's results come back in a queue of its
+own.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ _BATCH_ROWS = 2**16
 
 
 class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
-    """Serves one model; listens as soon as it is made, and generates while a thread is in ``run``.
+    """Serves one model; listens from the beginning, and generates while a thread is in ``run``.
 
     Args:
-        location: Flight URI to listen on, such as grpc://127.0.0.1:0; port 0 is any free port.
-        token: What callers must present as ``authorization: Bearer TOKEN``; None admits everyone.
+        location: The Flight URI to listen on, such as grpc://127.0.0.1:0; port 0 is any free port.
+        token: The token that callers must send as ``authorization: Bearer TOKEN``; None admits everyone.
         certificate: PEM of a certificate chain and of its key, for a ``grpc+tls`` location.
-        max_request_bytes: Longest ticket that is read.
-        allowed: The modules that a ticket may name; without them its names are the package's and entry points.
+        max_request_bytes: The longest ticket that is read.
+        allowed: The modules that a ticket may name, besides the package's names and entry points.
 
     Raises:
         OSError: The location cannot be listened on, or the certificate is invalid.
@@ -77,7 +78,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
             raise OSError(str(error)) from error
 
     def run(self) -> None:
-        """Generate what is asked for until the calling thread is interrupted; what nobody waits for ends unfinished.
+        """Generate the requested units until the calling thread is interrupted; abandoned requests end unfinished.
 
         Raises:
             OperationError: The device computes nothing more.
@@ -88,7 +89,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
             self._under_way.generate(model)
 
     def _go_on(self) -> None:
-        """Stop the work before the next pass through the network if nobody waits for it."""
+        """Raise an error before the next pass through the network if nobody waits for the work."""
         if self._under_way is not None and self._under_way.abandoned.is_set():
             raise StoppedError
 
@@ -124,7 +125,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
 
     @answered
     def list_flights(self, _context: flight.ServerCallContext, _criteria: bytes) -> list[Any]:
-        """Return nothing: events exist only once they are asked for."""
+        """Return nothing, since events exist only once they are requested."""
         return []
 
     def _stream(self, request: _Request, is_cancelled: Callable[[], bool]) -> Iterator[tuple[pa.RecordBatch, bytes]]:
@@ -165,7 +166,7 @@ class _Request:
         self.messages: queue.SimpleQueue[RequestState | Unit | flight.FlightError | None] = queue.SimpleQueue()
 
     def error(self) -> flight.FlightError | None:
-        """Take the messages that are there, and return the error among them, with which the service may have ended."""
+        """Take all waiting messages, and return the error among them, with which the service may have ended."""
         while True:
             try:
                 message = self.messages.get_nowait()
@@ -203,8 +204,8 @@ def requested_work(request: GenerationRequest, allowed: Collection[str]) -> tupl
     """Return the request's document and pending units.
 
     Args:
-        request: What a caller asks for.
-        allowed: The modules that it may name.
+        request: The caller's request.
+        allowed: The modules that the request may name.
     """
     check_modules(request.pending, allowed)
     pending = [
@@ -230,7 +231,7 @@ def requested_work(request: GenerationRequest, allowed: Collection[str]) -> tupl
 
 
 def _batches(unit: Unit) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-    """Yield a unit's events in batches; the metadata of the last one has the unit's record."""
+    """Yield a unit's events in batches; the metadata of the last batch has the unit's record."""
     batches = unit.events.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS)
     for batch in batches[:-1]:
         yield batch, StreamMetadata(state=RequestState.GENERATING).encoded()

@@ -1,7 +1,7 @@
-"""The certificate of a token: by it a service with TLS knows its callers before they send a message.
+"""The certificate of a token, by which a service with TLS recognizes its callers before they send a message.
 
 Both ends make the same key and certificate from the token. The service trusts no other certificate of a caller, and the
-caller shows it in the handshake. A stranger so never gets to send what the service would have to receive.
+caller shows it in the handshake. So a stranger cannot send a message that the service would have to receive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TokenCertificate:
 
 @cache
 def token_certificate(token: str) -> TokenCertificate:
-    """Make the certificate of a token, which is the same, byte for byte, wherever it is made."""
+    """Return the certificate of a token, which is the same, byte for byte, on every machine."""
     secret = Scrypt(salt=_SALT, length=48, n=2**14, r=8, p=1).derive(token.encode())  # slow to try tokens with
     key = ec.derive_private_key(int.from_bytes(secret) % (_CURVE.group_order - 1) + 1, _CURVE)
     certificate = (

@@ -1,4 +1,4 @@
-"""A decoder-only transformer in memory, and what computing with it needs."""
+"""A decoder-only transformer in memory, with the settings that computing needs."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class Decoder:
     Attributes:
         id: The model's id in the study file.
         network: A transformers causal language model in evaluation mode.
-        device: Where tokens go in and laws come out; with a device map, layers may lie on other devices.
+        device: The device of tokens and laws; with a device map, layers may be on other devices.
         dtype: The floating-point type of the weights.
-        eos_tokens: Tokens that end a continuation; the first one fills the positions after the end.
-        positions: The largest number of tokens, prompt and generated ones, that the model was made for.
+        eos_tokens: Tokens that end a continuation; the first fills the positions after the end.
+        positions: The largest number of tokens, prompt and generated tokens, that the model was made for.
         shape: The numbers that memory depends on.
         rows: The multiple of rows to decode with, and how exact that is.
-        threads: How many threads computations on a CPU use; None for torch's own number.
-        memory_share: How much of the memory that is available decoding may take.
+        threads: The number of threads of computations on a CPU; None for torch's own number.
+        memory_share: The share of the available memory that decoding may take.
         logits_dtype: "float32", or None for the dtype of the weights, to which logits are rounded.
-        law: What is made of logits before tokens are drawn.
-        traits: What selectors may need to know of its layers.
+        law: The law applied to logits.
+        traits: Properties of its layers that selectors may need.
         switch: The number of positions beyond which RoPE has other frequencies, if there is one.
-        steps: Whole steps that have been tried, and how exact they were.
-        before_pass: Is called before every pass through the network; what it raises ends the pass.
+        steps: The whole steps that have been tried, and how exact they were.
+        before_pass: Called before every pass through the network; an error that it raises ends the pass.
     """
 
     id: str
@@ -70,7 +70,7 @@ class Decoder:
 
     @property
     def row_multiple(self) -> int:
-        """What the number of rows computed at once is a multiple of."""
+        """The number of rows computed at once is a multiple of this."""
         return self.rows.multiple
 
     @property
@@ -87,16 +87,17 @@ class Decoder:
 
 
 def keep_freed_blocks() -> None:
-    """Let glibc use blocks again that were freed, up to 64 MiB of them, which the system would fill with zeros anew.
+    """Let glibc reuse freed blocks, up to 64 MiB, which the system would otherwise fill with zeros again.
 
-    It keeps up to twice the largest block that was ever freed, of those below 32 MiB: this frees one of that size.
+    glibc keeps up to twice the largest block below 32 MiB that was ever freed; this function frees a block of nearly
+    that size.
     """
     torch.empty(_KEPT_BYTES, dtype=torch.uint8)
 
 
 @contextmanager
 def torch_threads(threads: int | None) -> Iterator[None]:
-    """Let torch use so many threads inside the block, and as many as before after it; None changes nothing."""
+    """Let torch use ``threads`` threads inside the block, and its earlier number after it; None changes nothing."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -108,10 +109,10 @@ def torch_threads(threads: int | None) -> Iterator[None]:
 
 @contextmanager
 def whole_sums(device: str) -> Iterator[None]:
-    """Forbid cuBLAS inside the block to split a product's sums, in which a row would depend on how many there are.
+    """Forbid cuBLAS inside the block to split a product's sums, which would make a row depend on the number of rows.
 
-    It may otherwise sum parts of 16 bits apart. Only cuBLASLt can be told so: the library that torch uses by default
-    then refuses every product of 16 bits. On other devices than CUDA nothing changes.
+    cuBLAS may otherwise sum parts of 16 bits separately. Only cuBLASLt has such a setting; the library that torch uses
+    by default then refuses every product of 16 bits. On other devices than CUDA nothing changes.
     """
     if torch.device(device).type != "cuda":
         yield
@@ -133,16 +134,16 @@ def whole_sums(device: str) -> Iterator[None]:
 
 
 def is_device_lost(error: Exception) -> bool:
-    """Tell whether an error says that the GPU computes nothing more for this process."""
+    """Tell whether an error says that the GPU can compute nothing more in this process."""
     return _DEVICE_LOST.search(str(error)) is not None
 
 
 def check_prompt(
     document: Document, horizon: int, positions: int | None, vocabulary: int | None, switch: int | None = None
 ) -> None:
-    """Refuse a document that the model cannot read; ``positions`` and ``vocabulary`` are None where not known.
+    """Refuse a document that the model cannot read; ``positions`` and ``vocabulary`` are None if unknown.
 
-    If RoPE has other frequencies beyond ``switch`` positions, prompt and continuation lie on one side of it.
+    If RoPE has other frequencies beyond ``switch`` positions, prompt and continuation must be on one side of it.
     """
     if not document.tokens:
         raise InputError(f"document '{document.doc}': the tokenizer makes no token of its prompt")

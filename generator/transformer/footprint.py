@@ -1,4 +1,4 @@
-"""What a study's model, caches and decoding take in bytes, before the model is loaded."""
+"""Estimate the bytes of a study's model, caches and decoding, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ class Footprint:
     weight_bytes: int
 
     def cache_bytes(self, entries: int, holding: Holding, *, indexed: bool) -> int:
-        """Bytes of payload, scales, index and metadata of ``entries`` per KV head and layer, as they are stored.
+        """Return the bytes of ``entries`` per KV head and layer as stored: payload, scales, index and metadata.
 
-        A layer with a window holds the window's own entries, of a prompt that is longer than the window, and a layer
-        with a state holds that.
+        A layer with a window holds at most the window's entries. A layer with a state holds the state.
 
-        ``indexed`` says whether entries are ever removed; without that there is no index.
+        ``indexed`` says whether entries are ever removed; otherwise there is no index.
         """
         shape = self.shape
         part = torch.empty((shape.kv_heads, entries, shape.head_size), dtype=DTYPES[shape.dtype], device="meta")
@@ -47,7 +46,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How many replicates are decoded at once, and the bytes that it takes besides the weights."""
+    """The number of replicates decoded at once, and the bytes that decoding takes besides the weights."""
 
     replicates: int
     replicates_at_once: int
@@ -74,7 +73,7 @@ def plan_memory(
     available_bytes: int, estimator: str, *, apart: bool = False, scored: int = 0,
     others: Sequence[tuple[ModelShape, Sequence[int], Sequence[int]]] = (), packed: bool = False,
 ) -> MemoryPlan:  # fmt: skip
-    """Plan the memory of one document; at least one replicate is planned, whether or not it fits.
+    """Plan the memory of one document; at least one replicate is planned, even if it does not fit.
 
     n is ``entries``; ``kept`` has m of each action, and ``replicates`` how many it has. ``available_bytes`` are left
     besides the weights. ``apart`` says whether an action's prompt is prefilled apart; one such prompt is in memory at a
@@ -112,7 +111,7 @@ def plan_memory(
 
 
 def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> Footprint | None:
-    """Return the model's footprint; None where its ``config.json`` is not on this machine."""
+    """Return the model's footprint; None if its ``config.json`` is not on this machine."""
     config = local_configuration(model_id, revision)
     if config is None or dtype not in DTYPES:
         return None
@@ -128,7 +127,7 @@ def local_footprint(model_id: str, dtype: str, revision: str | None = None) -> F
 
 
 def _numbers(file: Path) -> int:
-    """How many numbers a safetensors file has, by its header."""
+    """Return how many numbers a safetensors file has, by its header."""
     with file.open("rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
@@ -139,8 +138,8 @@ def matrix_bytes(shape: ModelShape, tables: int, inner: int | None = None) -> in
 
     Args:
         shape: The model's numbers.
-        tables: 1 if the embedding is the head, else 2.
-        inner: The inner width of an MLP or of all experts together, if it is not the one that a token goes through.
+        tables: 1 if the embedding is also the head, else 2.
+        inner: The inner width of an MLP or of all experts together, if a token does not go through all of it.
     """
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_size
     layers = shape.layers * shape.width * (attention + 3 * (inner or shape.inner_width))
@@ -148,7 +147,7 @@ def matrix_bytes(shape: ModelShape, tables: int, inner: int | None = None) -> in
 
 
 def memory_here(device: str, device_map: str | None) -> int | None:
-    """Bytes that can be allocated on the device, or on all GPUs of a device map; None where there is none."""
+    """Return the bytes that can be allocated on the device, or on all GPUs of a device map; None without one."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     devices = [device] if device_map is None else gpus or ["cpu"]
     try:

@@ -52,16 +52,16 @@ def load_model(
 ) -> LoadedModel:  # fmt: skip
     """Load a model through transformers.
 
-    Nothing but the result refers to the network: it is freed with its last user.
+    Only the result refers to the network, so it is freed with its last user.
 
     Args:
         model_id: ``kvdrift/tiny``, a local folder or a Hugging Face id.
-        device: Where the weights are placed.
+        device: The device of the weights.
         dtype: A key of ``DTYPES``.
-        revision: Of a Hugging Face id.
-        device_map: "auto" spreads the layers over the GPUs there are, by accelerate; ``device`` is then not used.
+        revision: The revision of a Hugging Face id.
+        device_map: "auto" spreads the layers over the GPUs by accelerate; ``device`` is then not used.
         logits_dtype: "float32", or None for ``dtype``, to which logits are then rounded.
-        name: What the store calls the model, where a study file names its folder otherwise; ``model_id`` by default.
+        name: The model's name in the store, if it differs from ``model_id``.
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
     before = model_identity(model_id, revision)
@@ -132,7 +132,7 @@ def _network(model_id: str, revision: str | None, dtype: str, device_map: str | 
 
 
 def _place(network: Any, device: str, device_map: str | None) -> str:
-    """Move the network to the device, unless a device map has placed it; returns where its tokens go in."""
+    """Move the network to the device, unless a device map has placed it; return the device of its tokens."""
     if device_map is not None:
         if any(parameter.is_meta for parameter in network.parameters()):  # they lie on disk or in the host's memory
             problem = "the weights do not fit the memory of the devices here"

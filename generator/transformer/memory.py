@@ -1,4 +1,4 @@
-"""How much memory generation takes, by the model's configuration, how much is available, and whether it was enough."""
+"""Estimate the memory of generation from the model's configuration, and find the available memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SHARE = 0.9  # of the available memory; the allocator wastes some of it
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers of a decoder-only transformer that memory depends on."""
+    """The numbers of a decoder-only transformer on which memory depends."""
 
     layers: int
     width: int  # of hidden states
@@ -103,7 +103,7 @@ class ModelShape:
 
     @property
     def activation_bytes(self) -> int:
-        """About how many bytes one token takes in a layer: hidden states, the MLP (partly float32), queries."""
+        """Approximate bytes of one token in a layer: hidden states, the MLP (partly float32), queries."""
         attention = 4 * (self.heads + self.kv_heads) * self.head_size
         return (attention + 6 * self.width + 3 * self.inner_width) * self.item_bytes + 8 * self.inner_width
 
@@ -114,20 +114,20 @@ class ModelShape:
 
     @property
     def law_bytes(self) -> int:
-        """Bytes of one stream's logits and law, and of the logits in the law's dtype, if they have another one.
+        """Bytes of one stream's logits and law, and of the logits in the law's dtype if it differs.
 
-        Logits are counted in whichever dtype takes more: that of the weights, or float32 where a study asks for it.
+        Logits are counted in the larger dtype: that of the weights, or float32 if a study asks for it.
         """
         law, columns = self.probabilities_bytes, padded_vocabulary(self.vocabulary)
         logits = [columns * item for item in (self.item_bytes, 4)]
         return law + max(own if own == law else own + law for own in logits)
 
     def partial_bytes(self, entries: int) -> int:
-        """Bytes of one stream's attention to each chunk of a prompt, before these are merged: one layer's, float32."""
+        """Return the bytes of one stream's attention to each chunk of a prompt in one layer, float32."""
         return -(-entries // CHUNK) * self.heads * (self.head_size + 1) * 4
 
     def score_bytes(self, entries: int) -> int:
-        """Bytes of the scores of one stream's entries, float32, and of a layer's attention to them while it is used."""
+        """Return the bytes of the scores of one stream's entries, and of a layer's attention weights; float32."""
         return 4 * entries * (self.layers * self.kv_heads + 3 * self.heads)
 
     def replicate_bytes(self, actions: int, entries: int, horizon: int, estimator: str, scored: int = 0) -> int:
@@ -181,7 +181,7 @@ def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def inner_width(config: Mapping[str, Any], experts: int | None) -> int:
-    """Return the width of an MLP, or of so many experts and those that all tokens share."""
+    """Return the width of an MLP, or of ``experts`` experts together with those that all tokens share."""
     if not experts:
         return int(config["intermediate_size"])
     shared = int(config.get("shared_expert_intermediate_size") or 0)
@@ -189,17 +189,17 @@ def inner_width(config: Mapping[str, Any], experts: int | None) -> int:
 
 
 def padded_vocabulary(vocabulary: int) -> int:
-    """Columns of a row of logits or of a law on a GPU: so many that a row takes a multiple of 16 bytes."""
+    """Return the columns of a row of logits or of a law on a GPU, so that a row takes a multiple of 16 bytes."""
     return -(-vocabulary // _COLUMNS) * _COLUMNS
 
 
 def replicates_within(free_bytes: int, replicate_bytes: int) -> int:
-    """How many replicates are decoded at once in so many bytes; at least 1."""
+    """Return how many replicates are decoded at once in ``free_bytes``; at least 1."""
     return max(int(_SHARE * free_bytes) // replicate_bytes, 1)
 
 
 def available_bytes(device: str) -> int:
-    """Bytes that can still be allocated: on a GPU, or on this machine within the process's control groups."""
+    """Return the bytes that can still be allocated on a GPU, or here within the process's control groups."""
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -220,7 +220,7 @@ def _machine_bytes() -> int:
 
 
 def _control_group_bytes() -> Iterator[int]:
-    """What each memory limit leaves, with the page cache that would be given up counted as free."""
+    """Yield the bytes that each memory limit leaves; page cache that would be given up counts as free."""
     try:
         groups = [line.split(":", 2)[1:] for line in _OWN_GROUPS.read_text("ascii").splitlines()]
     except OSError:

@@ -21,8 +21,8 @@ class LoadedModel(Decoder):
     """``generator.generation.model.Model`` of a transformer.
 
     Attributes:
-        files: Fingerprints of the files that it was loaded from; unknown where it was made in memory.
-        stored_bytes: Bytes of the files that hold its weights; None where it was made in memory.
+        files: Fingerprints of the files that it was loaded from; unknown if it was made in memory.
+        stored_bytes: Bytes of its weight files; None if it was made in memory.
     """
 
     files: ModelIdentity = _UNKNOWN
@@ -30,31 +30,31 @@ class LoadedModel(Decoder):
 
     @property
     def models(self) -> list[LoadedModel]:
-        """The model itself."""
+        """A list with the model itself."""
         return [self]
 
     @property
     def pairs_at_once(self) -> int:
-        """Up to how many pairs documents are decoded side by side: where one has too few to keep a CPU busy."""
+        """Documents are decoded side by side up to this number of pairs, to keep a CPU busy."""
         busy = self.threads != 1 or self.device != "cpu"  # what a large model or a GPU computes takes the time
         alone = busy or self.batch_deviation or self.switch is not None  # all rows of a step have RoPE's frequencies
         return 0 if alone else _PAIRS_AT_ONCE
 
     def twins(self, count: int, before: Callable[[], None]) -> Iterator[LoadedModel]:
-        """Make the model ``count`` times for as many threads, each with its share of the memory that is available.
+        """Make the model ``count`` times for as many threads, each with its share of the available memory.
 
-        Each has modules of its own, whose hooks and state are then one thread's, over the same weights.
+        Each has modules of its own over the same weights, so that hooks and state belong to one thread.
 
         Args:
-            count: How many.
-            before: Is called before every pass through the network; what it raises ends the pass.
+            count: The number of threads.
+            before: Called before every pass through the network; an error that it raises ends the pass.
         """
         for _ in range(count):
             network = copy.deepcopy(self.network, {id(weight): weight for weight in self.network.parameters()})
             yield replace(self, network=network, memory_share=self.memory_share / count, before_pass=before)
 
     def identity(self, action: Action) -> ActionIdentity:
-        """What makes the units of an action.
+        """Return the identity of an action's units.
 
         Raises:
             InputError: The selector's source cannot be read.
@@ -62,19 +62,19 @@ class LoadedModel(Decoder):
         return self.files.of(action.parts)
 
     def weight_bytes(self, action: Action) -> int | None:  # noqa: ARG002 - all actions have its weights
-        """Bytes of the files that hold the weights of an action's side."""
+        """Return the bytes of the weight files of an action's side."""
         return self.stored_bytes
 
     def prefill(
         self, document: Document, actions: Sequence[Action], horizon: int, sharing: int | None = None
     ) -> PrefilledPrompt:
-        """Process the document's prompt, recording what the selectors of ``actions`` need.
+        """Process the document's prompt, recording the data that the selectors of ``actions`` need.
 
         Args:
-            document: What is read.
-            actions: Of which each gets a cache.
+            document: The document.
+            actions: The actions, each of which gets a cache.
             horizon: H.
-            sharing: How many actions share the prefill's time, if not ``actions`` alone.
+            sharing: The number of actions that share the prefill's time, if not ``actions`` alone.
         """
         check_prompt(document, horizon, self.positions, self.shape.vocabulary, self.switch)
         return PrefilledPrompt(self, document, actions, horizon, sharing)

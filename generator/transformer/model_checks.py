@@ -1,4 +1,4 @@
-"""What is checked of a model before it is loaded; nothing that loads or computes is imported for it."""
+"""Check a model before it is loaded, without importing anything that loads or computes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from schema.errors import InputError, first_line, nearest
 def check_model(
     model_id: str, *, dtype: str, revision: str | None, device: str = "cpu", device_map: str | None = None
 ) -> bool:
-    """Check what can be known of a model without loading its weights.
+    """Check everything about a model that can be known without loading its weights.
 
     Returns:
-        Whether its weights were checked too, by their headers: not where they are not on this machine.
+        Whether its weights were checked too, by their headers; they are not if they are not on this machine.
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
     if not known_by_family(config) or is_multimodal(model_id, revision):
@@ -48,7 +48,7 @@ def check_model(
 
 
 def known_traits(model_id: str, *, dtype: str, revision: str | None, device: str) -> LayerTraits:
-    """Return what is known of a model's layers without loading the model: by its family, or by a proof of before."""
+    """Return the traits of a model's layers without loading the model: by its family, or from an earlier proof."""
     stated = local_configuration(model_id, revision) or {}
     kind = stated.get("model_type")
     if kind in ARCHITECTURES.values():
@@ -60,7 +60,7 @@ def known_traits(model_id: str, *, dtype: str, revision: str | None, device: str
 
 
 def check_placement(dtype: str, device: str, device_map: str | None) -> None:
-    """Check what a study file says of how its model is run."""
+    """Check the study file's settings of device, dtype and device map."""
     if dtype not in DTYPES:
         raise InputError(f"model.dtype = '{dtype}': {nearest(dtype, DTYPES)}")
     if device_map is None:
@@ -72,14 +72,14 @@ def check_placement(dtype: str, device: str, device_map: str | None) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Return what CUDA_VISIBLE_DEVICES calls each GPU that this process may use, in CUDA's order; uses none of them."""
+    """Return the names of usable GPUs in CUDA_VISIBLE_DEVICES, in CUDA's order; uses none of them."""
     given = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     count = torch.cuda.device_count()
     return given[:count] or [str(number) for number in range(count)]
 
 
 def checked_configuration(model_id: str, dtype: str, revision: str | None, device: str, device_map: str | None) -> Any:
-    """Read the configuration of a model that can be loaded, as far as that shows without its weights."""
+    """Return the configuration of a model; raise an error if it shows that the model cannot be loaded."""
     check_placement(dtype, device, device_map)
     model_source(model_id)  # refuses a folder that is not there or has no configuration
     if local_folder(model_id) is not None and not has_local_weights(model_id):

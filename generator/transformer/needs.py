@@ -1,6 +1,6 @@
-"""What selectors need of a model's layers, by what they ask for, and what a model lacks of it.
+"""Check that a model's layers have what selectors need.
 
-A selector says what it needs by its window and its statistics. Who looks at queries computes attention by itself.
+A selector's window and statistics show what it needs. A selector that looks at queries computes attention by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _OF_KVPRESS = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gemma3_text")  # t
 
 
 def check_layers(action: Action, traits: LayerTraits) -> None:
-    """Refuse an action whose selector, or that of its policy's first cut, needs what a model's layers do not have."""
+    """Raise an error if an action's selector, or its policy's first cut, needs something that layers lack."""
     problem = _missing(action.chooser, traits)
     if problem is not None:
         name = action.selector_name if action.policy is None else type(action.chooser).__name__

@@ -26,32 +26,36 @@ def check(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A selector, codec or policy as in a study file: my_module:MySelector, or another name; an engine; or "
-            "a study file with an engine.",
+            help="A selector, codec or policy as named in a study file, such as my_module:MySelector; an "
+            "engine; or a study file with an engine.",
             autocompletion=completion.checked,
         ),
     ],
     parameter: Annotated[
         list[str] | None,
-        typer.Option("--parameter", metavar="NAME=VALUE", help="A parameter of it; repeat it for several."),
+        typer.Option(
+            "--parameter",
+            metavar="NAME=VALUE",
+            help="A parameter of the selector, codec or policy; repeat the option for several.",
+        ),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option("--weights", metavar="FILE", help="Of an engine, such as llama.cpp: its weights.")
+        Path | None, typer.Option("--weights", metavar="FILE", help="The weights for an engine such as llama.cpp.")
     ] = None,
     kind: Annotated[
         str | None,
         typer.Option(
             metavar="selector|codec|policy",
-            help="Which of them, if several have the name, as of h2o and tova a selector and a policy.",
+            help="The kind to check, if the name has several: h2o and tova are both a selector and a policy.",
         ),
     ] = None,
 ) -> None:
-    """Check a selector, codec or policy on small models: what it keeps, stores or reads, and what is generated with it.
+    """Check a selector, codec or policy on small models: its kept entries, its storage, and its events.
 
-    The name of an engine, such as llama.cpp, checks its adapter; a study file checks the servers or the weights that
-    its sides have.
+    The name of an engine, such as llama.cpp, checks the engine's adapter. A study file with an engine checks its
+    servers or weights.
 
-    A module is found in the working folder, or else among installed ones. Exit code 1: a check fails.
+    A module is found in the working folder, or else among installed modules. Exit code 1: a check fails.
     """
     from generator.generation.engine_models import ENGINES
 
@@ -93,7 +97,7 @@ def _check_study(path: Path) -> NoReturn:
 
     study = load_studies(path)[0]
     if study.model.engine is None:
-        raise InputError(f"{path}: has no engine to check; name a selector, codec or policy of it")
+        raise InputError(f"{path}: has no engine to check; name a selector, codec or policy of the study")
     if study.model.engine != HTTP:
         _check_engine(study.model.engine, gguf_file(study.model.id, study.model.folder))
     model, holds = engine_model(study), list[bool | None]()

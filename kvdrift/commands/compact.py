@@ -20,15 +20,16 @@ _WEEK = 7
 def compact(
     store: StoreArgument,
     vacuum: Annotated[
-        bool, typer.Option("--vacuum", help="Also delete the files that were replaced --keep-days ago or earlier.")
+        bool, typer.Option("--vacuum", help="Also delete files that were replaced at least --keep-days ago.")
     ] = False,
-    keep_days: Annotated[float, typer.Option("--keep-days", min=0, help="Days before --vacuum deletes.")] = _WEEK,
+    keep_days: Annotated[
+        float, typer.Option("--keep-days", min=0, help="Days that --vacuum keeps replaced files.")
+    ] = _WEEK,
 ) -> None:
-    """Put the small files of a store together, so that it opens as quickly with many units as with few.
+    """Merge the small files of a store, so that it opens as quickly with many units as with few.
 
-    No row changes, and what reads or writes the store meanwhile is not disturbed. What is not derived yet is derived
-    first. The small files stay where they are, for what reads earlier versions; --vacuum deletes them some time later,
-    and those versions with them.
+    No row changes, and other processes may read and write the store meanwhile. New events are derived first. The small
+    files stay, since readers of earlier versions need them; --vacuum later deletes them, and these versions with them.
     """
     from kvdrift.console import ConsoleProgress
     from log.store import Store
@@ -38,7 +39,7 @@ def compact(
 
     opened = Store.open(store)
     with ConsoleProgress() as console:
-        console.doing("deriving what is not derived yet")
+        console.doing("deriving new events")
         derived = run_derivation(store, progress=console.derived)
         tables = compacted(opened, console)
         console.doing("writing the catalogue")

@@ -16,20 +16,21 @@ def confirm(
     study: Annotated[
         Path,
         typer.Argument(
-            metavar="STUDY.toml", help="The study file that was explored.", autocompletion=completion.studies
+            metavar="STUDY.toml", help="The study file of the explored study.", autocompletion=completion.studies
         ),
     ],
     action: Annotated[
-        list[str], typer.Option("--action", metavar="NAME", help="An action to confirm; repeat it for several.")
+        list[str], typer.Option("--action", metavar="NAME", help="An action to confirm; repeat the option for several.")
     ],
     store: StudyStoreOption = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write; NAME-confirm.toml by default.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="The file to write; by default NAME-confirm.toml."),
     ] = None,
 ) -> None:
     """Write a study file of some actions and the baseline, on documents that no study in the store has evaluated.
 
-    Run in the same store, what it plans is prespecified.
+    If the new study runs in the same store, its plan is prespecified.
     """
     from flows.plan.confirmation import write_confirmation
     from flows.run.options import default_location

@@ -20,19 +20,21 @@ def derive(
     store: StoreArgument,
     runner: Annotated[
         str | None,
-        typer.Option("--runner", metavar="NAME", help="Beam's runner, such as FlinkRunner; by default FnApiRunner."),
+        typer.Option("--runner", metavar="NAME", help="The Beam runner, such as FlinkRunner; by default FnApiRunner."),
     ] = None,
     runner_option: Annotated[
         list[str] | None,
         typer.Option(
             "--runner-option",
             metavar="NAME=VALUE",
-            help="An option of Beam's for the runner, such as job_endpoint=HOST:PORT; repeat it for several.",
+            help="A Beam option for the runner, such as job_endpoint=HOST:PORT; repeat the option for several.",
         ),
     ] = None,
     cluster: ClusterOption = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on deriving as events arrive, until interrupted.")] = False,
-    interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks with --watch.")] = 0.2,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep deriving new events until interrupted.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.05, help="Seconds between two checks with --watch.")
+    ] = 0.2,
     no_compact: NoCompactOption = False,
 ) -> None:
     """Derive trajectories and steps of all events that lack them."""

@@ -22,7 +22,8 @@ def drop(
         ),
     ],
     study: Annotated[
-        str | None, typer.Option("--study", metavar="NAME", help="The action's study, if several have one.")
+        str | None,
+        typer.Option("--study", metavar="NAME", help="The action's study, if several studies have such an action."),
     ] = None,
 ) -> None:
     """Drop an action that no plan names: no view shows it any more. Its events stay in the log."""

@@ -20,21 +20,25 @@ if TYPE_CHECKING:
 def gate(
     store: StoreArgument,
     quantity: Annotated[
-        str, typer.Option("--quantity", metavar="NAME", help="Such as mismatch; kvdrift list quantities.")
+        str,
+        typer.Option("--quantity", metavar="NAME", help="The quantity, such as mismatch; see kvdrift list quantities."),
     ],
     action: Annotated[
         str,
         typer.Option(
             "--action",
             metavar="NAME",
-            help="The action that is to pass.",
+            help="The action to test.",
             autocompletion=completion.of_store("actions", "action"),
         ),
     ],
     margin: Annotated[
         float,
         typer.Option(
-            "--margin", metavar="M", help="How much worse is still no worse: 0.02 is 2 percentage points; or tokens."
+            "--margin",
+            metavar="M",
+            help="The largest difference that still counts as no worse, in the "
+            "quantity's unit: 0.02 is 2 percentage points.",
         ),
     ],
     baseline: Annotated[
@@ -42,25 +46,30 @@ def gate(
         typer.Option(
             "--baseline",
             metavar="NAME",
-            help="The action it is held against.",
+            help="The action to compare with.",
             autocompletion=completion.of_store("actions", "action"),
         ),
     ] = None,
     over_floor: Annotated[
-        bool, typer.Option("--over-floor", help="Hold it against the floor of the study's engine.")
+        bool, typer.Option("--over-floor", help="Compare with the numerical floor of the study's engine.")
     ] = False,
-    level: Annotated[float, typer.Option("--level", metavar="L", help="How sure an answer must be.")] = 0.95,
-    study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Of several in the store.")] = None,
-    model: Annotated[str | None, typer.Option("--model", metavar="ID", help="Of several of the study.")] = None,
-    stratum: Annotated[
-        str | None, typer.Option("--stratum", metavar="NAME", help="Documents of this one alone.")
+    level: Annotated[float, typer.Option("--level", metavar="L", help="The confidence level of the answer.")] = 0.95,
+    study: Annotated[
+        str | None, typer.Option("--study", metavar="NAME", help="The study, if the store has several.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a line.")] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="ID", help="The model, if the study has several.")
+    ] = None,
+    stratum: Annotated[
+        str | None, typer.Option("--stratum", metavar="NAME", help="Use only documents of this stratum.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a line.")] = False,
     junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write the answer as a JUnit file, for CI.")
+        Path | None,
+        typer.Option("--junit", metavar="FILE", help="Write the answer as a JUnit file for continuous integration."),
     ] = None,
     page: Annotated[
-        bool, typer.Option("--page/--no-page", help="Write the answer to the study's report, if it is there.")
+        bool, typer.Option("--page/--no-page", help="Add the answer to the study's report, if the report exists.")
     ] = True,
 ) -> None:
     """Decide whether an action is at most a margin worse than a baseline, on a finished study.
@@ -79,7 +88,7 @@ def gate(
 
     if (baseline is None) != over_floor:
         wrong = "--baseline and --over-floor" if over_floor else "neither --baseline nor --over-floor"
-        raise InputError(f"kvdrift gate: {wrong}: give one of the two, which an action is held against")
+        raise InputError(f"kvdrift gate: {wrong}: give one of the two to compare with")
     baseline = FLOOR_ACTION if baseline is None else baseline
     asked = f"{quantity}: {action} at most {margin:g} worse than {baseline}"
     try:
@@ -140,7 +149,7 @@ def _line(verdict: Verdict, *, named: bool) -> str:
     parts.append(f"{percent(verdict.interval_level)} interval, {verdict.interval}")
     parts.append(f"{count(verdict.documents)} documents in {count(verdict.clusters)} clusters{few}")
     if verdict.alike:
-        more = "no number of documents like these" if verdict.more is None else f"{count(verdict.more)} more like these"
+        more = "no number of similar documents" if verdict.more is None else f"{count(verdict.more)} more like these"
         parts.append(f"these documents are alike and may lack rare ones: {more} would settle it")
     if verdict.unseen is not None:
         parts.append(

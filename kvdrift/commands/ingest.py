@@ -24,11 +24,15 @@ def ingest(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILES...", help="Parquet or Arrow IPC files of events, or folders of them.")
     ],
-    store: Annotated[str, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; made if missing.")],
+    store: Annotated[
+        str, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; a missing store is made.")
+    ],
     documents: Annotated[
         Path | None,
         typer.Option(
-            "--documents", metavar="FILE", help="CSV, JSONL or Parquet: doc, stratum, split, and what is known."
+            "--documents",
+            metavar="FILE",
+            help="CSV, JSONL or Parquet file with columns doc, stratum, split, and optional columns of documents.",
         ),
     ] = None,
     facts: Annotated[
@@ -36,20 +40,24 @@ def ingest(
         typer.Option(
             "--facts",
             metavar="FILE",
-            help="CSV, JSONL or Parquet: action, and the bytes, seconds and engine that are known.",
+            help="CSV, JSONL or Parquet file with column action, and any of bytes, seconds and engine.",
         ),
     ] = None,
-    pieces: Annotated[bool, typer.Option("--pieces", help="Put replicates together from several files.")] = False,
+    pieces: Annotated[bool, typer.Option("--pieces", help="Take replicates whose rows are in several files.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on taking new files of the folders until interrupted; implies --pieces.")
+        bool, typer.Option("--watch", help="Keep taking new files of the folders until interrupted; implies --pieces.")
     ] = False,
     horizon: Annotated[
         int | None,
-        typer.Option("--horizon", min=1, metavar="H", help="Positions of a replicate, if the store knows no H yet."),
+        typer.Option(
+            "--horizon", min=1, metavar="H", help="The number of positions of a replicate, if the store has no H yet."
+        ),
     ] = None,
-    interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks with --watch.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.05, help="Seconds between two checks with --watch.")
+    ] = 1.0,
 ) -> None:
-    """Append events that another generator made, after checking every one of them.
+    """Check the events that another generator made, and append those without errors.
 
     With --pieces a replicate may be spread over files, in any order: it goes in once all its positions are there. With
     --watch files are taken as they appear.
@@ -100,7 +108,7 @@ def _pieces(
         for line in _lines(report):
             typer.echo(f"kvdrift: {printable(line)}", err=True)
         if interval is not None:
-            said = f"{path}: {_count(report.taken)} went in, {_replicates(report)} wait"
+            said = f"{path}: {_count(report.taken)} were added, {_replicates(report)} wait"
             typer.echo(printable(said), err=True)
 
     def wait() -> bool:
@@ -130,7 +138,7 @@ def _replicates(report: IngestReport) -> str:
 
 def summary(report: IngestReport, location: str) -> str:
     """Return what was done with the files, and the next command."""
-    unread = f", {report.unread} not or not wholly readable" if report.unread else ""
+    unread = f", {report.unread} not readable, or not to the end" if report.unread else ""
     lines = [
         f"files:         {report.files}{unread}",
         f"went in:       {_count(report.taken)}",
@@ -140,7 +148,7 @@ def summary(report: IngestReport, location: str) -> str:
     if report.waiting.units:
         lines.append(f"waiting:       {_replicates(report)} that lack positions")
     if not report.taken.units:
-        lines.append("nothing new: the store is as it was")
+        lines.append("nothing new: the store is unchanged")
     if report.taken.units or report.present.units:
         lines.append(f"next:          kvdrift derive {location}")
     return "\n".join(lines)

@@ -12,15 +12,20 @@ import typer
 def init(
     study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The file to write.")] = Path("my-study.toml"),
     model: Annotated[
-        str, typer.Option("--model", metavar="ID", help="A folder or a Hugging Face id; by default the embedded model.")
+        str,
+        typer.Option(
+            "--model", metavar="ID", help="The model: a folder or a Hugging Face id; by default the embedded model."
+        ),
     ] = "kvdrift/tiny",
     documents: Annotated[
         Path | None,
-        typer.Option("--documents", metavar="FILE", help="Prompts of your own: JSON Lines with id and prompt."),
+        typer.Option("--documents", metavar="FILE", help="Your own prompts: a JSON Lines file with id and prompt."),
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option("--task", metavar="NAME", help="Prompts of a task (kvdrift list tasks); repeat it for several."),
+        typer.Option(
+            "--task", metavar="NAME", help="A task for prompts (see kvdrift list tasks); repeat the option for several."
+        ),
     ] = None,
     length: Annotated[
         int | None, typer.Option("--length", metavar="TOKENS", min=1, help="The most tokens of a prompt.")
@@ -30,7 +35,7 @@ def init(
         typer.Option(
             "--action",
             metavar="NAME=SELECTOR:KEEP",
-            help="An action, as in half=snapkv:1/2; repeat it for several, the baseline first.",
+            help="An action, as in half=snapkv:1/2; repeat the option for several, the baseline first.",
         ),
     ] = None,
     sweep: Annotated[
@@ -38,26 +43,33 @@ def init(
         typer.Option(
             "--sweep",
             metavar="SELECTOR:KEEP,...",
-            help="An action for each retention, as in snapkv:3/4,1/2,1/4; repeat it for several, the baseline first.",
+            help="One action for each retention, as in snapkv:3/4,1/2,1/4; repeat the option for several, the "
+            "baseline first.",
         ),
     ] = None,
     horizon: Annotated[
-        int | None, typer.Option("--horizon", metavar="H", min=1, help="How many tokens are compared; 64 by default.")
+        int | None,
+        typer.Option("--horizon", metavar="H", min=1, help="The number of tokens to compare; by default 64."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", metavar="NAME", help="What decodes in place of kvdrift: llama.cpp.")
+        str | None,
+        typer.Option("--engine", metavar="NAME", help="The engine that decodes in place of kvdrift: llama.cpp."),
     ] = None,
     gguf: Annotated[
         Path | None,
-        typer.Option("--gguf", metavar="FILE", help="The engine's weights; by default the embedded model's."),
+        typer.Option("--gguf", metavar="FILE", help="The engine's weights; by default the embedded model's weights."),
     ] = None,
     cache_types: Annotated[
         str | None,
-        typer.Option("--cache-types", metavar="TYPES", help="An action for each, as in q8_0,q4_0 or q8_0/q4_0 (K/V)."),
+        typer.Option(
+            "--cache-types", metavar="TYPES", help="One action for each cache type, as in q8_0,q4_0 or q8_0/q4_0 (K/V)."
+        ),
     ] = None,
     weights: Annotated[
         list[Path] | None,
-        typer.Option("--weights", metavar="FILE", help="An action with other weights; repeat it for several."),
+        typer.Option(
+            "--weights", metavar="FILE", help="The weights of one more action; repeat the option for several."
+        ),
     ] = None,
 ) -> None:
     """Write a study file with a comment to each key, ready to run; an existing file is never replaced.

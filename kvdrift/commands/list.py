@@ -1,4 +1,4 @@
-"""``kvdrift list``: what can be named in a study file or a query."""
+"""``kvdrift list``: the names that a study file or a query can use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """List what can be named in a study file or a query."""
+    """List the names that a study file or a query can use."""
     listers = {
         "selectors": _selectors, "codecs": _codecs, "policies": _policies, "tasks": _tasks, "views": _views,
         "models": _models, "quantities": _quantities,
@@ -63,7 +63,7 @@ def _policies() -> list[tuple[str, str]]:
 
 
 def _of_kind(part: PartKind[Any], known: Mapping[str, type[Any]]) -> list[tuple[str, str]]:
-    """List the package's classes, those of entry points, and how a study names a class of the user's own."""
+    """List the package's classes, the classes of entry points, and the form in which a study names a user's class."""
     from generator.selectors.own.names import distribution_of, entry_point, entry_point_names, own_class
 
     rows = [(name, _described(kind)) for name, kind in known.items()]
@@ -77,7 +77,7 @@ def _of_kind(part: PartKind[Any], known: Mapping[str, type[Any]]) -> list[tuple[
         except InputError as error:
             text = f"not usable: {error}"
         rows.append((name, text))
-    return [*rows, ("MODULE:CLASS", "a class of your own, in a module beside the study file or in an installed one")]
+    return [*rows, ("MODULE:CLASS", "your own class, in a module beside the study file or in an installed module")]
 
 
 def _described(kind: type[Any]) -> str:
@@ -96,10 +96,10 @@ def _tasks() -> list[tuple[str, str]]:
     for name, source in SOURCES.items():
         rows.append((name, source.summary))
         rows += [
-            (f"{name}: {task}", "made here, from a seed" if task in source.generated else "from files")
+            (f"{name}: {task}", "made by kvdrift from the study's seed" if task in source.generated else "from files")
             for task in source.tasks
         ]
-    rows.append((FINITE_STATE, "the systems of a finite-state model, each a document; no tasks, no length"))
+    rows.append((FINITE_STATE, "the systems of a finite-state model, each system a document; no tasks, no length"))
     return rows
 
 
@@ -120,7 +120,7 @@ def _models() -> list[tuple[str, str]]:
             "a local folder",
             f"config.json and weights: {', '.join(ARCHITECTURES)} with full attention are known by family",
         ),
-        ("a Hugging Face id", "likewise; other causal models of transformers are proven when they are loaded"),
+        ("a Hugging Face id", "the same families; other causal models of transformers are proven when they are loaded"),
     ]
     proofs = results()
     for name, problem in proofs.items():

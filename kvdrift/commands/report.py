@@ -14,36 +14,41 @@ REPORT_FORMATS = ("html", "latex")
 
 
 def report(
-    stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Folders or URLs of one store or several.")],
+    stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Folders or URLs of one or several stores.")],
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
             metavar="DIR",
-            help="Folder; by default STORE/report/NAME, or in reports/.",
+            help="The folder to write; by default STORE/report/NAME, or a folder in reports/.",
         ),
     ] = None,
-    study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Only this study.")] = None,
+    study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Report only this study.")] = None,
     output_format: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="html, or latex: every table as a .tex file too.")
+        str,
+        typer.Option(
+            "--format", metavar="FORMAT", help="html; or latex, which also writes every table as a .tex file."
+        ),
     ] = "html",
     live: Annotated[
-        bool, typer.Option("--live", help="While a study runs: derive what comes, and write a preliminary page anew.")
+        bool, typer.Option("--live", help="While a study runs: derive new events and update a preliminary page.")
     ] = False,
     side_by_side: Annotated[
-        bool, typer.Option("--side-by-side", help="One page that compares the studies of one store, too.")
+        bool, typer.Option("--side-by-side", help="Also write a page that compares the studies of one store.")
     ] = False,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between looks with --live.")] = 30.0,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, help="Seconds between two updates with --live.")
+    ] = 30.0,
 ) -> None:
     """Write the report of a store's studies, one page each, or one page that compares several stores.
 
-    Several stores, or with --side-by-side the studies of one, stand side by side on a leaderboard: models, say, or
-    versions of a selector. If two of them have the same documents, their actions are subtracted over these. Studies
-    that differ in temperature alone have a figure of divergence against it.
+    Several stores, or with --side-by-side the studies of one, are compared on a leaderboard: models, for example, or
+    versions of a selector. If two of them have the same documents, their actions are subtracted over these documents.
+    Studies that differ only in temperature have a figure of divergence against temperature.
 
-    With --live a study that runs has a page of what is there, in the folder live of its report: it says that it is
-    preliminary, recommends nothing and reloads itself. It ends with the study.
+    With --live a running study has a page of its present results, in the folder live of its report. The page says that
+    it is preliminary, recommends nothing and reloads itself. It ends with the study.
     """
     # A report shows tokens as text if the tokenizer is on this machine; nothing is downloaded for that.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -29,34 +29,49 @@ def run(
     study: StudyArgument,
     store: StudyStoreOption = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="Generate N documents at most, then stop.")
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Generate at most N documents, then stop.")
     ] = None,
     redo: Annotated[
         list[str] | None,
-        typer.Option("--redo", metavar="ACTION", help="Generate an action anew, as it is now; repeat it for several."),
+        typer.Option(
+            "--redo", metavar="ACTION", help="Generate a changed action again; repeat the option for several."
+        ),
     ] = None,
     replan: Annotated[
         bool,
-        typer.Option("--replan", help="Plan anew, as [plan] is now: a later revision, marked seen after evaluation."),
+        typer.Option(
+            "--replan",
+            help="Make a new revision of the plan from the changed [plan]; after "
+            "evaluation the revision is marked seen.",
+        ),
     ] = False,
     plan_only: Annotated[
-        bool, typer.Option("--plan-only", help="Stop when the plan is frozen, and print it; print one that is there.")
+        bool, typer.Option("--plan-only", help="Stop once the plan is frozen, and print the plan.")
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print what the run would refuse, or what it would do and need; write nothing."),
+        typer.Option(
+            "--dry-run",
+            help="Print the work, time and memory that the run needs, or why it would be refused; write nothing.",
+        ),
     ] = False,
     endpoint: EndpointOption = None,
     token_file: TokenOption = None,
     tls_root_certs: RootCertsOption = None,
     endpoint_timeout: Annotated[
         float,
-        typer.Option("--endpoint-timeout", min=5, help="Seconds of silence after which the endpoint is lost."),
+        typer.Option(
+            "--endpoint-timeout", min=5, help="Seconds without an answer after which the endpoint counts as lost."
+        ),
     ] = 60.0,
     cluster: ClusterOption = None,
     gpus: Annotated[
         str | None,
-        typer.Option("--gpus", metavar="all|N", help="Generate on all GPUs of this machine, or N: one worker each."),
+        typer.Option(
+            "--gpus",
+            metavar="all|N",
+            help="Generate on all GPUs of this machine, or on N GPUs, with one worker for each.",
+        ),
     ] = None,
     no_compact: NoCompactOption = False,
 ) -> None:

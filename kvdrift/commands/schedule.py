@@ -23,14 +23,16 @@ def schedule(
     study: StudyArgument,
     cron: Annotated[
         str | None,
-        typer.Option("--cron", metavar='"M H D M W"', help="When it runs; without it, runs are started by hand."),
+        typer.Option(
+            "--cron", metavar='"M H D M W"', help="The times of the runs; without --cron, runs are started by hand."
+        ),
     ] = None,
     timezone: Annotated[
-        str, typer.Option("--timezone", metavar="ZONE", help="Of the times in --cron, such as Europe/Berlin.")
+        str, typer.Option("--timezone", metavar="ZONE", help="The time zone of --cron, such as Europe/Berlin.")
     ] = "UTC",
     store: StudyStoreOption = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="Generate N documents a run at most.")
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Generate at most N documents in a run.")
     ] = None,
     endpoint: EndpointOption = None,
     token_file: TokenOption = None,
@@ -38,28 +40,26 @@ def schedule(
     cluster: ClusterOption = None,
     gpus: Annotated[
         str | None,
-        typer.Option("--gpus", metavar="all|N", help="Generate on all GPUs of the worker's machine, or N."),
+        typer.Option("--gpus", metavar="all|N", help="Generate on all GPUs of the worker's machine, or on N GPUs."),
     ] = None,
     work_pool: Annotated[
         str | None,
         typer.Option(
             "--work-pool",
             metavar="NAME",
-            help="Work pool of type process whose workers run it; by default: kvdrift.",
+            help="The work pool, of type process, whose workers run the study; by default: kvdrift.",
         ),
     ] = None,
     notify: Annotated[
         str | None,
-        typer.Option(
-            "--notify", metavar="BLOCK", help="Tell a notification block of the server how runs end: TYPE/NAME."
-        ),
+        typer.Option("--notify", metavar="BLOCK", help="Notify a block of the server, TYPE/NAME, when a run ends."),
     ] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="Stay, and run it from this process instead.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Keep this process running, and run the study in it.")] = False,
 ) -> None:
-    """Have a Prefect server start a study: each run goes on where the one before stopped.
+    """Have a Prefect server start a study: each run goes on where the run before stopped.
 
-    The server is the one that PREFECT_API_URL or the active Prefect profile names. One run of a deployment goes on at
-    a time; others wait.
+    The server is that of PREFECT_API_URL or of the active Prefect profile. Only one run of a deployment works at a
+    time; others wait.
     """
     from flows.cluster.address import check_gpus
     from flows.run.options import default_location, named_service, named_workers
@@ -69,7 +69,7 @@ def schedule(
     from schema.study import load_studies
 
     if serve and work_pool is not None:
-        raise InputError(f"--work-pool {work_pool}: says who runs it, and so does --serve; give one of them")
+        raise InputError(f"--work-pool {work_pool}: chooses who runs it, and so does --serve; give one of them")
     studies = load_studies(study)
     service = named_service(endpoint or [], token_file, tls_root_certs, timeout=60.0)
     if gpus is None or cluster is not None or service is not None:
@@ -82,7 +82,7 @@ def schedule(
         study.absolute(), studies, absolute(store if store is not None else default_location(studies)), cron, timezone,
         limit, None if service is None else service.location, token_file, tls_root_certs, cluster, gpus, notify,
     )  # fmt: skip
-    when = "when it is started by hand" if cron is None else f"{cron} ({timezone})"
+    when = "when started by hand" if cron is None else f"{cron} ({timezone})"
     with users_server() as server:
         typer.echo(f"server:     {server}")
         if serve:

@@ -37,16 +37,23 @@ def show(
             metavar="ACTION", help="The action's name.", autocompletion=completion.of_store("actions", "action")
         ),
     ],
-    replicate: Annotated[int, typer.Argument(metavar="REPLICATE", min=0, help="Which coupled pair, from 0.")] = 0,
-    study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Of several in the store.")] = None,
-    model: Annotated[str | None, typer.Option("--model", metavar="ID", help="Of several of the study.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    replicate: Annotated[
+        int, typer.Argument(metavar="REPLICATE", min=0, help="The number of the coupled pair, from 0.")
+    ] = 0,
+    study: Annotated[
+        str | None, typer.Option("--study", metavar="NAME", help="The study, if the store has several.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="ID", help="The model, if the study has several.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Print a trajectory: both tokens of each position as text, where they differ, delta and f.
+    """Print a trajectory: both tokens of each position as text, the positions of mismatches, delta and f.
 
-    Of a document with answers it prints the lines of the prompt that state them and that the action does not keep.
+    For a document with answers, it also prints the lines of the prompt that state them and that the action does not
+    keep.
 
-    A model whose tokenizer is not on this machine has the tokens' numbers in place of their text.
+    If the model's tokenizer is not on this machine, tokens are printed as numbers.
     """
     from generator.transformer.files.tokenizer import token_reader
     from kvdrift.queries.formats import print_table
@@ -85,7 +92,7 @@ def _trajectory(views: Views, study: str, model: str, doc: str, action: str, rep
         if not known:
             raise InputError(f"study '{study}' has no trajectories yet; kvdrift derive makes them of its events")
         if asked not in known:
-            raise InputError(f"{name.upper()} {asked}: no trajectory of it there; {_nearest(asked, sorted(known))}")
+            raise InputError(f"{name.upper()} {asked}: no such trajectory; {_nearest(asked, sorted(known))}")
         found[name] = asked
     trajectory = max(views.rows("trajectories", **found).to_pylist(), key=lambda row: int(row["action_revision"]))
     (document,) = views.rows("documents", _OF_DOCUMENT, study=study, model=model, doc=doc).to_pylist() or [{}]

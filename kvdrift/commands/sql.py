@@ -30,7 +30,7 @@ def sql(
         str | None,
         typer.Argument(
             metavar="QUERY",
-            help="A select, or a command such as .views; without it, a prompt.",
+            help="A select, or a command such as .views; without a query, an interactive prompt.",
             autocompletion=completion.views,
         ),
     ] = None,
@@ -39,20 +39,22 @@ def sql(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="table, csv, json, parquet or latex; by default what the ending of -o FILE says, or table.",
+            help="table, csv, json, parquet or latex; by default the format of the ending of -o FILE, or table.",
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the rows to FILE.")
+    ] = None,
     checked: Annotated[
-        bool, typer.Option("--checked", help="Check first that no file is damaged, once a file.")
+        bool, typer.Option("--checked", help="Check first that no file is damaged; each file is checked once.")
     ] = False,
 ) -> None:
     """Answer SQL over a store's tables and views, also while a study is running.
 
-    Views show what is derived: 'kvdrift derive STORE --watch' beside a run keeps them up. Where units lack, a note on
-    standard error says how many.
+    Views show derived rows: 'kvdrift derive STORE --watch' beside a run keeps them up to date. If units are not derived
+    yet, a note on standard error says how many.
 
-    Queries read: what writes, or reaches a file outside the store or the network, is refused.
+    Queries can only read: a statement that writes, or that reaches a file outside the store or the network, is refused.
     """
     from kvdrift.queries.prompt import Prompt
     from log.store import Store

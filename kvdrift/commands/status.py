@@ -1,4 +1,4 @@
-"""``kvdrift status``: what a store holds and what is left to do in it."""
+"""``kvdrift status``: a store's content, and the work left to do in it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ _MANY_FILES = 2000  # files of events from which opening the views takes twice a
 def status(
     store: StoreArgument,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on showing what moves, until the study is finished or interrupted.")
+        bool, typer.Option("--watch", help="Keep showing progress until the study is finished, or until interrupted.")
     ] = False,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between looks with --watch.")] = 2.0,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, help="Seconds between two checks with --watch.")
+    ] = 2.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a store holds, what is left to generate, derive, estimate and write, and the command that does it.
+    """Show a store's content, the work left to generate, derive, estimate and write, and the next command.
 
-    With --watch: units done of those planned, rate, time left, and the divergence so far, which is preliminary. It
-    reads only, beside whatever writes the store.
+    With --watch: done and planned units, rate, time left, and the divergence so far, which is preliminary. It only
+    reads, and does not disturb writers of the store.
     """
     from log.store import Store
 
@@ -71,7 +73,7 @@ def status_lines(store: Store) -> Iterator[str]:
 
 
 def store_status(store: Store) -> Row:
-    """Return what a store holds and what is left to do, and the same of each study and model in it, as plain values."""
+    """Return a store's content and the work left, for the store and for each study and model in it, as plain values."""
     from flows.estimate.scores import Scoring
 
     version = store.version("events")
@@ -182,7 +184,7 @@ def _study_lines(study: Row) -> Iterator[str]:
         yield f"  pending: {work['split']} of {work['action']}, {work['units']} units ({work['reason']})"
     if pending == []:
         evaluation = "" if plan else "; what the evaluation takes is not known before the plan"
-        yield f"  pending: nothing by the documents, actions and plan that the store has{evaluation}"
+        yield f"  pending: nothing, according to the documents, actions and plan in the store{evaluation}"
     yield f"  derived: {study['derived_units']} of {study['units']} units"
     if answers is not None:
         unscored = answers["unscored_pairs"]
@@ -202,7 +204,7 @@ def _study_lines(study: Row) -> Iterator[str]:
 
 
 def _splits(places: Counter[Place], current: Holdings, by_now: Mapping[str, int] | None) -> list[Row]:
-    """Count the documents of each split, and those that are generated."""
+    """Count the documents of each split, and how many of them are generated."""
     documents, generated, units = Counter[str | None](), Counter[str | None](), Counter[str | None]()
     for place, count in places.items():
         documents[place.split] += count
@@ -262,7 +264,7 @@ def _underived(store: Store, numbers: Wide) -> Counter[tuple[str, str]]:
 
 
 def _superseded(held: Holdings, actions: Mapping[str, Row]) -> Iterator[Row]:
-    """List the superseded revisions: those whose units no view shows."""
+    """List the superseded revisions, whose units no view shows."""
     revisions = Counter[tuple[str, int]]()
     for (_, own), count in held.items():
         for one in own:

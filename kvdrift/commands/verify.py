@@ -27,7 +27,8 @@ def verify(
         bool,
         typer.Option(
             "--repair",
-            help="Mend first what is damaged or lost; stop what writes to the store before. Nothing is deleted.",
+            help="First repair damaged or lost files; end all processes that write to the store before. Nothing "
+            "is deleted.",
         ),
     ] = False,
     since: Annotated[
@@ -35,15 +36,15 @@ def verify(
         typer.Option(
             "--since",
             metavar="AGE",
-            help="Only read the files that were not found whole within AGE, such as 90m, 12h or 7d: what a disk "
-            "spoils is then found that soon.",
+            help="Read only files that were not found whole within AGE, such as 90m, 12h or 7d. Regular checks "
+            "then find disk damage within AGE.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read everything in a store and compare it with the log and with what it was made from.
+    """Read everything in a store, and compare it with the log and with its sources.
 
-    No row is changed unless --repair asks for it. What is taken away then lies in STORE/set-aside.
+    No row is changed unless --repair asks for it. Files taken away by a repair are then in STORE/set-aside.
     STORE/.checked says which files were found whole, and when.
     """
     from kvdrift.console import ConsoleProgress

@@ -1,1 +1,1 @@
-"""``kvdrift run --dry-run``: what a run would do, and what it needs of memory and time."""
+"""``kvdrift run --dry-run``: the work of a run, and the memory and time that it needs."""

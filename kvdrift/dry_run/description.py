@@ -1,4 +1,4 @@
-"""``kvdrift run --dry-run``: what a run would refuse or do. Nothing is fetched or written."""
+"""``kvdrift run --dry-run``: the work or the refusal of a run. Nothing is fetched or written."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ def describe_studies(
 
 def _plan_line(found: Forecast) -> str:
     if found.plan is None:
-        return "  plan: to be made from the development documents; the evaluation stands at the most that it may choose"
+        return (
+            "  plan: to be made from the development documents; the evaluation below is the largest that the plan may "
+            "choose"
+        )
     line = (
         f"  plan: {found.plan.sha256[:12]}, frozen {found.plan.frozen_at:%Y-%m-%d %H:%M} UTC: "
         f"K = {found.plan.replicates}, N = {found.plan.documents_per_stratum} documents of each stratum"
@@ -86,7 +89,7 @@ def _plan_line(found: Forecast) -> str:
     if found.plan.looks is not None:
         line += f" at most, in {len(found.plan.looks)} looks"
     if found.asked is None:
-        return f"{line}; to be made anew, so that the evaluation stands at the most that it may choose"
+        return f"{line}; to be made again, so the evaluation below is the largest that the plan may choose"
     if found.asked is not found.plan:
         return f"{line}; it grows to K = {found.asked.replicates}, N = {found.asked.documents_per_stratum}"
     return line
@@ -95,7 +98,7 @@ def _plan_line(found: Forecast) -> str:
 def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Iterator[str]:
     documents = sum(most for _, most in split.documents.values())
     if not split.work:
-        yield f"  {split.split}: {documents} documents, all {split.stored} units are there"
+        yield f"  {split.split}: {documents} documents, all {split.stored} units are stored"
         return
     units = [unit for _, units in split.work for unit in units]
     engine = run.study.model.engine is not None
@@ -111,7 +114,7 @@ def _split_lines(run: StudyRun, split: SplitForecast, redone: set[str]) -> Itera
     taken = len(units) * _UNIT_BYTES + events * _EVENT_BYTES
     taken += prompts * _PROMPT_TOKEN_BYTES * run.study.study.store_prompts
     extra = f", {branched:,} replicates of residual branching" if branched else ""
-    there = f" besides {split.stored} that are there" if split.stored else ""
+    there = f" besides {split.stored} that are stored" if split.stored else ""
     yield (
         f"  {split.split}:{' at most' if split.bounded else ''} {documents} documents, {len(units)} units{there}, "
         f"{measured:,} trajectories{extra} and {controls:,} of the {control}, {events:,} events, "
@@ -142,7 +145,7 @@ def _later_lines(found: Forecast) -> Iterator[str]:
     if found.finished:
         yield "  nothing to do"
         return
-    derived = [f"{found.underived} units that are there"] if found.underived else []
+    derived = [f"{found.underived} units that are stored"] if found.underived else []
     derived += ["those that are generated"] if generated else []
     lacking = [f"derive {' and '.join(derived)}"] if derived else []
     lacking += ["score answers"] if found.unscored else []

@@ -49,8 +49,8 @@ def need_lines(material: Material, found: Forecast, *, served: bool, gpus: int) 
     if material.nominal:
         strata = [stratum for stratum in material.documents["evaluation"] if stratum in material.nominal]
         yield (
-            f"  lengths are nominal in {', '.join(strata)}: a prompt has at most so many tokens, and retention goes by "
-            "its own length, which is known once it is tokenized"
+            f"  lengths are nominal in {', '.join(strata)}: a prompt has at most this many tokens; retention follows "
+            "its own length, known once it is tokenized"
         )
         positions = (local_configuration(location, model.revision) or {}).get("max_position_embeddings", sys.maxsize)
         room, nominal = positions - material.study.study.horizon, material.documents["evaluation"]

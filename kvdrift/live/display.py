@@ -75,7 +75,7 @@ def _pace_text(look: StudyLook) -> str:
     if look.finished:
         return ""
     if look.planned and look.taken is None and look.work and look.done == look.wanted:
-        return ", estimates to come"
+        return ", no estimates yet"
     if not look.rate:
         return ""
     left = f", about {_duration(look.seconds_left)} left" if look.work and look.seconds_left else ""

@@ -53,12 +53,7 @@ class Upkeep:
             self._begin()
 
     def finish(self) -> None:
-        """Wait for the upkeep under way, and do what is left.
-
-        Raises:
-            OperationError: something could not be kept up.
-
-        """
+        """Wait for the upkeep under way, and do the upkeep that is left."""
         with self._process:
             self._end()
             if self._behind:

@@ -41,7 +41,7 @@ _KEYWORDS = (
 
 
 class Prompt:
-    """The prompt, which answers queries and commands until the end of input, also after errors.
+    """The interactive prompt of ``kvdrift sql``: answers queries and commands until the end of input.
 
     Args:
         views: The views that queries read.
@@ -55,7 +55,9 @@ class Prompt:
 
     def read_all(self) -> None:
         """Read entries and answer them, until one leaves the prompt or the input ends."""
-        typer.echo("tables as they are now; end a query with ';', .help says more, leave with Ctrl-D", err=True)
+        typer.echo(
+            "tables at their latest versions; end a query with ';', .help lists commands, leave with Ctrl-D", err=True
+        )
         for text in self._typed() if sys.stdin.isatty() and sys.stdout.isatty() else _piped():
             if text.strip().rstrip(";").lower() in _LEAVE:
                 break
@@ -86,7 +88,7 @@ class Prompt:
             promised = self._of(arguments)
             typer.echo(f"{promised.description}\none row for each {', '.join(promised.grain)}")
             if promised.one_of_each:
-                typer.echo(f"without others beside it: where {promised.one_of_each}")
+                typer.echo(f"for one split and pooled strata: where {promised.one_of_each}")
             self._show(self._columns(promised))
         elif command == ".help":
             typer.echo(_HELP)
@@ -109,7 +111,7 @@ class Prompt:
         return pa.table({"column": names, "type": [str(kind) for kind in types], "meaning": meanings})
 
     def _typed(self) -> Iterator[str]:
-        """Yield what a person types, entry by entry; Ctrl-C drops an unfinished entry."""
+        """Yield the entries that a person types; Ctrl-C drops an unfinished entry."""
         session = _session([*self._described], [*{name for one in self._described.values() for name in one.columns}])
         while True:
             try:

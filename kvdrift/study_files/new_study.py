@@ -63,7 +63,7 @@ def new_study(
         )
     if documents is not None:
         if tasks:
-            raise InputError("--task: belongs to prompts that are made here; leave --documents out, or --task")
+            raise InputError("--task: names prompts that kvdrift makes; leave --documents out, or --task")
         if embedded:
             raise InputError(f"--documents {documents}: {EMBEDDED_ID} reads no text; give --model too, or --gguf")
         strata, remark = _file_strata(documents, folder, length), f"Of {documents.name}, as many as it has."

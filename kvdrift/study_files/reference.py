@@ -21,30 +21,31 @@ _INTRODUCTION = """\
 Written by `make docs` from the schema, which `kvdrift run` reads study files by.
 
 A study file is [TOML](https://toml.io). `kvdrift init` writes one with a comment to each key, and
-`kvdrift run STUDY.toml --dry-run` says what it would do. A key that is not below is an error that names the nearest.
+`kvdrift run STUDY.toml --dry-run` forecasts its work, time and memory. An unknown key is an error that names the
+nearest known key.
 
-Paths begin at the study file's folder, wherever the command runs: files of prompts, a model's folder, modules of your
-own. `~` is your home folder. A store knows a model by its `id` as the file has it, so keep that when you move the file;
-the paths of prompts and tables may change, since a store knows prompts and laws by what is in them. Commands
-over a store alone, such as `kvdrift report`, look for a model's tokenizer from the working folder on.
+Paths are relative to the study file's folder, wherever the command runs: files of prompts, a model's folder, your own
+modules. `~` is your home folder. A store knows a model by its `id` as written in the file, so keep the `id` when you
+move the file. The paths of prompts and tables may change, since a store knows prompts and laws by their content.
+Commands over a store alone, such as `kvdrift report`, look for a model's tokenizer from the working folder on.
 
-What decides events is fixed with the first of them: `[study]`, `[model]`, and in `[[documents]]` all but the counts,
-`path` and `exclude`. Documents, replicates and actions may be added later; `kvdrift run --redo` takes a changed action,
-and `--replan` a changed plan.
+The settings that decide events are fixed once the first event is stored: `[study]`, `[model]`, and in `[[documents]]`
+everything except the counts, `path` and `exclude`. Documents, replicates and actions may be added later;
+`kvdrift run --redo` takes a changed action, and `--replan` a changed plan.
 """
 
 _SEVERAL_TEMPERATURES = """\
-`temperature = [0.0, 0.7, 1.0]` makes a study of each temperature in one store, which share documents, actions and the
-prefill of their prompts. They are called by the study's name and their temperature: `NAME-t0`, `NAME-t0.7`, `NAME-t1`.
-Events are those of a study that has this name and temperature alone. `top_p` and `top_k` are those of the temperatures
+`temperature = [0.0, 0.7, 1.0]` makes one study for each temperature in one store. The studies share documents, actions
+and the prefill of their prompts. Their names are the study's name and the temperature: `NAME-t0`, `NAME-t0.7`,
+`NAME-t1`. Events equal those of a study with this name and temperature alone. `top_p` and `top_k` apply to temperatures
 above 0.
 """
 
 
 _SWEEPS = """\
-`keep = ["1/8", "1/4", "1/2"]` makes an action of each, called by the sweep's name and the value: `snapkv@1/8`. A list
-of codecs does the same, and both lists together make every combination: `snapkv@1/8@int4`. Plans, gates and `--redo`
-name members. An action that is called `snapkv@1/8` by itself is the same action, so that a sweep may grow.
+`keep = ["1/8", "1/4", "1/2"]` makes one action for each value, named by the sweep's name and the value: `snapkv@1/8`. A
+list of codecs does the same, and both lists together make every combination: `snapkv@1/8@int4`. Plans, gates and
+`--redo` name members. An action written with the name `snapkv@1/8` is the same action, so a sweep may grow.
 """
 
 
@@ -63,7 +64,7 @@ def study_reference() -> str:
             parts.append(_finite_source())
         if heading.name == "actions":
             parts += [_SWEEPS, _selectors(), _codecs(), _policies()]
-    parts.append(f"## An example\n\nWhat `kvdrift init` writes without options:\n\n```toml\n{_example()}```\n")
+    parts.append(f"## An example\n\nThe file that `kvdrift init` writes without options:\n\n```toml\n{_example()}```\n")
     return "\n".join(parts)
 
 
@@ -85,7 +86,7 @@ def _source(name: str) -> str:
         f"### source = {toml(name)}",
         "",
         f"- {source.summary}",
-        f"- keys that not every source takes: {', '.join(keys) or 'none'}",
+        f"- optional keys of this source: {', '.join(keys) or 'none'}",
         *([f"- tasks that are made here: {_listed(own)}"] if own else []),
         *([f"- tasks that are read from files: {_listed(read)}"] if read else []),
     ]
@@ -94,8 +95,8 @@ def _source(name: str) -> str:
 
 def _finite_source() -> str:
     return (
-        f"### source = {toml(FINITE_STATE)}\n\nOf a model of this kind alone: every system is a document. It takes no "
-        "`tasks`, `length`, `path` or `exclude`.\n"
+        f"### source = {toml(FINITE_STATE)}\n\nFor finite-state models only: every system is a document. The section "
+        "takes no `tasks`, `length`, `path` or `exclude`.\n"
     )
 
 
@@ -106,8 +107,8 @@ def _selectors() -> str:
     return (
         "### Selectors and their parameters\n\nEvery further key of an action is a parameter of its selector; in "
         "parentheses are defaults. [selectors.md](selectors.md) has the formulas, and\n"
-        "[adding-a-selector.md](adding-a-selector.md) selectors of your own. Of finite-state systems an action has its "
-        "`name` alone.\n\n" + _table(("selector", "what it keeps", "parameters"), rows)
+        "[adding-a-selector.md](adding-a-selector.md) selectors of your own. An action of a finite-state system "
+        "has only its `name`.\n\n" + _table(("selector", "kept entries", "parameters"), rows)
     )
 
 
@@ -118,7 +119,7 @@ def _codecs() -> str:
         '`codec = { name = "int4", group = 64 }`. [codecs.md](codecs.md) has the formulas, and\n'
         "[adding-a-codec.md](adding-a-codec.md) codecs of your own. Every codec of the table takes\n"
         "`generated` (`false`) besides: whether generated entries are coded, too, as they leave the window.\n\n"
-        + _table(("codec", "how it stores entries", "parameters"), rows)
+        + _table(("codec", "stored form of entries", "parameters"), rows)
     )
 
 
@@ -129,7 +130,7 @@ def _policies() -> str:
         '`policy = { name = "sliding", sinks = 8 }`; `keep` is then the most\nentries that a step reads. '
         "[policies.md](policies.md) has the formulas, and\n"
         "[adding-a-policy.md](adding-a-policy.md) policies of your own.\n\n"
-        + _table(("policy", "what it reads", "parameters"), rows)
+        + _table(("policy", "entries that a step reads", "parameters"), rows)
     )
 
 

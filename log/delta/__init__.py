@@ -1,1 +1,1 @@
-"""The Delta Lake tables of a store: their logs, what is visible in them, their rows, and commits."""
+"""The Delta Lake tables of a store: their logs, visible files, rows, and commits."""

@@ -1,4 +1,4 @@
-"""Commits: the files that one makes visible and the transactions that guard it; what those of a whole log have done."""
+"""Make commits, with the transactions that guard them, and read past commits from a log."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
     from log.delta.parquet_files import StoredFile
 
 REPAIR = "REPAIR"
-"""The operation of an empty commit that stands in for a lost one."""
+"""The operation name of an empty commit that replaces a lost commit."""
 
 _LONG_AGO = 1  # milliseconds since 1970
 
 
 @dataclass(frozen=True)
 class Commit:
-    """What one commit makes visible, what of the same rows it takes out of view, and what guards it.
+    """The content of a commit: files that become visible, files that they replace, and guarding transactions.
 
     Attributes:
-        transactions: Application transactions; a commit that was made since, with one of their ids, refuses this one.
-        replaced: Paths of files whose rows are in ``files`` too; only the files change, and no data.
+        transactions: Application transactions. If a commit since the snapshot has one of their ids, this commit is
+            refused.
+        replaced: Paths of files whose rows are in ``files`` too, so that the commit changes files and no data.
 
     """
 
@@ -41,7 +42,7 @@ class Commit:
     replaced: Sequence[str] = ()
 
     def actions(self) -> list[AddAction | RemoveAction]:
-        """Return the changes of files as Delta has them."""
+        """Return the changes of files in Delta's form."""
         now = int(time.time() * 1000)
         return [
             *(
@@ -63,12 +64,12 @@ def transactions(versions: Iterable[tuple[str, int]]) -> list[Transaction]:
 
 
 def guards(versions: Iterable[tuple[str, int]]) -> list[Transaction]:
-    """Make application transactions that refuse a commit at the same time, and that the next checkpoint forgets."""
+    """Return application transactions that refuse a simultaneous commit, and that the next checkpoint forgets."""
     return [Transaction(app_id, version, last_updated=_LONG_AGO) for app_id, version in dict(versions).items()]
 
 
 def added_files(table_folder: str) -> set[str]:
-    """Return the paths of the files that any commit has made visible, also those that a later one took away.
+    """Return the paths of all files that any commit has made visible, including files hidden since.
 
     Args:
         table_folder: A table's absolute path or URL.
@@ -83,7 +84,7 @@ def added_files(table_folder: str) -> set[str]:
 
 
 def replaced_files(table_folder: str, before: datetime) -> tuple[int, set[str]]:
-    """Return the last version whose commit, made before a time, took files out of view; and all such files."""
+    """Return the last version before a time whose commit hid files, and all files hidden up to then."""
     last, found, limit = 0, set[str](), before.timestamp() * 1000
     for version, lines in _commits(table_folder):
         gone = {unquote(json.loads(line)["remove"]["path"]) for line in lines if line.startswith(b'{"remove"')}
@@ -96,9 +97,9 @@ def replaced_files(table_folder: str, before: datetime) -> tuple[int, set[str]]:
 
 
 def changes_rows(lines: Iterable[bytes]) -> bool:
-    """Tell from the lines of a log file whether its commit may change any row of the table.
+    """Tell from the lines of a log file whether its commit may change a row of the table.
 
-    A commit of another program that compacts, vacuums or sets properties changes none. A repair may have lost rows.
+    A commit of another program that compacts, vacuums or sets properties changes no row. A repair may have lost rows.
     """
     for line in lines:
         action: dict[str, Any] = json.loads(line)

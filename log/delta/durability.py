@@ -1,15 +1,15 @@
-"""What makes files of a local store survive a power cut: fsync of files, and of the folders that name them.
+"""Make files of a local store survive a power cut: fsync of files, and of the folders that name them.
 
-delta-rs links and renames without any fsync. The order that the store keeps, so that what a durable file relies on is
-durable before it is:
+delta-rs links and renames without fsync. The store keeps this order, so that everything a durable file relies on is
+durable first:
 
 1. data files, each before it gets its name; then the folders that name them, up to the table's own (files are synced
-   side by side, and so are folders);
+side by side, and so are folders);
 2. log files of other tables that the commit relies on, and then the commit itself, by delta-rs;
-3. the commit's log file with every one below it that is not known to be durable, since another writer's commit may not
-   be so yet; then the folder ``_delta_log``. Only now is the commit acknowledged.
+3. the commit's log file and all earlier log files not known to be durable, since another writer's commit may not be
+durable yet; then the folder ``_delta_log``. Only then is the commit acknowledged.
 
-An object store acknowledges what is durable, so none of this is for stores behind a URL.
+An object store acknowledges only durable writes, so stores behind a URL need none of this.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def sync(path: Path) -> None:
 
 
 def side_by_side(work: Callable[[_Item], _Result], items: Collection[_Item]) -> list[_Result]:
-    """Do work on items that waits for the disk: it writes its journal once for many of them.
+    """Do work that waits for the disk on many items at once; the disk then writes its journal once for many items.
 
     Returns:
         The results in the order of the items.
@@ -65,7 +65,7 @@ def side_by_side(work: Callable[[_Item], _Result], items: Collection[_Item]) -> 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    """The threads of this process, which stay: to start them for each commit takes a sixth of its time."""
+    """Return the process's thread pool, which is kept: starting threads for each commit takes a sixth of its time."""
     return ThreadPoolExecutor(_AT_ONCE, initializer=lambda: setattr(_OWN, "is_one_of_them", True))
 
 
@@ -73,7 +73,7 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # it has none of them
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder with its parents; the names of those that were not there are durable."""
+    """Make a folder with its parents, and make the names of new folders durable."""
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in reversed(missing):
@@ -81,11 +81,11 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_names(root: Path, paths: Iterable[str]) -> None:
-    """Make the names of files durable: every folder from theirs up to the root.
+    """Make the names of files durable, by syncing every folder from theirs up to the root.
 
     Args:
         root: A table's folder.
-        paths: Files relative to it.
+        paths: Paths of files, relative to the root.
 
     """
     folders = {parent for path in paths for parent in Path(path).parents}
@@ -93,7 +93,7 @@ def sync_names(root: Path, paths: Iterable[str]) -> None:
 
 
 def replace_durably(aside: Path, target: Path) -> None:
-    """Give a finished file its name, in place of what had it; content and name are durable then."""
+    """Rename a finished file durably to its target, replacing an earlier file."""
     sync(aside)
     aside.replace(target)
     sync(target.parent)

@@ -1,6 +1,6 @@
-"""The first commit of a local table, in the words of Delta Lake's protocol.
+"""Write the first commit of a local table, in the form of Delta Lake's protocol.
 
-A store has many tables, and delta-rs takes as long to make each of them as to commit to it three times.
+A store has many tables, and delta-rs takes as long to make a table as for three commits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 2}  # of append-only tab
 
 
 def write_first_commit(table: str, folder: Path, configuration: Mapping[str, str]) -> None:
-    """Make a table by its first commit, whole and at once, which is not durable yet.
+    """Make a table by writing its first commit as one file, which is not durable yet.
 
     Args:
         table: The table's name.

@@ -1,11 +1,11 @@
-"""One folder of Delta Lake tables: making and upgrading them, and commits of Parquet files that are in place.
+"""One folder of Delta Lake tables: make and upgrade tables, and commit Parquet files that are in place.
 
-This module knows paths, bytes and commits, and nothing of what a row means: that is ``log.units`` (what may
-be appended) and ``log.store`` (what is visible when).
+This module knows paths, bytes and commits, but not the meaning of rows. ``log.units`` says which rows may be appended,
+and ``log.store`` which rows are visible when.
 
-Schema versions: a table carries its version as a property. An upgrade raises it, which from then on keeps the writers
-of older versions out, and then adds the columns that came since. The metadata of each such column tells the last table
-version without it; the files visible at that version lack it. Nothing is written to a table that lacks a column, so an
+Schema versions: a table carries its version as a property. An upgrade first raises the version, which keeps the writers
+of older versions out, and then adds the new columns. The metadata of each new column names the last table version
+without the column; the files visible at that version lack it. Nothing is written to a table that lacks a column, so an
 upgrade that was killed between the two commits is simply continued.
 """
 
@@ -48,7 +48,7 @@ class DeltaFolder(TableReading):
     """The tables of ``schema.tables`` under one local folder or object-store URL: versions, rows and commits."""
 
     def __init__(self, location: str | Path) -> None:
-        """Take a location without looking at it."""
+        """Keep a location, without accessing it."""
         super().__init__(location)
         # Ours are made of durable files only; those of delta-rs, behind a URL, come with the commit.
         self._checkpoints = PostCommitHookProperties(create_checkpoint=not self._local)
@@ -125,17 +125,17 @@ class DeltaFolder(TableReading):
         raise self._refused(refused, what)
 
     def _refused(self, error: Exception, what: str) -> KvdriftError:
-        """Make the error of something that could not be written."""
+        """Return the error about something that could not be written."""
         kind = OperationError if is_disk_fault(error) else InputError
         return kind(f"{self.location}: {what} ({first_line(error)})")
 
     def put_rows(
         self, table: str, rows: pa.Table, footer: Mapping[str, str] | None = None, *, row_group: int = ROW_GROUP_ROWS
     ) -> StoredFile:
-        """Put rows in place as ``DataFiles.put_rows`` does, with the columns that only older schema versions declare.
+        """Write rows as one file, as ``DataFiles.put_rows`` does, with the columns of older schema versions.
 
-        A column that must not be null in a table that was made then is empty text, so that Delta's own tools can still
-        read every file.
+        If a column must not be null in a table made by an older version, the column gets empty text, so that Delta's
+        own tools can still read every file.
         """
         for name in self.load(table).outdated_columns() if self._exists(table) else ():
             rows = rows.append_column(pa.field(name, pa.string(), nullable=False), pa.repeat("", rows.num_rows))
@@ -160,17 +160,17 @@ class DeltaFolder(TableReading):
         since: int | None = None,
         alone: bool = False,
     ) -> int:
-        """Change which files are visible by one commit.
+        """Change by one commit which files are visible.
 
-        delta-rs refuses a commit that shares an application id with a commit made since its snapshot; then ``attempt``
-        is called again. Commits without common ids do not disturb each other, unless one is to be made ``alone``.
+        If a commit since the snapshot shares an application id, delta-rs refuses this commit, and ``attempt`` is called
+        again. Commits without common ids do not disturb each other, unless a commit is made ``alone``.
 
         Args:
             table: The table.
-            attempt: Gets the latest version and returns what is still to be committed, None if nothing is.
-            since: The version that the first attempt gets instead; what was committed after it refuses this commit
-                too, if they share an id.
-            alone: Whether any commit made since the snapshot refuses this one.
+            attempt: Gets the latest version and returns the commit that is still to be made; None if nothing is left.
+            since: The version for the first attempt, in place of the latest. A later commit that shares an id then
+                refuses this commit, too.
+            alone: Whether any commit since the snapshot refuses this one.
 
         Returns:
             The number of files made visible.
@@ -237,7 +237,7 @@ class DeltaFolder(TableReading):
         return commit, loaded, None
 
     def _is_made(self, table: str, commit: Commit) -> bool:
-        """Tell whether a table is as a commit leaves it; it is all the same whether another writer did the same."""
+        """Tell whether a table is as a commit would leave it, whoever made the change."""
         now = self.load(table)
         paths = set(now.paths())
         if commit.files or commit.replaced:
@@ -249,7 +249,7 @@ class DeltaFolder(TableReading):
         self._make_durable(table)
 
     def remove(self, table: str, paths: Collection[str]) -> int:
-        """Take files out of view by one commit; they stay where they are. Return how many were visible."""
+        """Hide files by one commit without deleting them; return how many were visible."""
         removed: list[str] = []
 
         def attempt(loaded: Snapshot) -> Commit | None:
@@ -264,8 +264,8 @@ class DeltaFolder(TableReading):
 
         Args:
             table: The table.
-            loaded: The table after a commit of ours: put the log together in a checkpoint if it has become long.
-            checkpoint: Whether to do so anyhow.
+            loaded: The table after a commit of this process; if its log has become long, a checkpoint is written.
+            checkpoint: Whether to write a checkpoint in any case.
 
         """
         log = None if self._disk is None else self._disk.logs[table]

@@ -1,7 +1,7 @@
-"""Logs that are listed while commits come: a listing may have a later file and lack an earlier one.
+"""Retry reading a log whose listing has a gap because commits came meanwhile.
 
-A system that lists a folder promises nothing of names that come meanwhile. With thousands of log files and a busy
-machine it happens every few thousand commits. delta-rs then says that the log has a gap.
+A file system that lists a folder may show a later new file and miss an earlier one. With thousands of log files and a
+busy machine this happens every few thousand commits. delta-rs then reports a gap in the log.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _Result = TypeVar("_Result")
 
 
 def has_gap(error: BaseException) -> bool:
-    """Tell whether delta-rs says that a log lacks a file between others."""
+    """Tell whether delta-rs reports that a file is missing between others of a log."""
     return isinstance(error, DeltaError) and any(said in str(error) for said in _GAPS)
 
 
 def listed(look: Callable[[], _Result]) -> _Result:
-    """Call what lists a log, and again while the listing has a gap."""
+    """Return the result of ``look``, which lists a log; repeat the call while the listing has a gap."""
     for _ in range(_LISTINGS - 1):
         try:
             return look()

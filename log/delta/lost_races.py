@@ -1,4 +1,4 @@
-"""How long a writer waits that lost a race for a version of a log.
+"""Compute how long a writer waits after losing a race for a version of a log.
 
 Writers that lost the same race and wait equally long meet again. So a wait is random, and the range of waits doubles
 with each lost race: "exponential backoff with full jitter" (Marc Brooker, "Exponential Backoff And Jitter", AWS
@@ -13,16 +13,16 @@ import time
 from typing import Final
 
 ATTEMPTS: Final = 60
-"""Some ten minutes. A lost race is always another writer's progress, so only an unwritable log takes so many."""
+"""The most attempts, some ten minutes: a lost race is another writer's progress, so fewer suffice."""
 
 AT_ONCE: Final = 1
-"""Lost races after which delta-rs tries again at once; by default they are 15."""
+"""The number of lost races after which delta-rs itself tries again at once; delta-rs' default is 15."""
 
 _LONGEST: Final = 20.0  # seconds: a thousand commits to a local log take some 30
 
 
 def longest_wait(turn: int, took: float) -> float:
-    """Return the most seconds to wait after attempt ``turn``, counted from 0, which took some seconds."""
+    """Return the longest wait, in seconds, after attempt ``turn``, counted from 0, which took ``took`` seconds."""
     return float(min(_LONGEST, took * 2**turn))
 
 

@@ -1,4 +1,4 @@
-"""Parquet files of the store: their bytes, their names, and putting them in place as a whole."""
+"""Encode Parquet files of the store, name them, and write each as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW_GROUP_ROWS = 1 << 17  # what a reader of few rows skips by, and what several
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A Parquet file in a table's folder; it may not be visible yet."""
+    """A Parquet file in a table's folder, visible or not yet visible."""
 
     path: str  # relative to the table
     size: int  # bytes
@@ -31,24 +31,31 @@ class StoredFile:
 def encode_parquet(
     rows: pa.Table, footer: Mapping[str, str] | None = None, *, row_group: int = ROW_GROUP_ROWS
 ) -> bytes:
-    """Encode rows as one Parquet file: zstd, dictionaries, page checksums, ``footer`` as its key-value metadata."""
+    """Encode rows as one Parquet file: zstd, dictionaries, page checksums, ``footer`` as its key-value metadata.
+
+    Each row group has a dictionary of its own words. Arrow would write all words of a column that comes as a
+    dictionary into every row group.
+    """
+    words = {field.name: field.type.value_type for field in rows.schema if pa.types.is_dictionary(field.type)}
+    schema = pa.schema([field.with_type(words.get(field.name, field.type)) for field in rows.schema])
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
-        sink, rows.schema, compression="zstd", use_dictionary=True, write_page_checksum=True, store_schema=False
+        sink, schema, compression="zstd", use_dictionary=True, write_page_checksum=True, store_schema=False
     ) as writer:
-        writer.write_table(rows, row_group_size=row_group)
+        for begin in range(0, max(1, rows.num_rows), row_group):
+            writer.write_table(rows.slice(begin, row_group).cast(schema), row_group_size=row_group)
         if footer:
             writer.add_key_value_metadata(dict(footer))
     return bytes(sink.getvalue())
 
 
 def content_digest(data: bytes | bytearray) -> str:
-    """Return 16 hexadecimal digits of a content's SHA-256: the name of a file that the store writes."""
+    """Return the first 16 hexadecimal digits of a content's SHA-256, which name a file that the store writes."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 
 def replace_file(target: Path, data: bytes) -> None:
-    """Write a local file as a whole or not at all: aside first, then under its name."""
+    """Write a local file as a whole or not at all, under another name first."""
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
@@ -63,10 +70,10 @@ def replace_file(target: Path, data: bytes) -> None:
 
 
 class DataFiles:
-    """The files of tables under one local folder or object-store URL, by table and relative path."""
+    """The files of all tables under one local folder or object-store URL, by table and relative path."""
 
     def __init__(self, location: str | Path) -> None:
-        """Take a location without looking at it."""
+        """Keep a location, without accessing it."""
         self.location = absolute(location)
         self._local = is_local(self.location)
         self._files, self._root = filesystem_of(self.location)
@@ -98,7 +105,7 @@ class DataFiles:
             raise InputError(f"{self.location}: {table}/{path} cannot be read ({first_line(error)})") from None
 
     def put(self, table: str, path: str, data: bytes) -> None:
-        """Put a file in place as a whole or not at all.
+        """Write a file as a whole or not at all.
 
         Raises:
             InputError: Writing is not permitted.
@@ -118,20 +125,20 @@ class DataFiles:
     def put_rows(
         self, table: str, rows: pa.Table, footer: Mapping[str, str] | None = None, *, row_group: int = ROW_GROUP_ROWS
     ) -> StoredFile:
-        """Put rows in place as one Parquet file, which a digest of its content names. No commit names it yet."""
+        """Write rows as one Parquet file named by a digest of its content; no commit makes the file visible yet."""
         data = encode_parquet(rows, footer, row_group=row_group)
         file = StoredFile(f"{content_digest(data)}.parquet", len(data), rows.num_rows)
         self.put(table, file.path, data)
         return file
 
     def sizes(self, table: str, paths: Collection[str]) -> dict[str, int]:
-        """Return the sizes, in bytes, of those of some files that are there, by path, sorted."""
+        """Return the sizes in bytes of those files that exist, by path, sorted."""
         ordered = sorted(paths)
         found = self._files.get_file_info([join(self._root, table, path) for path in ordered])
         return {path: info.size for path, info in zip(ordered, found, strict=True) if info.is_file}
 
     def delete(self, table: str, paths: Iterable[str]) -> None:
-        """Delete files, and the local folders that are empty then."""
+        """Delete files, and local folders that become empty."""
         root = join(self._root, table)
         for path in paths:
             try:

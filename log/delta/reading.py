@@ -1,4 +1,4 @@
-"""Rows of Delta Lake tables at a version, in the declared columns of the present schema."""
+"""Read rows of Delta Lake tables at a version, in the columns of the current schema."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ READABLE_SINCE = "kvdrift.readable-since"  # the application id of the first ver
 
 
 class TableReading(TableVersions):
-    """What is read of the tables under one location."""
+    """Reads the tables under one location."""
 
     def __init__(self, location: str | Path) -> None:
-        """Take a location without looking at it; ``TableVersions`` says what is raised."""
+        """Keep a location, without accessing it; ``TableVersions`` says what is raised."""
         super().__init__(location)
         self._changing: dict[tuple[str, int], bool] = {}  # whether a version changed rows
         self._made: dict[tuple[str, Callable[[pa.Table], Any]], dict[str, Any]] = {}  # by path; see ``of_files``
@@ -48,15 +48,15 @@ class TableReading(TableVersions):
             )
 
     def count_rows(self, snapshot: Snapshot) -> int:
-        """Count the visible rows; reads the log, and footers of files only if another program left counts out."""
+        """Return the number of visible rows, from the log; footers are read only if the log lacks counts."""
         if snapshot.row_count is not None:
             return snapshot.row_count
         return int(self.dataset(snapshot).count_rows())
 
     def data_version(self, snapshot: Snapshot) -> int:
-        """Return the version up to a given one since which no row has changed; it reads log files from the newest on.
+        """Return the last version, up to the snapshot's, that changed rows; log files are read from the newest on.
 
-        A commit that only replaces files by others with the same rows changes no row, whoever made it.
+        A commit that only replaces files by others with the same rows changes no row, whoever made the commit.
         """
         version = snapshot.version
         while version > 0 and not self._changes_rows(snapshot.table, version):
@@ -105,10 +105,10 @@ class TableReading(TableVersions):
     def dataset(
         self, snapshot: Snapshot, paths: Sequence[str] | None = None, coded: Collection[str] = ()
     ) -> pads.Dataset:
-        """Return the visible files, or some of them, as a dataset of the declared schema, which reads nothing yet.
+        """Return the visible files, or some of them, as a dataset of the declared schema; nothing is read yet.
 
-        Page checksums are verified. The columns that files of older schema versions lack are null. Columns of texts
-        that are to be ``coded`` are dictionaries.
+        Page checksums are verified. Columns that files of older schema versions lack are null. Text columns in
+        ``coded`` are dictionaries.
         """
         self._check_readable(snapshot)
         scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
@@ -129,14 +129,14 @@ class TableReading(TableVersions):
         paths: Sequence[str] | None = None,
         coded: bool = False,
     ) -> pa.Table:
-        """Read the visible rows in some columns and verify page checksums.
+        """Return the visible rows in some columns, with page checksums verified.
 
         Args:
             snapshot: The table.
             columns: Names of declared columns.
-            where: What holds of the rows; columns that came after the table are null there in rows of older files.
-            paths: The files to read, some of the visible ones; all of them by default.
-            coded: Whether texts come as dictionaries, which may be other ones from chunk to chunk.
+            where: A condition on the rows; columns that were added later are null in rows of older files.
+            paths: The files to read, some of the visible files; by default all.
+            coded: Whether texts are dictionaries, which may differ between chunks.
 
         Raises:
             InputError: A file is missing or damaged.
@@ -157,16 +157,16 @@ class TableReading(TableVersions):
         make: Callable[[pa.Table], _Made],
         paths: Sequence[str] | None = None,
     ) -> dict[str, _Made]:
-        """Return what a function makes of each visible file's rows, by path.
+        """Return the result of ``make`` for each visible file's rows, by path.
 
         A file does not change, so what was made of it is kept until new files are asked for without it: a look at a
         table that grows costs what its new files hold.
 
         Args:
             snapshot: The table.
-            columns: Names of declared columns, the same ones at each call with this function.
-            make: The function of a file's rows in these columns, texts as dictionaries.
-            paths: The files, some of the visible ones; all of them by default.
+            columns: Names of declared columns, equal in every call with the same function.
+            make: A function of a file's rows in these columns, with texts as dictionaries.
+            paths: The files, some of the visible files; by default all.
 
         Raises:
             InputError: A file is missing or damaged.
@@ -182,7 +182,7 @@ class TableReading(TableVersions):
         return found
 
     def _each_file(self, snapshot: Snapshot, columns: Sequence[str], paths: Sequence[str]) -> dict[str, pa.Table]:
-        """Read files as ``read`` does, all of them at once and texts coded, and return the rows of each by path."""
+        """Read several files at once, with texts coded, and return the rows of each by path."""
         texts = [name for name in columns if TABLES[snapshot.table].schema.field(name).type == pa.string()]
         # What threads hand to each other costs as much as a small table's rows.
         scanner = self.dataset(snapshot, paths, texts).scanner(columns=list(columns), use_threads=False)
@@ -202,11 +202,11 @@ class TableReading(TableVersions):
         return InputError(f"{self.location}: {damaged} is damaged ({first_line(error)})")
 
     def made_of_file(self, table: str, path: str, rows: pa.Table, make: Callable[[pa.Table], _Made]) -> None:
-        """Take note of a file that is about to become visible, so that ``of_files`` need not read it."""
+        """Keep the result of ``make`` for a file about to become visible, so that it need not be read."""
         self._made.setdefault((table, make), {})[path] = make(rows)
 
     def read_file(self, table: str, path: str) -> pa.Table:
-        """Read the rows of a file, which need not be visible, in the columns that it has."""
+        """Return the rows of a file, visible or not, in the columns that the file has."""
         data = self.read_bytes(table, path)
         try:
             with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
@@ -215,7 +215,7 @@ class TableReading(TableVersions):
             raise self._is_damaged(table, [path], error) from None
 
     def parts(self, snapshot: Snapshot, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Read one visible file in some columns, a part after the other; ``read`` says what is raised.
+        """Yield the rows of one visible file in some columns, one part at a time; ``read`` says what is raised.
 
         A file of any size then takes little memory.
         """
@@ -231,7 +231,7 @@ class TableReading(TableVersions):
 
 
 def _filled(table: str, rows: pa.Table, declared: pa.Schema) -> pa.Table:
-    """Fill in the declared defaults: a column that came after the table is null in the rows that were there before."""
+    """Return rows with declared defaults in columns that were added after the rows were written."""
     defaults = TABLES[table].defaults
     for at, name in enumerate(rows.column_names):
         if defaults.get(name) is not None and rows.column(at).null_count:
@@ -240,6 +240,6 @@ def _filled(table: str, rows: pa.Table, declared: pa.Schema) -> pa.Table:
 
 
 def _declared(table: str, coded: Collection[str]) -> pa.Schema:
-    """The declared schema, with dictionaries in some columns of texts."""
+    """Return the declared schema, with dictionaries for the text columns in ``coded``."""
     codes = pa.dictionary(pa.int32(), pa.string())
     return pa.schema([field.with_type(codes) if field.name in coded else field for field in TABLES[table].schema])

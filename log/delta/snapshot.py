@@ -1,4 +1,4 @@
-"""Tables as delta-rs opens them; what is visible in one at one version, and which columns its files have."""
+"""Open tables through delta-rs, and tell which files are visible at a version and which columns they lack."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _VERSIONS_HELD = 200
 
 
 class OpenTables:
-    """Tables that delta-rs has opened. One that was opened goes on to a later version by the commits that came since.
+    """A pool of tables that delta-rs has opened; an open table is updated by reading new commits.
 
-    After many of them it is opened anew, since it would hold all that it has read.
+    After many commits a table is opened anew, since an open table keeps everything that it has read.
 
-    A table is with one user at a time, who gives it back unless something went wrong with it; another user opens it
-    anew meanwhile.
+    Each open table has one user at a time. The user gives the table back unless an error occurred. Meanwhile another
+    user opens the table anew.
     """
 
     def __init__(self, location: str, logs: Mapping[str, TableLog] | None) -> None:
@@ -63,29 +63,29 @@ class OpenTables:
         return opened
 
     def give_back(self, table: str, loaded: DeltaTable) -> None:
-        """Give a table back, which the next user takes unless a later version of it is there."""
+        """Give a table back, for the next user unless the pool has a later version of it."""
         other, _ = self._free.get(table, (None, None))
         if other is None or other.version() <= loaded.version():
             self._free[table] = loaded, self.state(table, loaded.version())
 
     def state(self, table: str, version: int) -> LogState | int | None:
-        """Return what tells a version from another one that was made in its place after it was lost."""
+        """Return a value that differs if a version was lost and made again with other content."""
         return version if self._logs is None else self._logs[table].state(version)
 
 
 class Snapshot:
-    """One table at one version: what is visible there.
+    """One table at one version: its visible files.
 
-    A table that the store is too old to have is empty, at the version 0 at which it will be made.
+    If the store is too old to have the table, the snapshot is empty, with version 0.
     """
 
     def __init__(self, table: str, loaded: DeltaTable | None, transaction_version: Callable[[str], int | None]) -> None:
-        """Take what is visible from a table that delta-rs has loaded, which may then go on to later versions.
+        """Take the visible files of a table that delta-rs has loaded; the table may be updated later.
 
         Args:
             table: The table's name.
-            loaded: The table; None of one that is not there.
-            transaction_version: Finds out the version of an application's last transaction up to this version.
+            loaded: The table; None if the table does not exist.
+            transaction_version: Returns the version of an application's last transaction up to this version.
 
         """
         self.table = table
@@ -98,7 +98,7 @@ class Snapshot:
 
     @property
     def id(self) -> str | None:
-        """What the table was given when it was made, which tells it from all others; None of one that is not there."""
+        """The table's unique id, given when the table was made; None if the table does not exist."""
         return self._id
 
     def paths(self) -> list[str]:
@@ -111,13 +111,13 @@ class Snapshot:
         return sorted((StoredFile(*values) for values in added), key=lambda file: file.path)
 
     def newest_paths(self) -> list[str]:
-        """Return the relative paths of the visible files, those that were committed last first."""
+        """Return the relative paths of the visible files, newest commit first."""
         added = zip(self._values("modification_time"), self._values("path"), strict=True)
         return [path for _, path in sorted(added, reverse=True)]
 
     @functools.cached_property
     def row_count(self) -> int | None:
-        """The number of visible rows as the log has it; None if another program wrote a file and did not say."""
+        """The number of visible rows by the log; None if another program wrote a file without its count."""
         counts = self._values("num_records")
         return None if None in counts else sum(counts)
 
@@ -128,7 +128,7 @@ class Snapshot:
         return self._transactions[app_id]
 
     def last_versions_without(self) -> dict[str, int]:
-        """Return the columns that some visible files lack, with the last version up to this one without each."""
+        """Return the columns that some visible files lack, each with the last table version without the column."""
         if self._fields is None:
             return {}
         stored = {field.name: field.metadata for field in self._fields}
@@ -139,7 +139,7 @@ class Snapshot:
         return {name: version for name, version in last.items() if version >= 0}
 
     def outdated_columns(self) -> list[str]:
-        """Return the columns of texts that must not be null and that only older schema versions declare."""
+        """Return the text columns that must not be null and that only older schema versions declare."""
         known = TABLES[self.table].columns
         return [field.name for field in self._fields or () if field.name not in known and not field.nullable]
 
@@ -153,13 +153,13 @@ class Snapshot:
 
 
 def lacking_columns(table: str, loaded: DeltaTable) -> list[str]:
-    """List the declared columns that a table does not have."""
+    """Return the declared columns that a table lacks."""
     stored = {field.name for field in loaded.schema().fields}
     return [name for name in TABLES[table].columns if name not in stored]
 
 
 def added_columns(table: str, loaded: DeltaTable, names: Sequence[str]) -> list[DeltaField]:
-    """Declare the columns that an upgrade adds; they are nullable, since older files have no values for them."""
+    """Return the columns that an upgrade adds; they are nullable, since older files have no values for them."""
     added = {ADDED_AFTER: str(loaded.version())}
     fields = [TABLES[table].schema.field(name) for name in names]
     nullable = [field.with_nullable(nullable=True).with_metadata({**field.metadata, **added}) for field in fields]

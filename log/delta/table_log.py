@@ -1,9 +1,9 @@
-"""The logs of tables on a local disk, as files: what is newest, what is damaged, what commits say of other tables.
+"""The log files of tables on a local disk: which is newest, which are damaged, and what commits say of other tables.
 
-delta-rs takes an empty log file for an empty commit, one that was cut at the end of a line for a whole one, and a log
-that has lost its newest file for the log as it was before. So each commit of the store says of itself how many lines
-its file has, and which versions the tables had that its rows rely on; both are held against the files when a table is
-opened. What is looked at is bounded: the files since the last checkpoint, and the content of the newest few.
+delta-rs does not notice some damage: it reads an empty log file as an empty commit, a file cut at the end of a line as
+a whole commit, and a log without its newest file as the earlier log. So each commit of the store records how many lines
+its file has, and the versions of other tables that its rows rely on. Opening a table compares both with the files. This
+reads a bounded amount: the names of files since the last checkpoint, and the content of the newest few.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOOKED_AT = (
 )
 
 LogState: TypeAlias = tuple[int, int, int, int]
-"""A version of a log; inode, size and time of its file. While they are the same, so is the log up to this version."""
+"""A log's version, with inode, size and time of its file; if unchanged, so is the log up to this version."""
 
 
 class TableLog:
@@ -63,7 +63,7 @@ class TableLog:
             return 0
 
     def newest(self) -> int:
-        """Return the version of the newest file after which none follows; -1 where the log has none."""
+        """Return the version of the newest file without a gap before it; -1 if the log has none."""
         version = self._newest
         if version < 0 or self._stat(version) is None:
             version = self.checkpointed() or -1  # the checkpoint has it, whether the file is there or not
@@ -73,21 +73,21 @@ class TableLog:
         return version
 
     def state(self, version: int) -> LogState | None:
-        """Return what tells a version from all others, also from one that took its place; None where it has no file."""
+        """Return a value that changes if the version is replaced; None if the version has no file."""
         found = self._stat(version)
         return None if found is None else (version, found.st_ino, found.st_size, found.st_mtime_ns)
 
     def _stat(self, version: int) -> os.stat_result | None:
-        """Look at a version's file; None where it has none. A commit asks a hundred times: paths of texts are quick."""
+        """Return the status of a version's file, None without a file; text paths are fast."""
         try:
             return os.stat(f"{self._prefix}{version:020d}.json")  # noqa: PTH116
         except OSError:
             return None
 
     def sync(self) -> None:
-        """Make every file durable that is not known to be: those since the last checkpoint where nothing is known.
+        """Make durable every log file not known to be durable, at most those since the last checkpoint.
 
-        A checkpoint is made of durable files only, so those below it are durable.
+        A checkpoint is made of durable files only, so the files below it are durable.
 
         Raises:
             OSError: The file system cannot do it.
@@ -109,7 +109,7 @@ class TableLog:
         self._durable = newest
 
     def needs_checkpoint(self) -> bool:
-        """Tell whether the next reader would have to read many files."""
+        """Tell whether the log is so long that the next reader should find a checkpoint."""
         last = self.checkpointed()
         try:
             large = self._checkpoint(last).stat().st_size > _LARGE
@@ -131,7 +131,7 @@ class TableLog:
         return self.folder / f"{version:020d}.checkpoint.parquet"
 
     def fault_of_tail(self) -> str | None:
-        """Say what is wrong with the files that delta-rs reads without a word; None where nothing is."""
+        """Return a fault that delta-rs would not notice in the newest files; None if there is none."""
         newest = self.newest()
         for version in range(max(self._whole + 1, self.checkpointed()), newest + 1):
             found = self._stat(version)
@@ -152,7 +152,7 @@ class TableLog:
         return None if said.get("actions", lines) == lines else f"is not whole: {lines} actions of {said['actions']}"
 
     def faults(self) -> dict[Path, str]:
-        """Read the whole log; return what is wrong, by the path that it is wrong with."""
+        """Read the whole log, and return all faults by path."""
         found = {}
         versions = {int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()}
         checkpoints = {int(path.name[:20]): path for path in self.folder.glob("*.checkpoint.parquet")}
@@ -175,11 +175,11 @@ class TableLog:
         return found
 
     def first_fault(self) -> str | None:
-        """Say the first thing that is wrong with the whole log."""
+        """Return the first fault of the whole log; None if there is none."""
         return next((f"log file {path.name} {fault}" for path, fault in self.faults().items()), None)
 
     def seen(self) -> dict[str, int]:
-        """Return the versions of other tables that the newest commits say they rely on."""
+        """Return the versions of other tables that the newest commits rely on."""
         newest, found = self.newest(), dict[str, int]()
         for version in range(max(0, newest - _LOOKED_AT + 1), newest + 1):
             for table, at in _said(self.file(version)).get("seen", {}).items():
@@ -188,14 +188,14 @@ class TableLog:
 
 
 class LocalDisk:
-    """The logs of a store's tables; commits are durable before they are acknowledged, as ``durability`` says."""
+    """The logs of a local store's tables; a commit is durable before it is acknowledged (see ``durability``)."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.logs = {table: TableLog(folder / table) for table in TABLES}
 
     def prepare_commit(self, table: str, commit: Commit) -> dict[str, Any]:
-        """Make durable what a commit names and relies on; return what it is to say of itself.
+        """Make durable all files that a commit names or relies on; return the commit's record of itself.
 
         Raises:
             OSError: The disk refuses.
@@ -211,15 +211,15 @@ class LocalDisk:
 
 
 def said_of_commit(actions: int, seen: Mapping[str, int]) -> dict[str, Any]:
-    """Return what a commit says of itself: how many lines its file has beside this one, and what it relies on."""
+    """Return a commit's record of itself: the number of other lines in its file, versions it relies on."""
     return {_OURS: {"actions": actions, "seen": dict(seen)}}
 
 
 def lost_commits(logs: Mapping[str, TableLog]) -> Iterator[tuple[str, int, str]]:
-    """Find the tables that have fewer versions than commits of other tables rely on.
+    """Yield the tables that have fewer versions than commits of other tables rely on.
 
     Yields:
-        The table, the version that it must have at least, and the table whose commit says so.
+        The table, the version that it must at least have, and the table whose commit says so.
 
     """
     by_table = {name: log.seen() for name, log in logs.items()}  # before the newest versions are looked for
@@ -230,7 +230,7 @@ def lost_commits(logs: Mapping[str, TableLog]) -> Iterator[tuple[str, int, str]]
 
 
 def _said(path: Path) -> dict[str, Any]:
-    """What the commit of a log file says of itself; nothing where another program made it or it cannot be read."""
+    """Return the record of a log file's commit; empty if another program made the commit or the file is unreadable."""
     try:
         with path.open("rb") as lines:
             for line in lines:
@@ -243,7 +243,7 @@ def _said(path: Path) -> dict[str, Any]:
 
 
 def _fault_of(data: bytes, *, first: bool) -> str | None:
-    """What is wrong with the content of a log file, of the table's first or a later one."""
+    """Return the fault of a log file's content, None without; ``first`` marks the table's first file."""
     if not data:
         return "is empty"
     if not data.strip(b"\0"):

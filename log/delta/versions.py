@@ -1,4 +1,4 @@
-"""Delta Lake tables at their versions: finding the newest, loading one, and what is wrong with a log."""
+"""Find, load and check versions of Delta Lake tables."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _HELD_VERSIONS = 4  # of a table: the latest ones, and those that others were ma
 class TableVersions(DataFiles):
     """The versions of the tables of ``schema.tables`` under one local folder or object-store URL.
 
-    What was loaded of a version serves while its log file is the same.
+    A loaded version is used again while its log file is unchanged.
     """
 
     def __init__(self, location: str | Path) -> None:
-        """Take a location without looking at it."""
+        """Keep a location, without accessing it."""
         super().__init__(location)
         if self._local and unquote(self.location) != self.location:
             raise InputError(f"{self.location}: a store's path cannot hold a '%' before two hexadecimal digits")
@@ -62,7 +62,7 @@ class TableVersions(DataFiles):
         return held
 
     def _newest(self, table: str) -> int:
-        """Return the newest version of a table as its log's files say; -1 where it is not known without loading it."""
+        """Return the newest version of a table by the names of its log files; -1 if loading the table must tell."""
         known = self._newest_known(table)
         if self._disk is not None or known < 0:
             return known
@@ -75,7 +75,7 @@ class TableVersions(DataFiles):
         return -1
 
     def _newest_known(self, table: str) -> int:
-        """Return the newest version that is known without a request to an object store; -1 if none is."""
+        """Return the newest version known without a request to an object store; -1 if none is known."""
         if self._disk is not None:
             return self._disk.logs[table].newest()
         return max(self._snapshots.get(table, ()), default=-1)
@@ -107,15 +107,16 @@ class TableVersions(DataFiles):
 
     @contextmanager
     def _opened(self, table: str, version: int | None = None) -> Iterator[DeltaTable]:
-        """Open a table for a block, which leaves it at a version that exists."""
+        """Open a table for a block; afterwards the table stands at an existing version."""
         loaded = self._open(table, version)
         yield loaded
         self._tables.give_back(table, loaded)
 
     def _lacks(self, table: str) -> bool:
-        """Tell whether the store is of an older schema version, which lacks a table.
+        """Tell whether the store is of an older schema version without the table.
 
-        An upgrade makes a table before it raises the version of ``events``, so a store of the table's version has it.
+        An upgrade makes a table before it raises the version of ``events``, so a store of the table's version has the
+        table.
         """
         since = TABLES[table].since
         if self._local and self._exists(table):  # a look at the disk, where a request would be made
@@ -153,18 +154,18 @@ class TableVersions(DataFiles):
         return loaded
 
     def _without(self, table: str) -> str:
-        """What is said of a place that lacks a table."""
+        """Return the error line about a location that lacks a table."""
         if self._local and not Path(self.location).exists():
             return f"{self.location} is not a kvdrift store: there is no such folder"
         return f"{self.location} is not a kvdrift store: it has no '{table}' table"
 
     def check_nothing_lost(self) -> None:
-        """Check that no table has lost commits that another one relies on; reads a few log files and no data."""
+        """Check that no table has lost commits on which another table relies."""
         for table, wanted, other in () if self._disk is None else lost_commits(self._disk.logs):
             raise self.damaged(f"table '{table}' has lost commits: '{other}' relies on its version {wanted}")
 
     def damaged(self, what: str) -> DamagedStoreError:
-        """Make the error that says what is wrong with the store, and which command mends it."""
+        """Return the error that says what is wrong with the store, and which command repairs it."""
         repair = " --repair" if self._local else ""
         return DamagedStoreError(f"{self.location}: {what}: kvdrift verify {self.location}{repair}")
 

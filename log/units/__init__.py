@@ -1,1 +1,1 @@
-"""Units: their rows, their events, what is derived of them, and the commits that make them visible."""
+"""Units: their rows, their events, their derived rows, and the commits that make them visible."""

@@ -1,8 +1,8 @@
-"""The commits that make units visible: their events by one, and their rows by the next.
+"""Make units visible by two commits: the first commits their events, the second their rows of ``units``.
 
-delta-rs refuses a commit if a commit since its snapshot carries one of its application ids. A commit of units carries
-one for each (study, model, doc, action, revision, estimator), so that only one writer at a time can extend it; the
-others look again at what is still missing.
+delta-rs refuses a commit if a commit since its snapshot has one of its application ids. A commit of units has one id
+for each (study, model, doc, action, revision, estimator). So only one writer at a time can extend such a group; other
+writers check again which units are still missing.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _READ = tuple(dict.fromkeys((*SPAN, *COMPARED)))
 
 
 class UnitCommits:
-    """Makes units visible.
+    """Commits units.
 
-    Once the rows are known to be whole, only a kill between the two commits leaves one out.
+    Once the rows are known to be complete, only a kill between the two commits can leave a row out.
     """
 
     def __init__(self, folder: DeltaFolder, rows: UnitRows) -> None:
@@ -51,7 +51,7 @@ class UnitCommits:
         self._healed = False
 
     def append(self, units: Sequence[Unit]) -> int:
-        """Append units; ``Store.append_units`` says what of them and what is raised."""
+        """Append units; ``Store.append_units`` describes arguments, result and errors."""
         given: dict[int, tuple[dict[str, Any], pa.Table]] = {}
         for unit in units:
             record, events = conform_unit(unit)
@@ -98,11 +98,11 @@ class UnitCommits:
         return known
 
     def adopt(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
-        """Make events visible again that a store has lost.
+        """Make lost events visible again.
 
         Args:
-            events: Rows of EVENTS of whole units, none of which the store has events of.
-            records: The rows of ``units`` of these units; those that the table lacks are appended.
+            events: Rows of EVENTS of whole units; the store must have no events of these units.
+            records: The rows of ``units`` of these units; rows that the table lacks are appended.
 
         Returns:
             The number of units.
@@ -114,7 +114,7 @@ class UnitCommits:
         return len(records)
 
     def reconcile(self) -> int:
-        """Append the rows that a killed writer left out; return how many."""
+        """Append the rows that a killed writer did not append; return how many."""
         units = self._folder.load("units")  # first: what it has is in events
         missing = missing_records(self._folder, self._rows, units, self._folder.load("events"))
         count = self.append_rows(missing)
@@ -142,10 +142,10 @@ class UnitCommits:
     def _stored(
         self, units: Snapshot, events: Snapshot, of: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], set[int]]:
-        """Find the stored units of the documents and actions of some records; their rows may be about to come.
+        """Find the stored units of the documents and actions of some records; a unit's row may not be written yet.
 
         Returns:
-            Their rows in the columns that are compared, and the numbers of those of the records that are there.
+            The units' rows in the columns that are compared, and the numbers of those records that are stored.
 
         """
         base = self._touched.base_of({group_of(record) for record in of}, (units, events))
@@ -165,7 +165,7 @@ class UnitCommits:
         return self._rows.known(units if base is None else base.units, numbers)
 
     def _rows_of(self, units: Snapshot, of: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Read the rows that have the study, model, document and action of one of some records."""
+        """Return the rows of ``units`` that share study, model, document and action with a record."""
         names = {name: [row[name] for row in of] for name in GROUP_KEY}
         wanted = _hashes(pa.table(names, schema=pa.schema([(name, pa.string()) for name in names])))
         files = {file.path: file for file in units.files()}
@@ -184,7 +184,7 @@ class UnitCommits:
 
 
 def _hashes(rows: pa.Table) -> Hashes:
-    """The hashes of the combinations of values that rows have."""
+    """Return a hash of each row's combination of values."""
     return row_hashes(rows.columns)
 
 
@@ -193,7 +193,7 @@ def _guards(records: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 
 def _check_overlaps(stored: Iterable[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a given unit that has a replicate in common with another one, unless the two are the same unit."""
+    """Raise InputError if a given unit shares a replicate with another unit that is not the same unit."""
     new = {unit["unit"] for unit in given}
     groups = defaultdict[str, dict[tuple[int, int], Mapping[str, Any]]](dict)
     for unit in (*stored, *given):

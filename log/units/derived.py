@@ -1,4 +1,4 @@
-"""Commits of derived rows, each unit once, and rows that are taken out of view again."""
+"""Commit derived rows, each unit once, and hide derived rows again."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _GUARD = "kvdrift.derived"  # the application id that all commits of a derived t
 
 @dataclass(frozen=True)
 class DerivedFile:
-    """A file of derived rows that is in place, and that no commit names yet.
+    """A file of derived rows that is written, but not committed.
 
     Attributes:
         file: The file.
-        units: The numbers of the units that it has all rows of.
+        units: The numbers of the units whose rows the file has, each with all rows.
 
     """
 
@@ -40,17 +40,17 @@ class DerivedFile:
 def commit_derived(
     folder: DeltaFolder, rows: UnitRows, table: str, files: Sequence[DerivedFile], marks: Mapping[str, int]
 ) -> int:
-    """Make derived rows visible by one commit, but those of units that the table has already.
+    """Make derived rows visible by one commit, without the rows of units that the table has already.
 
     Args:
         folder: The store's tables.
-        rows: What the tables have of units.
+        rows: The index of units and their rows.
         table: The derived table.
-        files: Files in place.
-        marks: Events version by application id, which the commit carries unless an earlier one has a later version.
+        files: Written files.
+        marks: Events versions by application id; the commit records each unless an earlier commit has a later version.
 
     Returns:
-        The number of units that the table had no rows of.
+        The number of units that were new in the table.
 
     """
     new = 0
@@ -71,13 +71,13 @@ def commit_derived(
 
 
 def _without(folder: DeltaFolder, table: str, derived: DerivedFile, there: Collection[int]) -> StoredFile:
-    """The file without the rows of some units: another derivation was quicker to commit these."""
+    """Return the file without the rows of units that another derivation has committed meanwhile."""
     units = set(there) & set(derived.units)
     return _rewritten(folder, table, folder.read_file(table, derived.file.path), units) if units else derived.file
 
 
 def withdraw_units(folder: DeltaFolder, rows: UnitRows, table: str, numbers: Collection[int]) -> int:
-    """Take the rows of some units out of view, -1 standing for rows of none; return how many files had such rows."""
+    """Hide the rows of some units, -1 meaning rows without a unit; return how many files had such rows."""
     replaced: list[str] = []
 
     def attempt(loaded: Snapshot) -> Commit | None:

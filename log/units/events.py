@@ -1,4 +1,4 @@
-"""Rows of some units, out of whatever files of a table they are in."""
+"""Read the rows of some units from all files of a table."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ _NEWEST = 8  # files that are looked into first: rows that are asked for are mos
 
 
 class RowsOfUnits:
-    """Reads the rows of units from a table at one version; unreadable files are left out and named.
+    """Reads the rows of units from a table at one version; unreadable files are passed over and named.
 
-    Files hold their documents in order, and footers say which documents a part of a file has: a reading of some
-    documents leaves the other parts unread.
+    Files hold documents in order, and footers say which documents each part has. Reading some documents therefore skips
+    the other parts.
 
     Attributes:
-        unreadable: Why a file cannot be read, by its path.
+        unreadable: The reason why a file cannot be read, by path.
 
     """
 
     def __init__(self, folder: DeltaFolder, table: Snapshot, spans: Callable[[], pa.Table]) -> None:
-        """Take a table; ``spans`` reads what ``with_numbers`` needs, for rows of older schema versions."""
+        """Take a table; ``spans`` reads the rows that ``with_numbers`` needs for rows of older schema versions."""
         self._folder, self._table, self._spans = folder, table, spans
         self.unreadable = dict[str, str]()
 
     def read(
         self, units: Collection[int], docs: Collection[str], columns: Sequence[str], count: int | None = None
     ) -> pa.Table:
-        """Read rows, and verify page checksums.
+        """Return the rows of some units, with page checksums verified.
 
         Args:
             units: Numbers of units.
-            docs: The documents that these units are of.
+            docs: The documents of these units.
             columns: Names of declared columns.
-            count: How many rows the units have. The newest files are then read first, and once so many rows are found
-                no others; by default all files are read.
+            count: The number of rows of the units, if known. The newest files are then read first, and reading stops
+                once all rows are found. By default all files are read.
 
         Returns:
-            The rows of the units in ``columns``, names as dictionaries; those in unreadable files are missing.
+            The rows of the units in ``columns``, with names as dictionaries; rows in unreadable files are missing.
 
         """
         names = [*dict.fromkeys((*columns, *keys_of(self._table.table)))]

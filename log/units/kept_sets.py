@@ -1,8 +1,8 @@
-"""One kept set: the units of a document, action, revision and estimator keep and read the same prompt entries.
+"""Check kept sets: all units of a document, action, revision and estimator keep and read the same prompt entries.
 
-Identity sees source and parameters. What else decides, such as the environment, a file or a hash seed, shows in
-``kept_sha256`` and ``read_checksums`` of units (definitions, "Identity and revisions"). A null of these columns is
-unknown and is never compared.
+The identity of an action includes source and parameters. Other influences, such as the environment, a file or a hash
+seed, show only in the columns ``kept_sha256`` and ``read_checksums`` of units (definitions, "Identity and revisions").
+A null in these columns is unknown and is never compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from schema.errors import UnlikeUnitsError
 from schema.tables import GROUP_KEY
 
 ALIKE: Final = {"kept_sha256": "keep unlike entries", "read_checksums": "read unlike entries"}
-"""The columns that units of one kept set share, each with what is said of units that differ there."""
+"""The columns that are equal within a kept set, each with the words about units that differ in the column."""
 
 SAME: Final = (*GROUP_KEY, "action_revision", "estimator")
 """The columns that name a kept set."""
@@ -43,11 +43,11 @@ def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def check_alike(units: Iterable[Mapping[str, Any]], stored: Iterable[Mapping[str, Any]] = ()) -> None:
-    """Check that units keep and read what the others of their kept sets do.
+    """Raise UnlikeUnitsError if units keep or read other entries than the other units of their kept sets.
 
     Args:
         units: Rows of ``units`` with the columns ``COMPARED``.
-        stored: The same of units that are there; those of other kept sets do not count.
+        stored: Stored rows with the same columns; rows of other kept sets are ignored.
     """
     new = list(units)
     sets = {_set_of(unit) for unit in new}

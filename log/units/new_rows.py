@@ -1,4 +1,4 @@
-"""The rows of a table that came since one looked last, for whoever counts what comes to a store that grows."""
+"""Read the rows added to a table since the last call, for readers of a store that grows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NewRows:
-    """A table with units that is looked at again and again; a look costs what its new files hold."""
+    """A table with units that is read again and again; a call costs only the new files."""
 
     def __init__(self, folder: DeltaFolder, table: str, columns: Sequence[str]) -> None:
         self._folder, self._table, self._columns = folder, table, columns
@@ -25,11 +25,11 @@ class NewRows:
         self._count = 0  # of rows that were returned
 
     def read(self) -> tuple[pa.Table, bool]:
-        """Read the rows that came since the last call.
+        """Read the rows added since the last call.
 
         Returns:
-            Rows in the columns that were asked for; and whether they are all rows of the table, and those that were
-            returned before are to be forgotten.
+            The rows in the columns asked for; and whether they are all rows of the table, so that rows returned earlier
+                must be forgotten.
 
         Raises:
             InputError: A file is missing or damaged.

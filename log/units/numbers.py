@@ -1,4 +1,4 @@
-"""The numbers of units in the rows of tables. Rows of schema versions before 11 have none, but their keys tell them."""
+"""The unit numbers of rows. Rows of schema versions before 11 have no number; it follows from their keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMBERED: Final = ("events", "unit_moments", "trajectories", "steps", "branching
 """The tables whose rows belong to units."""
 
 KEYS: Final = (*GROUP_KEY, "action_revision", "replicate", "unit")
-"""The columns that tell a row's unit, beside ``kind`` in events."""
+"""The columns that determine a row's unit, besides ``kind`` in events."""
 
 _OF_SWRB = ("branchings", "branching_depths")
 _UNKNOWN = -1
@@ -31,7 +31,7 @@ def keys_of(table: str) -> tuple[str, ...]:
 
 
 def numbers_of(units: pa.Table) -> Wide:
-    """Return the numbers of units, int64 [rows of ``units``], also where the rows are too old to have one."""
+    """Return the numbers of units, int64 [rows of ``units``], computed for rows too old to have a number."""
     if not units["unit"].null_count:
         numbers: Wide = units["unit"].to_numpy()
         return numbers
@@ -39,15 +39,15 @@ def numbers_of(units: pa.Table) -> Wide:
 
 
 def with_numbers(table: str, rows: pa.Table, units: pa.Table) -> pa.Table:
-    """Fill in the units of rows that have none.
+    """Return rows with the unit numbers filled in.
 
     Args:
         table: The table, one of ``NUMBERED``.
-        rows: Rows of it, with the columns of ``keys_of(table)`` at least.
+        rows: Rows of the table with at least the columns of ``keys_of(table)``.
         units: Rows of ``units`` with the columns ``SPAN`` and ``unit``.
 
     Returns:
-        The rows; ``unit`` is still null in those that belong to none of the units.
+        The rows; ``unit`` is still null in rows that belong to none of the units.
 
     """
     if not rows["unit"].null_count:
@@ -62,7 +62,7 @@ def with_numbers(table: str, rows: pa.Table, units: pa.Table) -> pa.Table:
 
 
 def _looked_up(table: str, rows: pa.Table, units: pa.Table) -> Wide:
-    """Find the unit of each row: that of its names, revision and estimator whose range has its replicate."""
+    """Return each row's unit: the unit with its names, revision and estimator that has its replicate."""
     names = (*GROUP_KEY, "action_revision", "estimator")
     both = pa.concat_tables(
         [part.select(names).cast(_plain(part, names)) for part in (_with_estimator(table, rows), units)]
@@ -85,7 +85,7 @@ def _looked_up(table: str, rows: pa.Table, units: pa.Table) -> Wide:
 
 
 def _joined(group: Wide, first: Wide, of_rows: Wide, replicate: Wide) -> tuple[Wide, Wide]:
-    """Number (group, replicate) pairs of units and rows in one order."""
+    """Number (group, replicate) pairs of units and of rows in one common order."""
     codes = combined_codes(
         [
             (np.concatenate([group, of_rows]), int(max(group.max(initial=0), of_rows.max(initial=0))) + 1),
@@ -106,7 +106,7 @@ def _with_estimator(table: str, rows: pa.Table) -> pa.Table:
 
 
 def _plain(rows: pa.Table, names: tuple[str, ...]) -> pa.Schema:
-    """A schema with plain texts in place of dictionaries."""
+    """Return a schema with plain texts in place of dictionaries."""
     fields = [rows.schema.field(name) for name in names]
     coded = pa.types.is_dictionary
     return pa.schema([(field.name, field.type.value_type if coded(field.type) else field.type) for field in fields])

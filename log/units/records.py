@@ -1,7 +1,7 @@
-"""The rows of ``units`` for events that have none: a writer was killed between its two commits, or rows are lost.
+"""Make the rows of ``units`` for events without a row: a writer was killed between its two commits, or rows are lost.
 
-A file of events carries a copy of its units' rows in its footer, as it was written. Where another file has taken its
-place, the events tell which units there are; what nothing tells then is null.
+The footer of an events file holds a copy of its units' rows, as written with the file. If another file has replaced it,
+the events themselves tell which units there are; values that nothing tells are null.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _FOOTER_OF_ONE, _FOOTER_OF_PACK = b"kvdrift.unit", b"kvdrift.units"  # schema ve
 
 
 def footer_of(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the footer of a file of events: a copy of its units' rows."""
+    """Return the footer of an events file, which holds a copy of its units' rows."""
     text = json.dumps([dict(record) for record in records])
     return {FOOTER: base64.b64encode(zlib.compress(text.encode())).decode()}
 
 
 def records_in(folder: DeltaFolder, path: str) -> list[dict[str, Any]]:
-    """Read the copies of units' rows in the footer of a file of events; none where it has none that can be read."""
+    """Return the copies of units' rows in the footer of an events file; empty if unreadable."""
     try:
         _, footer = folder.footer("events", path)
         found: list[dict[str, Any]] = []
@@ -59,32 +59,25 @@ def _unpacked(text: bytes) -> Any:
 
 
 def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events: Snapshot) -> list[dict[str, Any]]:
-    """Make the rows that ``units`` lacks for visible events.
+    """Return the rows that ``units`` lacks for visible events.
 
-    Row counts tell that none is lacking. Otherwise the newest files are looked into first, until all rows of events
-    are accounted for.
+    Row counts tell that none is lacking.
     """
     counted, there = rows.total(units, "events"), folder.count_rows(events)
     if there == counted:
         return []
     if counted is not None and there < counted:
         raise folder.damaged(f"'events' has {counted - there:,} rows fewer than its units have: events are lost")
-    left = None if counted is None else there - counted
     known, found = set(rows.counts(units).number.tolist()), dict[int, dict[str, Any]]()
-    for path in events.newest_paths():
-        new = {number: count for number, count in rows.rows_by_unit(events, path).items() if number not in known}
-        if new:
-            found |= records_of(folder, events, path, new, known)
-            left = left and left - sum(new.values())
-        if left == 0:
-            break
+    for path, new in rows.unknown(units, events):
+        found |= records_of(folder, events, path, new, known)
     return [found[number] for number in sorted(found)]
 
 
 def records_of(
     folder: DeltaFolder, events: Snapshot, path: str, numbers: Collection[int], known: Collection[int]
 ) -> dict[int, dict[str, Any]]:
-    """The rows of ``units`` for units that a file has events of, by number; -1 is one that nothing but a copy names."""
+    """Return rows of ``units`` for units with events in a file, by number; -1 marks a unit known only from a copy."""
     copies = {record["unit"]: record for record in records_in(folder, path) if record["unit"] not in known}
     found = copies if -1 in numbers else {number: copies[number] for number in numbers if number in copies}
     if lacking := [number for number in numbers if number >= 0 and number not in found]:
@@ -99,7 +92,7 @@ def records_of(
 def _numbered(
     folder: DeltaFolder, events: Snapshot, path: str, found: dict[int, dict[str, Any]]
 ) -> dict[int, dict[str, Any]]:
-    """Add what copies of schema versions before 11 lack: how many events a unit has, and their digest."""
+    """Return the copies with each unit's number and digest of events, which old schema versions lack."""
     if all(record["event_rows"] is not None for record in found.values()):
         return found
     rows = folder.read(events, EVENTS.columns, paths=[path])
@@ -111,10 +104,10 @@ def _numbered(
 
 
 def record_from(events: pa.Table) -> dict[str, Any] | None:
-    """Make the row of a unit from its events alone; what they do not tell is null.
+    """Return the row of a unit made from its events alone; values that events do not tell are null.
 
     Returns:
-        None if the events are not those of one whole unit.
+        The row; None if the events are not those of one whole unit.
 
     """
     if not events.num_rows:

@@ -1,9 +1,9 @@
-"""Revisions of actions, plans and documents: which one is current, and what a later one supersedes.
+"""Revisions of actions, plans and documents: which revision is current, and what it supersedes.
 
-The rows of ``actions`` say it. A row of a higher revision supersedes the units of all lower ones, in every model of the
-study, and a row that is ``dropped`` has no units of its own. Superseded units stay in the log and out of the views.
-Likewise the row of ``plans`` with the highest revision is the plan of its study and model, and the row of ``documents``
-with the highest revision says a document's answers, scoring and cluster. Scores by earlier answers are superseded.
+A row of ``actions`` with a higher revision supersedes the units of all lower revisions, in every model of the study. A
+row with ``dropped`` has no units. Superseded units stay in the log but not in the views. The row of ``plans`` with the
+highest revision is the plan of its study and model. The row of ``documents`` with the highest revision determines a
+document's answers, scoring and cluster. Scores by earlier answers are superseded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DOCUMENT = ("study", "model", "doc")
 
 
 def newest_revisions(actions: pa.Table) -> dict[tuple[str, str], int]:
-    """Return the highest revision of each action by (study, action), also where it is dropped.
+    """Return the highest revision of each action by (study, action), including dropped actions.
 
     Args:
         actions: Rows of ``actions``.
@@ -59,7 +59,7 @@ def current_units(units: pa.Table, actions: pa.Table) -> pa.Table:
 
 
 def current_revision(actions: pa.Table) -> Callable[[tuple[str, str, int]], bool]:
-    """Return what tells of the study, action and revision of a unit whether no later revision supersedes it.
+    """Return a function that tells of a unit's (study, action, revision) whether no later revision supersedes it.
 
     Args:
         actions: All rows of ``actions``.
@@ -88,7 +88,7 @@ def newest_plans(plans: pa.Table) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def are_revised(documents: pa.Table) -> bool:
-    """Return whether any document has a further revision.
+    """Tell whether any document has a revision above 0.
 
     Args:
         documents: Rows of ``documents`` with the column document_revision.
@@ -123,7 +123,7 @@ def current_scores(scores: pa.Table, documents: pa.Table) -> pa.Table:
 
 
 def _of_revisions(rows: pa.Table, documents: pa.Table) -> pa.Table:
-    """The rows of documents in the revisions that ``documents`` has."""
+    """Return the rows that have the document revisions in ``documents``."""
     key = [*_DOCUMENT, "document_revision"]
     known = set(zip(*(documents[name].to_pylist() for name in key), strict=True))
     named = zip(*(rows[name].to_pylist() for name in key), strict=True)

@@ -1,8 +1,8 @@
-"""The rows of ``units`` and what they sum to, and the units that rows of other tables belong to.
+"""Index the rows of ``units``, and which units the rows of other tables belong to.
 
-A file does not change, so what was read of it is kept while it is visible: a look at a table that grows costs what its
-new files hold. What is there and what is lacking are differences of numbers of units; row counts, which logs have, tell
-that nothing is lacking without a look into any file.
+A file never changes, so its content is kept while the file is visible. For a table that grows, a call costs only the
+new files. Missing units are differences between sets of unit numbers. If row counts, which the logs have, agree,
+nothing is missing and no file is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from schema.rows import Flags, Wide
 from schema.tables import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from log.delta.folder import DeltaFolder
     from log.delta.snapshot import Snapshot
@@ -34,7 +34,7 @@ _UNKNOWN = -1  # rows of an older unit whose number nobody has counted
 
 @dataclass(frozen=True)
 class UnitCounts:
-    """Units with what tells how many rows they have in each table; all arrays are [units]."""
+    """The numbers of units and their row counts in each table; all arrays are [units]."""
 
     number: Wide
     swrb: Flags
@@ -44,7 +44,7 @@ class UnitCounts:
 
     @classmethod
     def of(cls, units: pa.Table) -> UnitCounts:
-        """Take rows of ``units`` with the columns that are counted."""
+        """Return the counts of rows of ``units`` with the columns ``COUNTED``."""
         swrb = pc.not_equal(units["estimator"].cast(pa.string()), PLAIN).to_numpy()
         replicates, horizon = (units[name].to_numpy().astype(np.int64) for name in ("replicates", "horizon"))
         rows = units["event_rows"].fill_null(_UNKNOWN).to_numpy()
@@ -53,7 +53,7 @@ class UnitCounts:
 
     @classmethod
     def all(cls, parts: Sequence[UnitCounts]) -> UnitCounts:
-        """Put the units of several files together."""
+        """Concatenate the units of several files."""
         if not parts:
             none = np.zeros(0, dtype=np.int64)
             return cls(none, np.zeros(0, dtype=np.bool_), none, none, none)
@@ -75,19 +75,19 @@ class UnitCounts:
         return np.where(self.swrb, self.replicates * self.horizon, 0)
 
     def total(self, table: str, without: Wide | None = None) -> int | None:
-        """Return how many rows all units, or all but some, have in a table; None if one's are unknown."""
+        """Return how many rows all units (or all except ``without``) have in a table; None if a number is unknown."""
         rows = self.rows_in(table)
         rows = rows if without is None else rows[np.isin(self.number, without, invert=True)]
         return None if np.any(rows == _UNKNOWN) else int(rows.sum())
 
 
 class Pending(NamedTuple):
-    """What is to derive.
+    """The units left to derive.
 
     Attributes:
-        lacking: The numbers of the units that each derived table has no rows of.
-        events_version: A version of ``events`` that has all of them.
-        whole: Whether no other units are there at this version: the rows of others may be about to come.
+        lacking: For each derived table the numbers of the units without rows in it.
+        events_version: A version of ``events`` that has all these units.
+        whole: Whether this version has no other units; otherwise more rows may be about to come.
 
     """
 
@@ -97,14 +97,14 @@ class Pending(NamedTuple):
 
 
 class UnitRows:
-    """Which units a store has, and which of them its tables have rows of."""
+    """The index of a store's units, and of the units in each of its tables."""
 
     def __init__(self, folder: DeltaFolder) -> None:
         self._folder = folder
         self._columns: dict[tuple[str, str], Mapping[int, int]] = {}  # rows by unit, by table and path
 
     def counts(self, units: Snapshot) -> UnitCounts:
-        """Return what the visible rows of ``units`` say of units.
+        """Return the counts of all visible rows of ``units``.
 
         Raises:
             InputError: A file is damaged.
@@ -113,7 +113,7 @@ class UnitRows:
         return UnitCounts.all([*self._counts(units).values()])
 
     def read(self, units: Snapshot, numbers: Wide, columns: Sequence[str]) -> pa.Table:
-        """Read the rows of ``units`` that have some numbers, out of the files that have them."""
+        """Return the rows of ``units`` with some numbers; only files that have such rows are read."""
         paths = [path for path, own in self._counts(units).items() if np.isin(own.number, numbers).any()]
         rows = self._folder.read(units, _numbered(units, (*columns, "unit")), paths=paths)
         return rows.filter(np.isin(numbers_of(rows), numbers)).select(list(columns))
@@ -122,28 +122,49 @@ class UnitRows:
         return self._folder.of_files(units, _numbered(units, COUNTED), UnitCounts.of)
 
     def remember(self, path: str, rows: pa.Table) -> None:
-        """Take note of the rows of a file of ``units`` that is about to become visible."""
+        """Keep the rows of a file of ``units`` that is about to become visible."""
         self._folder.made_of_file("units", path, rows, UnitCounts.of)
 
     def known(self, units: Snapshot, numbers: Sequence[int]) -> set[int]:
-        """Return those of some numbers that rows of ``units`` have."""
+        """Return those numbers that have a row in ``units``."""
         there = [part.number for part in self._counts(units).values()]
         return {number for part in there for number in part[np.isin(part, numbers)].tolist()}
 
     def total(self, units: Snapshot, table: str, without: Wide | None = None) -> int | None:
-        """Return how many rows units have in a table, as ``UnitCounts.total`` does of those of one file."""
+        """Return how many rows units have in a table, as ``UnitCounts.total`` does for the units of one file."""
         totals = [part.total(table, without) for part in self._counts(units).values()]
         return None if None in totals else sum(filter(None, totals))
 
+    def unknown(self, units: Snapshot, events: Snapshot) -> Iterator[tuple[str, dict[int, int]]]:
+        """Find the rows of ``events`` of units that have no row in ``units``; there are more events than rows say.
+
+        The newest files are looked into first, until all rows are accounted for.
+
+        Yields:
+            A file's path, and how many rows it has of each of these units; -1 stands for rows that belong to none.
+
+        """
+        counted = self.total(units, events.table)
+        left = None if counted is None else self._folder.count_rows(events) - counted
+        known = set(self.counts(units).number.tolist())
+        for path in events.newest_paths():
+            if new := {number: rows for number, rows in self.rows_by_unit(events, path).items() if number not in known}:
+                yield path, new
+                left = left and left - sum(new.values())
+            if left == 0:
+                return
+        if left:
+            raise self._folder.damaged(f"'events' has {left:,} rows more than its units have: rows are there twice")
+
     def numbers_in(self, table: Snapshot) -> Wide:
-        """Return the numbers of the units that a table has rows of, sorted."""
+        """Return the numbers of all units with rows in a table, sorted."""
         found = [self.rows_by_unit(table, path).keys() for path in table.paths()]
         visible = {(table.table, path) for path in table.paths()}
         self._columns = {at: rows for at, rows in self._columns.items() if at[0] != table.table or at in visible}
         return np.unique(np.fromiter((number for keys in found for number in keys), dtype=np.int64))
 
     def rows_by_unit(self, table: Snapshot, path: str) -> Mapping[int, int]:
-        """Count the rows that a file has of each unit; -1 stands for rows that belong to no unit.
+        """Count the rows of each unit in a file; -1 counts rows without a unit.
 
         Raises:
             InputError: The file is damaged.
@@ -163,14 +184,14 @@ class UnitRows:
         return _counted(with_numbers(table.table, rows, units) for rows in parts)
 
     def spans(self) -> pa.Table:
-        """Read what ``with_numbers`` needs of all rows of ``units``."""
+        """Read all rows of ``units`` in the columns that ``with_numbers`` needs."""
         return self._folder.read(self._folder.load("units"), [*SPAN, "unit"])
 
     def lacking(self, versions: Mapping[str, int] | None = None) -> dict[str, Wide]:
-        """Find the units that the derived tables have no rows of.
+        """Find the units without rows in each derived table.
 
         Args:
-            versions: Versions by table; of tables that are not named, the latest.
+            versions: Versions by table; for other tables the latest.
 
         Returns:
             Numbers of units, sorted, by derived table.
@@ -192,12 +213,12 @@ class UnitRows:
         return found
 
     def files_with(self, table: Snapshot, numbers: Collection[int]) -> list[str]:
-        """Return the paths of a table's files that have rows of some units; -1 stands for rows that belong to none."""
+        """Return the paths of a table's files that have rows of some units; -1 means rows without a unit."""
         wanted = set(numbers)
         return [path for path in table.paths() if not wanted.isdisjoint(self.rows_by_unit(table, path))]
 
     def pending(self) -> Pending:
-        """Find what is to derive; ``lacking`` says what is raised."""
+        """Find the units left to derive; ``lacking`` says what is raised."""
         versions = {table: self._folder.load(table).version for table in NUMBERED[1:]}
         units = self._folder.load("units")
         events = self._folder.load("events")  # last: it has the events of all these units
@@ -205,7 +226,7 @@ class UnitRows:
         return Pending(lacking, events.version, self.total(units, "events") == self._folder.count_rows(events))
 
     def there(self, table: Snapshot, numbers: Collection[int]) -> set[int]:
-        """Return those of some units that a derived table has rows of.
+        """Return those of some units that have rows in a derived table.
 
         Raises:
             InputError: A file is damaged.
@@ -231,10 +252,10 @@ class UnitRows:
         return np.unique(wanted[np.isin(wanted, there, invert=True)])
 
     def check_whole(self, versions: Mapping[str, int]) -> None:
-        """Check that no table has fewer events, or more derived rows, than its units have; reads logs and ``units``.
+        """Check that no table has fewer events, or more rows, than its units have; reads logs and ``units``.
 
         Args:
-            versions: What is looked at, by table; of tables that are not named, the latest.
+            versions: The versions to check, by table; for other tables the latest.
 
         """
         tables = {name: self._folder.load(name, versions.get(name)) for name in reversed(NUMBERED)}
@@ -245,22 +266,24 @@ class UnitRows:
                 continue
             if name == "events" and there < expected and self._is_lost(expected):
                 raise self._folder.damaged(f"'events' has {there:,} rows, its units have {expected:,}: events are lost")
+            if name == "events" and there > expected:
+                list(self.unknown(units, table))
             if name != "events" and there > expected:
                 more = f"'{name}' has {there:,} rows, the units have {expected:,}"
                 raise self._folder.damaged(f"{more}: it has rows of units that are lost, or rows twice")
 
     def _is_lost(self, rows: int) -> bool:
-        """Whether ``events`` has fewer rows now, too: they may have come since the version that was looked at."""
+        """Tell whether the latest version of ``events``, too, has fewer rows than ``rows``."""
         return self._folder.count_rows(self._folder.load("events")) < rows
 
 
 def _numbered(units: Snapshot, columns: Sequence[str]) -> list[str]:
-    """Return columns of ``units`` with those that tell the numbers of rows of older schema versions."""
+    """Return columns of ``units``, with the columns that number rows of older schema versions."""
     return [*dict.fromkeys((*columns, *(SPAN if "unit" in units.last_versions_without() else ())))]
 
 
 def _counted(parts: Iterable[pa.Table]) -> dict[int, int]:
-    """Count rows by their unit, -1 for those that have none."""
+    """Count rows by unit; -1 counts rows without a unit."""
     found = Counter[int]()
     for rows in parts:
         numbers, counts = np.unique(rows["unit"].fill_null(_UNKNOWN).to_numpy(), return_counts=True)

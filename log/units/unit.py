@@ -1,4 +1,4 @@
-"""A unit: what the generator commits at once, which number it has, and what of it may be appended."""
+"""A unit: the replicates that a generator commits together; its number, its checks and its digest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DERIVED: Final = {PLAIN: ("unit_moments", "trajectories", "steps"), SWRB: ("bran
 DERIVED_TABLES: Final = tuple(table for tables in DERIVED.values() for table in tables)
 
 SPAN: Final = (*GROUP_KEY, "action_revision", "estimator", "first_replicate", "replicates")
-"""The columns of ``units`` that the number of a unit is made from."""
+"""The columns of ``units`` from which a unit's number is computed."""
 
 _NUMBERED = ("unit", "event_rows", "events_sha256")  # what the store says of a unit, and its maker does not
 
@@ -40,7 +40,7 @@ class Unit:
         record: A ``units`` row without ``unit``, ``event_rows`` and ``events_sha256``.
         events: Rows of the EVENTS schema without values of ``unit``, which the store fills in; without ``kind`` and
             ``weight`` they are coupled pairs.
-        kept: What is left of the prompt's entries after one step or several; empty if nobody knows.
+        kept: The prompt entries kept after one or several steps; empty if unknown.
 
     """
 
@@ -55,7 +55,7 @@ def unit_number(record: Mapping[str, Any]) -> int:
 
 
 def group_of(record: Mapping[str, Any]) -> str:
-    """Return what names the units that may not have a replicate in common: all values in ``SPAN`` but the range."""
+    """Return the group of units that must not share a replicate: all values in ``SPAN`` except the range."""
     return f"kvdrift.units-{_digest(record, SPAN[:-2]):x}"
 
 
@@ -64,7 +64,7 @@ def _digest(record: Mapping[str, Any], names: tuple[str, ...]) -> int:
 
 
 def unit_name(record: Mapping[str, Any]) -> str:
-    """Name a unit for an error line."""
+    """Return a unit's name for an error line."""
     last = record["first_replicate"] + record["replicates"]
     what = "replicates" if record["estimator"] == PLAIN else f"{record['estimator']} replicates"
     names = ", ".join(str(record[name]) for name in GROUP_KEY)
@@ -73,11 +73,11 @@ def unit_name(record: Mapping[str, Any]) -> str:
 
 
 def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
-    """Check a unit, and complete its record and its events.
+    """Check a unit, and return its complete record and events.
 
     Returns:
-        The record with every ``units`` column, where a record without ``estimator`` is that of a plain unit; and the
-        events sorted by (replicate, kind with scan before branch, t), each with the unit's number.
+        The record with every ``units`` column (a record without ``estimator`` becomes a plain unit); and the events
+            sorted by (replicate, kind with scan before branch, t), each with the unit's number.
 
     """
     record = _conform_record(unit.record)
@@ -96,7 +96,7 @@ def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
 
 
 def events_sha256(events: pa.Table) -> str:
-    """Return the SHA-256 of a unit's events, which no rewriting of files changes.
+    """Return the SHA-256 of a unit's events, which does not depend on the files that hold them.
 
     Args:
         events: The unit's rows of EVENTS, sorted by (replicate, kind with scan before branch, t).
@@ -119,14 +119,14 @@ def events_sha256(events: pa.Table) -> str:
 
 
 def in_order(events: pa.Table) -> pa.Table:
-    """Sort events of a unit as its digest takes them: by replicate, a scan before its branch, and position."""
+    """Sort a unit's events as its digest needs them: by replicate, a scan before its branch, and position."""
     branch = pc.equal(events["kind"].cast(pa.string()), BRANCH)
     order = [(name, "ascending") for name in ("replicate", "of_branch", "t")]
     return events.append_column("of_branch", branch).sort_by(order).drop_columns("of_branch")
 
 
 def _with_revision(events: pa.Table, revision: int) -> pa.Table:
-    """Give events the unit's revision if they have none: what makes events need not know of revisions."""
+    """Return events with the unit's revision if they have none, since generators need not know revisions."""
     if "action_revision" in events.column_names:
         if events["action_revision"].null_count < len(events):
             return events
@@ -135,7 +135,7 @@ def _with_revision(events: pa.Table, revision: int) -> pa.Table:
 
 
 def with_defaults(record: dict[str, Any]) -> dict[str, Any]:
-    """Complete a ``units`` record of an older schema version by the defaults of the columns that it lacks."""
+    """Return a ``units`` record of an older schema version, completed by the defaults of the columns that it lacks."""
     return UNITS.defaults | record
 
 
@@ -162,7 +162,7 @@ def _conform_record(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(field: pa.Field, value: Any) -> Any:
-    """Return a value as its column holds it."""
+    """Return a value in the type of its column."""
     if value is None:
         if not field.nullable:
             raise InputError(f"units: column '{field.name}' is null in 1 row(s)")

@@ -1,8 +1,8 @@
-"""Which events a unit must have, exactly: whole coupled pairs, or whole scans with their residual branches.
+"""Check that a unit has exactly its events: whole coupled pairs, or whole scans with their residual branches.
 
-This checks what the store and the derivation rely on: which rows a unit has and, in an SWRB unit, how a scan and its
-branch belong together (definitions page, "Residual-branch conditional Monte Carlo"). ``ingestion.checks`` checks
-whether the values of a log follow the definitions.
+The store and the derivation rely on these checks: which rows a unit has and, in an SWRB unit, how a scan and its branch
+belong together (definitions page, "Residual-branch conditional Monte Carlo"). ``ingestion.checks`` checks whether the
+values of a log follow the definitions.
 """
 
 from __future__ import annotations

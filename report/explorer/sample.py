@@ -21,7 +21,10 @@ import numpy as np
 from report.explorer.outcomes import Ints, Outcomes
 
 POSITIONS: Final = 250_000
-"""At most. One takes 12 bytes, 16 as text where nothing can be compressed, so that the file has less than 5 MB."""
+"""The most positions in the explorer.
+
+A position takes 12 bytes, or 16 as uncompressed text, so that the file has less than 5 MB.
+"""
 
 REPLICATES_AT_ONCE: Final = 4
 

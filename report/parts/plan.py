@@ -114,7 +114,7 @@ def _why_seen(content: PageContent, plan: dict[str, Any], rows: Sequence[Estimat
 
 
 def plan_rows(plan: dict[str, Any], labels: dict[str, str]) -> list[tuple[str, str]]:
-    """Return the plan's entries that ``labels`` names, as labels and texts."""
+    """Return the plan's entries that ``labels`` names, as pairs of label and text."""
     return [(label, _printed(name, plan[name])) for name, label in labels.items() if name in plan]
 
 

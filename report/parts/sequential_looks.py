@@ -75,7 +75,7 @@ def between_looks(content: PageContent) -> str:
     if not reached:
         return f"This sequential study has not stopped: the first of its {looks} looks was not taken yet."
     return (
-        f"This sequential study has not stopped: it stands between look {reached} and look {reached + 1} of {looks}, "
+        f"This sequential study has not stopped: it is between look {reached} and look {reached + 1} of {looks}, "
         f"and {unresolved} of {len(last)} primary endpoints are unresolved."
     )
 

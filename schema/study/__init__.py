@@ -1,7 +1,7 @@
-"""The study file: what is measured, on what, and what the evaluation must reach. TOML in, validated values out.
+"""Read and validate study files: TOML in, validated values out.
 
-One file a section, in which every key says what it means; ``whole`` has the checks that need several sections, and
-``reading`` and ``mistakes`` read a file and say in a line what is wrong in it.
+Each section of a study file has a module here, in which every key says its meaning. ``whole`` has the checks that need
+several sections. ``reading`` reads a file, and ``mistakes`` makes one line of a file's faults.
 """
 
 from schema.study.actions import CONTROL_ACTION, CONTROL_REPLICATES, FLOOR_ACTION, NUMERICS, ActionSection

@@ -1,4 +1,4 @@
-"""``[[actions]]``: what is kept of a prompt's entries, how that is stored, and what every step reads."""
+"""``[[actions]]``: which entries of a prompt are kept, how they are stored, and which entries a step reads."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from schema.study.section import ActionName, Section, Value, meaning
 CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2
 FLOOR_ACTION = "floor"
-"""With an engine: the reference again, which shares nothing with the reference."""
+"""The action that repeats the reference in a cache of its own, for models with an engine."""
 NUMERICS = "numerics"  # the selector of noise floors
 
-_WHOLE: dict[str, Any] = {"selector": CONTROL_ACTION, "keep": "all"}  # of an action that names no selector
+_WHOLE: dict[str, Any] = {"selector": CONTROL_ACTION, "keep": "all"}  # for an action without a selector
 
 _SIDE = ("settings", "weights", "url")  # keys of an engine's side
 
 Named = str | dict[str, Value]
-"""What an action has beside its selector: a name, or a table of a name and parameters."""
+"""A codec or policy as a study file names it: a name, or a table of a name and parameters."""
 
 
 class ActionSection(Section):
-    """``[[actions]]``: a selector, its parameters and its retention; a codec; or both. Of a finite-state system a name.
+    """``[[actions]]``: a selector with its parameters and retention, a codec, or both; or a decode-time policy.
 
-    A decode-time policy stands in place of a selector and a codec; its budget is ``keep``.
+    With a policy, ``keep`` is the policy's budget. An action of a finite-state system has only a name.
 
-    Every further key is a parameter of the selector, which says what it takes: ``generator.selectors.build_selector``.
-    A codec's parameters, and a policy's, are in its own table.
+    Every further key is a parameter of the selector; ``generator.selectors.build_selector`` checks these keys. The
+    parameters of a codec or a policy are in its own table.
     """
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Value]
 
-    name: Annotated[ActionName, meaning("The action's name, in queries and on the page.", example="snapkv-half")]
+    name: Annotated[ActionName, meaning("The action's name in queries and on the page.", example="snapkv-half")]
     selector: Annotated[
         str,
         meaning(
-            "What chooses the entries to keep: one of `kvdrift list selectors`, or `module:Class` of your own; it may "
-            "be left out where there is a codec or a policy.",
+            "The selector, which chooses the entries to keep: a name from `kvdrift list selectors`, or "
+            "`module:Class` of your own. It may be left out if there is a codec or a policy.",
             example="snapkv",
             needed=True,
         ),
@@ -52,9 +52,10 @@ class ActionSection(Section):
     keep: Annotated[
         int | str | SkipJsonSchema[float],  # a float is refused by Retention, which says what to write instead
         meaning(
-            'How many of a prompt\'s n entries each head keeps: a number, an exact share such as "1/2" or "90%", or '
-            '"all". With a policy: how many every step reads at most, prompt and generated together. A list, such as '
-            '["1/8", "1/4", "1/2"], makes an action of each, called by its name and the value: `snapkv@1/4`.',
+            'How many of a prompt\'s n entries each head keeps: a number, an exact share such as "1/2" or "90%", '
+            'or "all". With a policy: the most entries that a step reads, prompt and generated entries '
+            'together. A list such as ["1/8", "1/4", "1/2"] makes one action for each value; the action\'s name '
+            "gets the value at its end: `snapkv@1/4`.",
             "entries",
             example="1/2",
             needed=True,
@@ -64,9 +65,9 @@ class ActionSection(Section):
     codec: Annotated[
         Named | None,
         meaning(
-            "How what is kept is stored: one of `kvdrift list codecs`, `module:Class` of your own, or a table of a "
-            '`name` and parameters, as in `{ name = "int4", group = 64 }`. A list makes an action of each, called by '
-            "its name and the codec's: `half@int4`.",
+            "The codec, which stores the kept entries: a name from `kvdrift list codecs`, `module:Class` of "
+            'your own, or a table of a `name` and parameters, as in `{ name = "int4", group = 64 }`. A list '
+            "makes one action for each codec; the action's name gets the codec's name at its end: `half@int4`.",
             example="int8",
         ),
     ] = None
@@ -74,8 +75,8 @@ class ActionSection(Section):
     policy: Annotated[
         Named | None,
         meaning(
-            "A policy that bounds what every step reads, in place of a selector: one of `kvdrift list policies`, "
-            "`module:Class` of your own, or a table of a `name` and parameters, as in "
+            "A policy, in place of a selector, which bounds the entries that every step reads: a name from "
+            "`kvdrift list policies`, `module:Class` of your own, or a table of a `name` and parameters, as in "
             '`{ name = "sliding", sinks = 8 }`.',
             example="sliding",
         ),
@@ -84,8 +85,8 @@ class ActionSection(Section):
     settings: Annotated[
         dict[str, Value] | None,
         meaning(
-            "With an engine, its settings that differ from those of the reference, such as "
-            '`{ type_k = "q8_0", type_v = "q4_0" }`.',
+            "With an engine, the action's settings that differ from the reference's settings, such as `{ type_k "
+            '= "q8_0", type_v = "q4_0" }`.',
             example={"type_k": "q8_0"},
         ),
     ] = None
@@ -93,9 +94,9 @@ class ActionSection(Section):
     weights: Annotated[
         str | None,
         meaning(
-            "Other weights with the reference's vocabulary and tokenizer, such as a quantized, pruned or fine-tuned "
-            "checkpoint: a folder, a Hugging Face id, or with an engine a file. They read the prompt by themselves; a "
-            "selector, codec or policy then applies to their own cache.",
+            "Other weights with the reference's vocabulary and tokenizer, such as a quantized, pruned or "
+            "fine-tuned checkpoint: a folder, a Hugging Face id, or with an engine a file. The model with these "
+            "weights reads the prompt itself, and a selector, codec or policy applies to its own cache.",
             example="model-4bit",
         ),
     ] = None
@@ -103,7 +104,8 @@ class ActionSection(Section):
     url: Annotated[
         str | None,
         meaning(
-            'With `engine = "http"`, the address of the action\'s server, which has the same model and tokenizer.',
+            'With `engine = "http"`, the address of the action\'s server. The server must have the same model '
+            "and tokenizer as the reference.",
             example="http://127.0.0.1:8081",
         ),
     ] = None
@@ -111,7 +113,7 @@ class ActionSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _whole_without_selector(cls, values: Any) -> Any:
-        """Keep everything where a codec or weights stand alone, with an engine, and at first with a policy."""
+        """Return the section with the full selector, if it names a codec, weights, an engine or a policy alone."""
         side = isinstance(values, dict) and any(values.get(name) is not None for name in _SIDE)
         if side and "selector" not in values:
             return _WHOLE | values
@@ -136,7 +138,7 @@ class ActionSection(Section):
 
     @property
     def codec_name(self) -> str | None:
-        """The codec's name; None where there is none."""
+        """The codec's name; None without a codec."""
         return str(self.codec["name"]) if isinstance(self.codec, dict) else self.codec
 
     @property
@@ -146,7 +148,7 @@ class ActionSection(Section):
 
     @property
     def policy_name(self) -> str | None:
-        """The policy's name; None where there is none."""
+        """The policy's name; None without a policy."""
         return str(self.policy["name"]) if isinstance(self.policy, dict) else self.policy
 
     @property
@@ -155,9 +157,9 @@ class ActionSection(Section):
         return {key: self.policy[key] for key in self.policy if key != "name"} if isinstance(self.policy, dict) else {}
 
     def check_kind(self, where: str, *, finite: bool, engine: str | None = None) -> None:
-        """Check that the action has the keys that its kind of model needs; a finite-state one's has a name alone.
+        """Check that the action has the keys that its kind of model needs.
 
-        With an engine it has settings, weights or both.
+        An action of a finite-state system has a name alone. With an engine an action has settings, weights or both.
         """
         given = self.model_fields_set - {"name"}
         if engine is not None:
@@ -179,7 +181,7 @@ class ActionSection(Section):
             self._check_policy(where)
 
     def _check_engine(self, where: str, engine: str) -> None:
-        """Check that the action says how the engine decodes, and nothing of what kvdrift itself would do."""
+        """Check that the action has only keys that change how the engine decodes."""
         if self.name == FLOOR_ACTION:
             others = (self.settings, self.weights, self.url, self.codec, self.policy)
             if self.selector != NUMERICS or any(one is not None for one in others) or self.parameters:
@@ -200,14 +202,14 @@ class ActionSection(Section):
             raise InputError(f"{where}.{other[0]}: {engine} decodes, and what it keeps are its settings and weights")
 
     def _check_server(self, where: str) -> None:
-        """Check that the action is a server, which has weights of its own."""
+        """Check that the action names a server and no weights, since the server has its own weights."""
         if self.url is None:
             raise InputError(f'{where}.url: missing; the address of the action\'s server, "http://127.0.0.1:8081", say')
         if self.weights is not None:
             raise InputError(f"{where}.weights: a server has its own weights; start one that has these")
 
     def _check_policy(self, where: str) -> None:
-        """Check that nothing else decides what is kept."""
+        """Check that an action with a policy has no selector or codec, and has an explicit budget."""
         if self.selector != CONTROL_ACTION or self.codec is not None:
             other = "codec" if self.selector == CONTROL_ACTION else "selector"
             raise InputError(f"{where}.{other}: an action with a policy has no {other}; leave one of the two out")

@@ -1,4 +1,4 @@
-"""What an action does, in words: the one place that says it, for the command, the plan and the page."""
+"""Describe an action in words, for the command line, the plan and the page."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SHARES = {
 
 
 def described_action(row: Mapping[str, Any]) -> str:
-    """Say what an action does, as in ``snapkv, half of the entries, then int8 (groups of 32, the last 128 exact)``.
+    """Return an action in words, as in ``snapkv, half of the entries, then int8 (groups of 32, the last 128 exact)``.
 
     Args:
-        row: the action's row of table ``actions``; it may lack columns that came later.
+        row: The action's row of table ``actions``; columns of later schema versions may be missing.
 
     Returns:
-        The words; empty for a law of a finite-state system, and for events of which nobody said what made them.
+        The words; empty for a law of a finite-state system, and for events of unknown origin.
 
     """
     if row.get("settings") is not None:
@@ -38,7 +38,7 @@ def described_action(row: Mapping[str, Any]) -> str:
 
 
 def _compressed(row: Mapping[str, Any]) -> str:
-    """What becomes of the cache."""
+    """Return in words what the action does to the cache."""
     codec = _named(row.get("codec"), row.get("codec_parameters"))
     if policy := row.get("policy"):
         own = _named(policy, row.get("policy_parameters"))
@@ -54,26 +54,26 @@ def _compressed(row: Mapping[str, Any]) -> str:
 
 
 def _side(row: Mapping[str, Any]) -> str:
-    """An engine's side: its weights, if they are others, and the settings that it does not share with the reference."""
+    """Return an engine's side in words: weights and settings that differ from the reference's."""
     if row["selector"] == NUMERICS:
         return "the reference again, in a cache and with streams of its own"
     settings, weights = json.loads(row["settings"]), row.get("weights")
-    started = [settings.pop("started")] if "started" in settings else []  # a server's, in the user's words
+    started = [settings.pop("started")] if "started" in settings else []  # the user's description of a server
     said = [f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
     named = [] if weights is None else [_weights(weights)]
     return ", ".join([*started, *named, *said]) or "as the reference"
 
 
 def _weights(named: str) -> str:
-    """Weights in place of the reference's, by the last part of a path or an id."""
+    """Return the last part of the path or id of an action's weights."""
     return f"weights {named.rstrip('/').rpartition('/')[2]}"
 
 
 def _count(keep: str) -> str:
-    """How many entries a retention rule keeps, in words."""
+    """Return the number of entries that a retention rule keeps, in words."""
     try:
         rule = Retention.parse(int(keep) if keep.isdigit() else keep).rule
-    except InputError:  # another generator's own words
+    except InputError:  # text that another generator wrote
         return keep
     if rule is None:
         return "all of the entries"
@@ -83,7 +83,7 @@ def _count(keep: str) -> str:
 
 
 def _named(name: str | None, parameters: str | None) -> str:
-    """A codec or a policy with what makes it this one; empty where there is none."""
+    """Return a codec or policy in words, with its parameters; empty if ``name`` is None."""
     if name is None:
         return ""
     said = [_parameter(key, value) for key, value in json.loads(parameters or "{}").items()]

@@ -12,32 +12,37 @@ from schema.study.section import MOST_TOKENS, PART, Documents, Name, Section, me
 class DocumentsSection(Section):
     """``[[documents]]``: one stratum.
 
-    Which of the optional keys a source takes or needs is checked by ``generator.documents.registry.check_source``. What
-    is read from a file has absolute paths in ``path`` and ``exclude``.
+    ``generator.documents.registry.check_source`` checks which optional keys a source takes or needs. In a section read
+    from a file, ``path`` and ``exclude`` are absolute paths.
     """
 
     source: Annotated[
         str,
         meaning(
-            'Where prompts come from: "embedded", "ruler", "helmet" or "jsonl"; "finite-state" for such a model.',
+            'The source of the prompts: "embedded", "ruler", "helmet" or "jsonl"; "finite-state" for '
+            "finite-state systems.",
             example="embedded",
         ),
     ]
-    tasks: Annotated[list[str], meaning("Tasks of the source, which take turns.", example=["needle"])] = []  # noqa: RUF012 - pydantic copies it
+    tasks: Annotated[list[str], meaning("Tasks of the source; documents take them in turn.", example=["needle"])] = []  # noqa: RUF012 - pydantic copies it
     length: Annotated[
         int,
         Field(ge=0, le=MOST_TOKENS),
-        meaning("How many tokens a prompt has at most.", "tokens", example=768, needed=True),
+        meaning("The most tokens that a prompt has.", "tokens", example=768, needed=True),
     ] = 0
     development: Annotated[
         Documents,
-        meaning("Documents that the plan is made from, which are not measured again.", "documents", example=3),
+        meaning(
+            "The number of development documents, from which the plan is made. They are not part of the evaluation.",
+            "documents",
+            example=3,
+        ),
     ]
     evaluation: Annotated[
         Documents,
         meaning(
-            "Documents to measure, of which the plan may take fewer. All documents of a study are made before the "
-            "first is measured, so that it has at most 100,000.",
+            "The number of evaluation documents; the plan may take fewer. All documents of a study are made "
+            "before the first is measured, so a study has at most 100,000.",
             "documents",
             example=10,
         ),
@@ -45,29 +50,33 @@ class DocumentsSection(Section):
     stratum: Annotated[
         Name | None,
         meaning(
-            "The stratum's name; by default source and length, as in `EMBEDDED-768`, or the source alone. Rows of a "
-            "JSON Lines file that name another stratum are not in it; a run says how many no section takes. A row that "
-            "names none fits every section of its file, and a study takes no row twice: `part` tells them apart."
+            "The stratum's name; by default source and length, as in `EMBEDDED-768`, or the source alone. Rows "
+            "of a JSON Lines file that name another stratum are left out; a run says how many rows no section "
+            "takes. A row without a stratum fits every section of its file. A study must not take a row twice; "
+            "`part` divides such rows among sections."
         ),
     ] = None
-    path: Annotated[str | None, meaning("The file or folder that the source reads.")] = None
+    path: Annotated[str | None, meaning("The file or folder from which the source reads.")] = None
     exclude: Annotated[
-        str | None, meaning("A JSON file whose `clusters` are left out; `kvdrift confirm` writes such files.")
+        str | None,
+        meaning(
+            "A JSON file with a list `clusters`; documents of these clusters are left out. "
+            "`kvdrift confirm` writes such files."
+        ),
     ] = None
     part: Annotated[
         str,
         Field(pattern=PART),
         meaning(
-            'Which part of the source\'s clusters is taken: studies or strata of parts "1/2" and "2/2" share no '
-            "document."
+            'The part of the source\'s clusters to take. Studies or strata of parts "1/2" and "2/2" share no document.'
         ),
     ] = "1/1"
     shots: Annotated[
         Annotated[int, Field(ge=0, le=1000)] | None,
-        meaning("Worked examples in front of a prompt; 2 by default.", "examples"),
+        meaning("The number of worked examples in front of a prompt; 2 by default.", "examples"),
     ] = None
     chat_template: Annotated[
-        bool | None, meaning("Whether a prompt is written as a chat, by the template of the model's tokenizer.")
+        bool | None, meaning("Whether a prompt is written as a chat with the template of the model's tokenizer.")
     ] = None
 
     @property
@@ -77,6 +86,6 @@ class DocumentsSection(Section):
 
     @property
     def part_of_clusters(self) -> tuple[int, int]:
-        """``part`` as (which, of how many): studies that take different parts of a source share no cluster."""
+        """``part`` as (number of the part, number of parts); different parts of a source share no cluster."""
         which, parts = self.part.split("/")
         return int(which), int(parts)

@@ -1,4 +1,4 @@
-"""``[study]`` and ``[windows]``: how far continuations are compared, by which law, and the windows within."""
+"""``[study]`` and ``[windows]``: the horizon, the law of tokens, and the windows of quantities."""
 
 from __future__ import annotations
 
@@ -11,68 +11,68 @@ from schema.sampling import SamplingLaw, Temperature, TopK, TopP
 from schema.study.section import Name, Section, Tokens, meaning
 
 LAW_KEYS: Final = ("temperature", "top_p", "top_k")
-"""Keys that came later: settings and hashes have them where they are not at their default."""
+"""Keys added by later versions; settings and hashes include such a key only if it is not at its default."""
 
 
 class StudySection(Section):
-    """``[study]``: name, horizon, seed, and the law that tokens are drawn by."""
+    """``[study]``: name, horizon, seed, and the law of tokens."""
 
-    name: Annotated[
-        Name, meaning("The study's name, as in `stores/NAME`, in queries and on the page.", example="my-study")
-    ]
+    name: Annotated[Name, meaning("The study's name in `stores/NAME`, in queries and on the page.", example="my-study")]
     horizon: Annotated[
         Tokens,
         meaning(
-            "The horizon H: how many tokens after the prompt are compared; 2 or more, but for finite-state systems. "
-            "The events of a document and action are in memory together, so that H times the pairs is at most 2^24.",
+            "The horizon H: how many tokens after the prompt are compared. It is 2 or more, except for "
+            "finite-state systems. The events of a document and action are in memory together, so H times the "
+            "pairs is at most 2^24.",
             "tokens",
             example=64,
         ),
     ]
     seed: Annotated[
-        int, Field(ge=0, lt=2**63), meaning("Decides every draw: of prompts, of tokens and of resampling.")
+        int, Field(ge=0, lt=2**63), meaning("The seed of every draw: of prompts, of tokens and of resampling.")
     ] = 0
     temperature: Annotated[
         Temperature,
         meaning(
-            "What logits are divided by before tokens are drawn; 0 is greedy: the most probable token is taken. A list "
-            "makes a study of each of several temperatures."
+            "The divisor of the logits before tokens are drawn. At 0 decoding is greedy: the most probable "
+            "token is taken. A list of temperatures makes one study for each temperature."
         ),
     ] = 1.0
     top_p: Annotated[
         TopP | None,
         meaning(
-            "Tokens are drawn from the fewest of the most probable ones that have this probability together.",
+            "Tokens are drawn from the smallest set of most probable tokens whose total probability reaches "
+            "this value.",
             "probability",
         ),
     ] = None
-    top_k: Annotated[TopK | None, meaning("Tokens are drawn from so many of the most probable ones.", "tokens")] = None
+    top_k: Annotated[TopK | None, meaning("Tokens are drawn from this many most probable tokens.", "tokens")] = None
     store_prompts: Annotated[
         bool,
         meaning(
-            "Whether the store has the tokens of prompts and which entries each action keeps, for the explorer and for "
-            "what became of the answers' records."
+            "Whether the store records the tokens of prompts and the entries that each action keeps. The "
+            "explorer and the views of answers' records need both."
         ),
     ] = True
 
     @property
     def law(self) -> SamplingLaw:
-        """The law that tokens are drawn by, on both sides."""
+        """The law by which both sides draw tokens."""
         return SamplingLaw(self.temperature, self.top_p, self.top_k)
 
     def check_law(self) -> None:
-        """Check that the keys of the law go together."""
+        """Check that the keys of the law agree with each other."""
         for name in ("top_p", "top_k") if self.law.greedy else ():
             if getattr(self, name) is not None:
                 raise InputError(f"study.{name}: at temperature 0 the most probable token is taken; remove it")
 
 
 class WindowsSection(Section):
-    """``[windows]``: the windows that quantities are taken over, where they should not follow from the horizon."""
+    """``[windows]``: windows of quantities that should not follow from the horizon."""
 
     cohort_bound: Annotated[
         Tokens | None,
-        meaning("T: the branch cohort is of the pairs that part at T or before; H/2 by default.", "tokens"),
+        meaning("T: the branch cohort has the pairs that part at position T or before; H/2 by default.", "tokens"),
     ] = None
     early_last: Annotated[Tokens | None, meaning("The last early lag after τ; H/8 by default.", "tokens")] = None
     late_first: Annotated[Tokens | None, meaning("The first late lag after τ; T − H/8 + 1 by default.", "tokens")] = (
@@ -84,7 +84,7 @@ class WindowsSection(Section):
     second_block_last: Annotated[
         Tokens | None, meaning("The last position of the second block; H/2 by default.", "tokens")
     ] = None
-    agreement_run: Annotated[Tokens, meaning("From this length on a run of agreements is a long one.", "tokens")] = 16
+    agreement_run: Annotated[Tokens, meaning("A run of agreements is long from this length on.", "tokens")] = 16
     saturation_threshold: Annotated[
-        float, Field(gt=0, lt=1), meaning("δ above it is saturated.", "total variation")
+        float, Field(gt=0, lt=1), meaning("A δ above this value is saturated.", "total variation")
     ] = 0.99

@@ -1,4 +1,4 @@
-"""A list of temperatures in a study file: a study of each, which differ in name and law alone."""
+"""Expand a list of temperatures in a study file into one study for each; they differ only in name and law."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ONE_OF_SEVERAL: Final = re.compile(r"(.+)-t\d[\d.e-]*")
 
 
 def of_each_law(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a study file's content for each of its temperatures; the content itself where they are no list.
+    """Return a study file's content once for each of its temperatures; unchanged if there is no list.
 
-    The study NAME of temperature 0.7 is called ``NAME-t0.7``. Temperature 0 takes the most probable token, so that its
-    study has none of the keys that truncate a law.
+    The study NAME at temperature 0.7 is called ``NAME-t0.7``. Temperature 0 takes the most probable token, so its study
+    gets no keys that truncate a law.
 
     Args:
         content: The file's content, which need not be valid.
@@ -41,7 +41,7 @@ def of_each_law(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _section_of(section: dict[str, Any], temperature: Any) -> dict[str, Any]:
-    """``[study]`` of one of the temperatures; what is no number is for the schema to refuse."""
+    """Return section ``[study]`` for one temperature; the schema refuses a temperature that is no number."""
     own = section | {"temperature": temperature}
     if isinstance(temperature, bool) or not isinstance(temperature, int | float):
         return own
@@ -52,12 +52,12 @@ def _section_of(section: dict[str, Any], temperature: Any) -> dict[str, Any]:
 
 
 def law_name(study: str, temperature: float) -> str:
-    """Return what the study of one of several temperatures is called: the shortest decimal number tells it."""
+    """Return the name of the study at one of several temperatures, written as the shortest decimal number."""
     number = repr(float(temperature)).removesuffix(".0").replace("+", "")
     return f"{study}-t{number}"
 
 
 def name_of_all(study: str) -> str | None:
-    """Return what the file calls a study that has the name of one of several temperatures; None for another name."""
+    """Return the name in the file for a study named after one of several temperatures; None for other names."""
     found = _ONE_OF_SEVERAL.fullmatch(study)
     return found and found[1]

@@ -1,4 +1,4 @@
-"""What is wrong in a study file, in one line: where, what, and what would be right."""
+"""Say in one line what is wrong in a study file: where, what, and what would be right."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from schema.study.section import PATTERNS
 
 
 def explained(problems: list[Any], whole: type[BaseModel]) -> str:
-    """Make one line of pydantic's problems with a study file.
+    """Return one line about pydantic's problems with a study file.
 
     Args:
-        problems: the problems, as pydantic lists them.
-        whole: what the whole file should be.
+        problems: The problems, as pydantic lists them.
+        whole: The model of the whole file.
 
     """
-    # A misspelled key is reported as missing, too; the unknown key is the one to correct.
+    # pydantic reports a misspelled key as missing, too; the user must correct the unknown key.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     location = problem["loc"]
     where = _place(location)
@@ -37,7 +37,7 @@ def explained(problems: list[Any], whole: type[BaseModel]) -> str:
 
 
 def _wanted(problem: Any) -> str:
-    """What a value should be or have, of pydantic's message."""
+    """Return what a value should be or have, taken from pydantic's message."""
     if problem["type"] == "string_pattern_mismatch":
         return f"be {PATTERNS[problem['ctx']['pattern']]}"
     of_type, should, wanted = problem["msg"].partition(" should ")
@@ -45,13 +45,13 @@ def _wanted(problem: Any) -> str:
 
 
 def missing(section: type[BaseModel], where: str, name: str, unknown: Iterable[str] = ()) -> str:
-    """Make the line for a key that is missing, or misspelled as one of the ``unknown`` keys beside it.
+    """Return the line about a missing key; if a key in ``unknown`` is similar, the line says that it is misspelled.
 
     Args:
-        section: the section that the key belongs to.
-        where: the section's place in the file; empty for the whole file.
-        name: the key.
-        unknown: keys that are there and that the section does not have.
+        section: The section that the key belongs to.
+        where: The section's place in the file; empty for the whole file.
+        name: The key.
+        unknown: Given keys that the section does not know.
 
     """
     place = f"{where}." if where else ""
@@ -73,7 +73,7 @@ def _toml(value: Any) -> str:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """Write a place as in ``actions[0].keep``; pydantic's names of types in it are left out."""
+    """Return a place as in ``actions[0].keep``, without pydantic's names of types."""
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -84,7 +84,7 @@ def _place(location: tuple[int | str, ...]) -> str:
 
 
 def _section_at(location: tuple[int | str, ...], whole: type[BaseModel]) -> type[BaseModel]:
-    """The section at a place; of a list of sections, what is listed."""
+    """Return the section at a place; for a list of sections, the type of its members."""
     if not location:
         return whole
     annotation: Any = whole.model_fields[str(location[0])].annotation

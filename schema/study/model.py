@@ -1,4 +1,4 @@
-"""``[model]``: what is measured, and how it is run."""
+"""``[model]``: the model to measure, and how to run it."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from schema.study.section import Section, Value, meaning
 TRANSFORMER: Final = "transformer"
 FINITE_STATE: Final = "finite-state"
 HTTP: Final = "http"
-"""The engine whose sides are servers."""
+"""The name of the engine that asks servers over HTTP."""
 
 
 class ModelSection(Section):
-    """``[model]``: a transformer and how it is run; or finite-state systems, drawn or read.
+    """``[model]``: a transformer and how to run it; or finite-state systems, drawn or read.
 
-    ``id`` is the model's name in the store, as the study file writes it;
-    ``generator.transformer.files.local_folders`` finds the folder that it names.
+    ``id`` is the model's name in the store, as written in the study file. If ``id`` names a folder,
+    ``generator.transformer.files.local_folders`` finds it.
     """
 
     id: Annotated[
         str,
         meaning(
-            'A local folder, a Hugging Face id, or "kvdrift/tiny", the embedded model, which needs no download. Of '
-            "finite-state systems a name of your own.",
+            'A local folder, a Hugging Face id, or "kvdrift/tiny", the embedded model, which needs no download. '
+            "For finite-state systems, a name of your choice.",
             example="kvdrift/tiny",
         ),
     ]
     kind: Annotated[
         Literal["transformer", "finite-state"],
-        meaning('"finite-state" is of systems whose laws are known for every history.'),
+        meaning(
+            '"transformer" for a language model; "finite-state" for systems whose laws are known for every history.'
+        ),
     ] = TRANSFORMER
     family: Annotated[
         Literal["mixture"] | None, meaning("The published family that finite-state systems are drawn from.")
     ] = None
     alphabet: Annotated[
-        Annotated[int, Field(ge=2, le=64)] | None, meaning("How many tokens systems of a family have.", "tokens")
+        Annotated[int, Field(ge=2, le=64)] | None, meaning("The number of tokens of the systems of a family.", "tokens")
     ] = None
     tables: Annotated[
         str | None, meaning("A JSON file of finite-state systems, in place of `family` and `alphabet`.")
@@ -47,14 +49,14 @@ class ModelSection(Section):
     engine: Annotated[
         str | None,
         meaning(
-            'What decodes in place of kvdrift\'s own forward pass: "llama.cpp", with which `id` is a GGUF file, or '
-            '"http", with which the reference and each action are a server and `id` is a name of your own. Actions are '
-            "then other settings of the engine, other weights or other servers."
+            'The engine that decodes in place of kvdrift\'s own forward pass. With "llama.cpp", `id` is a GGUF '
+            'file. With "http", the reference and each action are a server, and `id` is a name of your choice. '
+            "Actions are then other settings of the engine, other weights or other servers."
         ),
     ] = None
     settings: Annotated[
         dict[str, Value] | None,
-        meaning('The engine\'s settings of the reference, such as `{ type_k = "f16", threads = 2 }`.'),
+        meaning('The engine\'s settings for the reference, such as `{ type_k = "f16", threads = 2 }`.'),
     ] = None
     url: Annotated[
         str | None,
@@ -63,65 +65,67 @@ class ModelSection(Section):
     requests: Annotated[
         dict[str, Value] | None,
         meaning(
-            'With `engine = "http"`, how servers are asked: `at_once`, requests at a time; `timeout`, seconds of a '
-            "request; `patience`, seconds for which a lost server is waited for."
+            'With `engine = "http"`, limits for requests to servers: `at_once`, the requests at a time; '
+            "`timeout`, the seconds of a request; `patience`, the seconds to wait for a lost server."
         ),
     ] = None
     tokenizer: Annotated[
         str | None,
         meaning(
-            "With an engine, a folder or Hugging Face id whose tokenizer prompts go through, in place of the weights' "
-            "own."
+            "With an engine, a folder or Hugging Face id of the tokenizer for prompts, in place of the "
+            "tokenizer of the weights."
         ),
     ] = None
-    device: Annotated[str, meaning('Where the model computes: "cpu", "cuda", "cuda:1" and so on.')] = "cpu"
+    device: Annotated[str, meaning('The device of the model: "cpu", "cuda", "cuda:1" and so on.')] = "cpu"
     device_map: Annotated[
-        Literal["auto"] | None, meaning('"auto" spreads the layers over all GPUs, in place of one `device`.')
+        Literal["auto"] | None, meaning('"auto" spreads the layers over all GPUs; `device` is then not used.')
     ] = None
     mixed_gpus: Annotated[
         bool,
-        meaning("Whether units of one store may be made on unlike GPUs, whose arithmetic can differ in the last bits."),
+        meaning(
+            "Whether GPUs of different models may generate for one store. Their arithmetic can differ in the last bits."
+        ),
     ] = False
-    dtype: Annotated[str, meaning('What the model computes in: "float32", "bfloat16" or "float16".')] = "float32"
+    dtype: Annotated[str, meaning('The model\'s floating-point type: "float32", "bfloat16" or "float16".')] = "float32"
     logits_dtype: Annotated[
-        Literal["float32"] | None, meaning('"float32" keeps logits from being rounded to a `dtype` of 16 bits.')
+        Literal["float32"] | None, meaning('"float32" computes logits without rounding them to a `dtype` of 16 bits.')
     ] = None
     revision: Annotated[
-        str | None, meaning("Branch, tag or commit of a Hugging Face id; its main branch by default.")
+        str | None, meaning("The branch, tag or commit of a Hugging Face id; by default the main branch.")
     ] = None
     _folder: Path | None = PrivateAttr(default=None)
 
     @property
     def folder(self) -> Path | None:
-        """The study file's folder, where relative paths begin; None without a file."""
+        """The study file's folder, to which paths are relative; None without a file."""
         return self._folder
 
     @property
     def tables_file(self) -> Path | None:
-        """The file that ``tables`` names, from the study file's folder on; None where systems are drawn."""
+        """The path of the file in ``tables``, relative to the study file's folder; None if systems are drawn."""
         if self.tables is None:
             return None
         return (self._folder or Path()) / Path(self.tables).expanduser()
 
     def of_folder(self, folder: Path) -> None:
-        """Say in which folder the study file is."""
+        """Set the folder of the study file."""
         self._folder = folder
 
     @property
     def finite(self) -> bool:
-        """Whether the laws are known for every history."""
+        """Whether the model is a finite-state system, so that its laws are known for every history."""
         return self.kind == FINITE_STATE
 
     @property
     def has_floor(self) -> bool:
-        """Whether a study measures what batches and the placement of entries do, in place of a control."""
+        """Whether a study measures a numerical floor (effects of batches and placement) in place of a control."""
         return self.engine is not None
 
     def check(self) -> None:
-        """Check that the keys go together.
+        """Check that the keys agree with each other.
 
         Raises:
-            InputError: A key belongs to another kind of model, or excludes another one.
+            InputError: A key belongs to another kind of model, or excludes another key.
 
         """
         given = [name for name in ("family", "alphabet", "tables") if getattr(self, name) is not None]
@@ -138,7 +142,7 @@ class ModelSection(Section):
             raise InputError("model.device: device_map chooses the devices; write one of the two")
 
     def _check_sides(self) -> None:
-        """Refuse keys of engines without one, and keys of servers with another engine."""
+        """Refuse keys of an engine if no engine is named, and keys of servers if the engine is not ``http``."""
         for key, kind, belongs in (
             ("settings", "llama.cpp", "an engine"), ("tokenizer", "llama.cpp", "an engine"),
             ("url", HTTP, "servers"), ("requests", HTTP, "servers"),
@@ -148,7 +152,7 @@ class ModelSection(Section):
                 raise InputError(f'model.{key}: belongs to {belongs}; write engine = "{kind}" with it')
 
     def _check_engine(self) -> None:
-        """Refuse keys that say how kvdrift itself computes."""
+        """Refuse keys that set how kvdrift itself computes, since an engine computes instead."""
         if self.finite:
             raise InputError("model.engine: belongs to transformers; finite-state laws are looked up")
         for name in ("device", "device_map", "dtype", "logits_dtype", "revision"):

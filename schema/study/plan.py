@@ -1,4 +1,4 @@
-"""``[plan]``: what the evaluation must answer, and what fixes its size."""
+"""``[plan]``: the questions of the evaluation, and the settings that fix its size."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ FIXED: Final = "fixed"
 
 
 class PlanSection(Section):
-    """``[plan]``: the primary endpoints and what fixes K and N."""
+    """``[plan]``: the primary endpoints, and the settings that fix K and N."""
 
-    baseline: Annotated[str, meaning("The action that the others are held against.", example="snapkv-half")]
+    baseline: Annotated[str, meaning("The action with which all other actions are compared.", example="snapkv-half")]
     primary: Annotated[
         list[str],
         Field(min_length=1),
         meaning(
-            "The quantities that the study is about (`kvdrift list quantities`); the others are exploratory.",
+            "The primary quantities (see `kvdrift list quantities`); all other quantities are exploratory.",
             example=["gap"],
         ),
     ]
     replicates: Annotated[
         Literal["auto"] | Pairs,
-        meaning('K: pairs of continuations of a document and action; "auto" chooses it from the development documents. '
-                "At temperature 0 all are the same, and K is 1.", "pairs"),
+        meaning('K: pairs of continuations of a document and action; "auto" chooses K from the development '
+                'documents. At temperature 0 all pairs are equal, and K is 1.', "pairs"),
     ] = "auto"  # fmt: skip
     documents: Annotated[
         Literal["auto"] | Positive,
-        meaning('N: evaluation documents of each stratum; "auto" chooses it from the development documents.',
+        meaning('N: evaluation documents of each stratum; "auto" chooses N from the development documents.',
                 "documents"),
     ] = "auto"  # fmt: skip
     estimator: Annotated[
         Literal["plain", "swrb", "hybrid"],
         meaning(
-            '"swrb" adds K replicates of residual branching to the K coupled pairs; "hybrid" does so only for actions '
-            "where the development documents show that it pays."
+            '"plain" generates K coupled pairs. "swrb" adds K replicates of residual branching to the pairs. '
+            '"hybrid" adds them only for actions for which the development documents show a gain.'
         ),
     ] = PLAIN
     development_replicates: Annotated[
@@ -57,51 +57,61 @@ class PlanSection(Section):
     target_half_width: Annotated[
         float,
         Field(gt=0, lt=1),
-        meaning('The half-width of a primary interval that "auto" is to reach.', "that of the quantity; 0.02 of a gap "
-                "is 2 percentage points"),
+        meaning('The half-width of primary intervals for which "auto" chooses K and N.',
+                "the quantity's unit; 0.02 of a gap is 2 percentage points"),
     ] = 0.02  # fmt: skip
     alpha: Annotated[
         float,
         Field(gt=0, lt=1),
         meaning(
-            "How often an interval may miss: one in 20 at 0.05. The primary endpoints share it, each at alpha over "
-            "their number.",
+            "The probability with which an interval may miss the true value: 0.05 is one in 20. The primary "
+            "endpoints share alpha; each gets alpha divided by their number.",
             "probability",
         ),
     ] = 0.05
     interval: Annotated[
         Literal["studentized", "percentile"] | None,
-        meaning('How intervals are made: "studentized", the default of a new plan, or "percentile", as in the paper.'),
+        meaning('The method of intervals: "studentized", the default of a new plan, or "percentile", as in the paper.'),
     ] = None
     stopping: Annotated[
         Literal["fixed", "sequential"],
-        meaning('"sequential" looks at the evaluation on the way, and stops when all primary endpoints are resolved.'),
+        meaning(
+            '"fixed" evaluates all documents. "sequential" computes the primary intervals several times '
+            "during the evaluation (looks), and stops once all primary endpoints are resolved."
+        ),
     ] = FIXED
     looks: Annotated[
         list[str],
         Field(min_length=1, max_length=MOST_LISTED),
-        meaning("When a sequential study is looked at.", "exact shares of N"),
+        meaning("The looks of a sequential study.", "exact shares of N"),
     ] = ["1/4", "1/2", "3/4", "1"]  # noqa: RUF012 - pydantic copies it
     resolve: Annotated[
         Literal["half_width", "sign", "equivalence"],
         meaning(
-            "What resolves an endpoint of a sequential study: its interval is as narrow as the target, excludes 0, or "
-            "lies inside or wholly outside ±`margin`."
+            "The condition that resolves an endpoint of a sequential study: its interval is as narrow as the "
+            'target ("half_width"), excludes 0 ("sign"), or lies wholly inside or wholly outside ±`margin` '
+            '("equivalence").'
         ),
     ] = "half_width"
     margin: Annotated[
         Annotated[float, Field(gt=0, allow_inf_nan=False)] | None,
-        meaning('How much worse is still equivalent; needed by resolve = "equivalence".', "that of the quantity"),
+        meaning(
+            'The largest difference that counts as equivalent; needed by resolve = "equivalence".',
+            "the quantity's unit",
+        ),
     ] = None
     variance: Annotated[
         Literal["plain", "reduced"],
-        meaning('What "auto" chooses K and N by: the variance of the estimates, or that of the reduced ones.'),
+        meaning(
+            'The variance from which "auto" chooses K and N: that of the estimates, or that of the '
+            "variance-reduced estimates."
+        ),
     ] = "plain"
     family_size: Annotated[
         Positive | None,
         meaning(
-            "How many endpoints share alpha, where other models or studies have some of them; by default those of this "
-            "study.",
+            "The number of endpoints that share alpha, if other models or studies have some of them; by default "
+            "the number of endpoints of this study.",
             "endpoints",
         ),
     ] = None
@@ -109,7 +119,7 @@ class PlanSection(Section):
         10_000
     )
     exploratory_draws: Annotated[
-        int, Field(ge=100, le=MOST_DRAWS), meaning("Bootstrap draws of all else.", "draws")
+        int, Field(ge=100, le=MOST_DRAWS), meaning("Bootstrap draws of exploratory estimates.", "draws")
     ] = 2_000
 
     @property

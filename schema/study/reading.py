@@ -1,4 +1,4 @@
-"""Reading a study file. The paths in it begin at its own folder, wherever the command runs."""
+"""Read study files; paths in a study file are relative to the file's own folder."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def load_studies(path: Path, folder: Path | None = None) -> list[Study]:
     """Read and validate a study file.
 
     Args:
-        path: the file.
-        folder: where the paths in it begin, and modules of its own are found; its own folder by default.
+        path: The file.
+        folder: The folder to which paths in the file are relative and in which its modules are found; by default the
+            file's own folder.
 
     Returns:
-        One study for ``[model]``; or one for each ``[[model]]``, equal but for the model. Where ``[study]`` lists
-        temperatures, one for each of them, model by model.
+        One study for each model, ``[model]`` or ``[[model]]``. If ``[study]`` lists temperatures, one study for each
+        model and temperature, model by model.
 
     Raises:
         InputError: The file cannot be read or is not valid; the line names the file, the field and, for an unknown
@@ -69,7 +70,7 @@ def _check_count(studies: int) -> None:
 
 
 def read_content(path: Path) -> dict[str, Any]:
-    """Read a study file's content as it is written."""
+    """Return the content of a study file as written, without validation."""
     check_regular(path)
     if not path.exists():
         raise InputError(f"{path}: no such study file")
@@ -78,7 +79,7 @@ def read_content(path: Path) -> dict[str, Any]:
 
 
 def _with_absolute_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The content with absolute paths in its documents, as far as it has any; the rest is for the schema to refuse."""
+    """Return the content with absolute paths in its sections of documents; the schema refuses malformed sections."""
     documents = content.get("documents")
     if not isinstance(documents, list):
         return content
@@ -91,7 +92,7 @@ def _with_absolute_paths(content: dict[str, Any], folder: Path) -> dict[str, Any
 
 
 def _from_folder(folder: Path, written: str, where: str) -> str:
-    """A path of the file, from the file's folder on; refused where only the working folder has it."""
+    """Return a path of the file as an absolute path; raise InputError if it exists only below the working folder."""
     path = expanded(written)
     found = folder / path
     if not found.exists() and path.exists():
@@ -103,7 +104,7 @@ def _from_folder(folder: Path, written: str, where: str) -> str:
 
 
 def expanded(written: str) -> Path:
-    """Return a path with ``~`` as the home folder; as it is where there is no such user."""
+    """Return a path with ``~`` replaced by the home folder; unchanged if there is no such user."""
     try:
         return Path(written).expanduser()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What the sections of a study file have in common: strict values, and a meaning for every key."""
+"""The base of all sections of a study file: strict values, and a meaning for every key."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ PATTERNS: Final = {
     _MEMBER: "letters, digits, . _ and -, of which the first is a letter or digit; after an @ a value of a sweep",
     PART: 'a number of as many parts, as in "1/2", up to 999',
 }
-"""What a text that does not match should be, by pattern."""
+"""The description of each pattern, for the error line about a text that does not match."""
 
 Value = int | float | str | bool
-"""What a study file can set a parameter or a setting to."""
+"""The type of parameters and settings in a study file."""
 
 Name = Annotated[str, Field(pattern=_NAME, max_length=80)]
 ActionName = Annotated[str, Field(pattern=_MEMBER, max_length=80)]
 Positive = Annotated[int, Field(ge=1)]
 
 MOST_DOCUMENTS: Final = 100_000
-"""Of a study: all prompts are made, and are in memory, before the first one is measured."""
+"""The most documents of a study, since all prompts are in memory before the first is measured."""
 MOST_TOKENS: Final = 2**20
-"""Of a prompt, a horizon or a window: no supported model reads more."""
+"""The most tokens of a prompt, a horizon or a window, since no supported model reads more."""
 MOST_EVENTS: Final = 2**24
-"""Pairs times horizon: the events of one document and action are in memory together, about 1 GB of them."""
+"""The most events of one document and action (pairs times horizon), which are in memory together: about 1 GB."""
 MOST_DRAWS: Final = 1_000_000
-"""Of the bootstrap: each one is in memory with every quantity."""
+"""The most bootstrap draws, since every draw of every quantity is in memory."""
 MOST_LISTED: Final = 256
-"""Sections of a kind, looks, and studies of one file: each one is a row of every table, and a section of the page."""
+"""The most sections of a kind, looks, or studies of one file; each becomes a row of every table on the page."""
 
 Documents = Annotated[int, Field(ge=2, le=MOST_DOCUMENTS)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
@@ -41,19 +41,19 @@ Pairs = Annotated[int, Field(ge=1, le=MOST_EVENTS)]
 
 
 class Section(BaseModel):
-    """A section of a study file: keys that it does not have are refused, and no value is converted."""
+    """A section of a study file; unknown keys are refused, and no value is converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def meaning(text: str, unit: str | None = None, example: Any = None, *, needed: bool = False) -> Any:
-    """Return what is said of a key, in the reference, in the comments of new files, and where the key is missing.
+    """Return the description of a key, for the reference, the comments of new files, and errors about a missing key.
 
     Args:
-        text: what the key means.
-        unit: the unit of its value, where that has one.
-        example: a value, for a key that has no default.
-        needed: whether transformers need the key, though it has a default for others.
+        text: The meaning of the key.
+        unit: The unit of the value, if it has a unit.
+        example: A value, for a key without a default.
+        needed: Whether transformers need the key, although it has a default for other models.
 
     """
     return Field(
@@ -64,7 +64,7 @@ def meaning(text: str, unit: str | None = None, example: Any = None, *, needed: 
 
 
 def values_of(section: Section, later: Collection[str]) -> dict[str, Any]:
-    """Return a section's values without ``later`` keys at their default, which must not change older hashes."""
+    """Return a section's values without the keys in ``later`` that are at their default, to keep older hashes."""
     defaults = {name: type(section).model_fields[name].default for name in later}
     values = section.model_dump()
     return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}

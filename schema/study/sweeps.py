@@ -1,4 +1,4 @@
-"""Lists in a study file's actions: an action of each member, which differ in what is listed and in name alone."""
+"""Expand lists in a study file's actions (sweeps) into one action for each member."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from schema.retention import Retention
 from schema.study.section import MOST_LISTED
 
 SWEPT: Final = ("keep", "codec")
-"""The keys of an action that may be lists, in the order in which a member's name has their values."""
+"""The keys of an action that may be lists, in the order of their values in a member's name."""
 
 SIGN: Final = "@"
-"""Stands before each value in a member's name."""
+"""The sign before each value in a member's name."""
 
 
 def of_each_member(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a study file's content with an action for each member of its sweeps, in place of the sweep.
+    """Return a study file's content with each sweep replaced by one action for each member.
 
     The action NAME with ``keep = ["1/8", "1/4"]`` becomes ``NAME@1/8`` and ``NAME@1/4``; with a list of codecs too, an
     action for each combination, as in ``NAME@1/8@int4``.
@@ -26,7 +26,7 @@ def of_each_member(content: dict[str, Any]) -> dict[str, Any]:
         content: The file's content, which need not be valid.
 
     Raises:
-        InputError: A list is empty or too long, or has a value twice or one that cannot be.
+        InputError: A list is empty or too long, or has a value twice or an impossible value.
     """
     actions = content.get("actions")
     if not isinstance(actions, list):
@@ -38,7 +38,7 @@ def of_each_member(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def family_of(action: str) -> str | None:
-    """Return the sweep that an action is a member of, by its name; None of an action of its own."""
+    """Return the sweep that an action belongs to by its name; None if the action belongs to no sweep."""
     name, sign, _ = action.partition(SIGN)
     return name if sign else None
 
@@ -57,7 +57,7 @@ def families(actions: list[str]) -> dict[str, list[str]]:
 
 
 def _members(action: Any, where: str) -> list[Any]:
-    """The actions that one section makes: itself, unless it has a list; what is no section the schema refuses."""
+    """Return the actions that one section makes: one, or one for each member of its lists."""
     if not isinstance(action, dict):
         return [action]
     swept = [key for key in SWEPT if isinstance(action.get(key), list)]
@@ -73,7 +73,7 @@ def _members(action: Any, where: str) -> list[Any]:
 
 
 def _labels(listed: list[Any], key: str, where: str) -> list[str]:
-    """What the members are called after their value."""
+    """Return the part of each member's name that stands for its value."""
     if not listed:
         raise InputError(f"{where} = []: has no value; write one, or several as in {_EXAMPLES[key]}")
     labels = [_label(value, key, f"{where}[{place}]") for place, value in enumerate(listed)]

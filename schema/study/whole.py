@@ -24,7 +24,11 @@ from schema.windows import Windows
 POOLED = "pooled"
 
 _LATER_KEYS = ("kind", "family", "alphabet", "tables", "device_map", "logits_dtype", "engine", "settings", "tokenizer")
-_PLACES = ("mixed_gpus", "url", "requests")  # of the model: a permission, and where and how servers are asked
+_PLACES = (
+    "mixed_gpus",
+    "url",
+    "requests",
+)  # keys of the model that decide no event: a permission, and the addresses and limits of servers
 
 
 class Study(Section):
@@ -32,32 +36,32 @@ class Study(Section):
 
     study: Annotated[
         StudySection,
-        meaning(
-            "What the study is called, how far continuations are compared, and by which law their tokens are drawn."
-        ),
+        meaning("The study's name, the number of positions to compare, and the law by which tokens are drawn."),
     ]
-    model: Annotated[ModelSection, meaning("What is measured, and how it is run.")]
+    model: Annotated[ModelSection, meaning("The model to measure, and how to run it.")]
     documents: Annotated[
         list[DocumentsSection],
         Field(min_length=1, max_length=MOST_LISTED),
-        meaning("The prompts of a stratum, and how many; one such section for each stratum."),
+        meaning("The prompts of one stratum and their number; one such section for each stratum."),
     ]
     actions: Annotated[
         list[ActionSection],
         Field(min_length=1, max_length=MOST_LISTED),
-        meaning("A way to make the cache smaller: a selector, a codec, both, or a policy; one such section for each."),
+        meaning(
+            "A way to make the cache smaller: a selector, a codec, both, or a policy; one such section for each action."
+        ),
     ]
-    plan: Annotated[PlanSection, meaning("What the study must answer, and what fixes its size.")]
-    windows: Annotated[
-        WindowsSection, meaning("The windows that quantities are taken over, where they should not follow from H.")
-    ] = WindowsSection()
+    plan: Annotated[PlanSection, meaning("The questions of the study, and the settings that fix its size.")]
+    windows: Annotated[WindowsSection, meaning("The windows of quantities, if they should not follow from H.")] = (
+        WindowsSection()
+    )
     _several_models: bool = PrivateAttr(default=False)
     _file_name: str | None = PrivateAttr(default=None)
     _folder: Path | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _with_floor(self) -> Self:
-        """Add the floor of an engine to the actions, which it is planned and estimated with."""
+        """Add an engine's floor to the actions, so that the floor is planned and estimated like an action."""
         if self.model.has_floor and all(action.name != FLOOR_ACTION for action in self.actions):
             self.actions.append(ActionSection.model_validate({"name": FLOOR_ACTION}))
         return self
@@ -133,7 +137,7 @@ class Study(Section):
         self.plan.check_stopping()
 
     def _check_events(self) -> None:
-        """Check that the events of a document and action fit the memory."""
+        """Check that the events of a document and action fit into memory."""
         pairs = {"development_replicates": self.plan.development_replicates}
         if self.plan.replicates == "auto":
             pairs["replicates_between"] = max(self.plan.replicates_between)
@@ -158,13 +162,13 @@ class Study(Section):
 
     @property
     def estimated(self) -> list[str]:
-        """Names of the actions that primary endpoints are of: all but the floor of an engine."""
+        """The names of the actions with primary endpoints: all actions except an engine's floor."""
         names = [action.name for action in self.actions]
         return [name for name in names if not (self.model.has_floor and name == FLOOR_ACTION)]
 
     @property
     def own_weights(self) -> dict[str, str]:
-        """The weights of the actions that do not have the reference's, by action."""
+        """The weights of each action that has other weights than the reference, by action name."""
         return {action.name: action.weights for action in self.actions if action.weights is not None}
 
     @property
@@ -174,21 +178,21 @@ class Study(Section):
 
     @property
     def folder(self) -> Path | None:
-        """The study file's folder, an absolute path, where modules of one's own are found; None without a file."""
+        """The absolute path of the study file's folder, in which users' own modules are found; None without a file."""
         return self._folder
 
     @property
     def name_in_file(self) -> str:
-        """The name in the study file: the study's own, unless it is one of several temperatures."""
+        """The study's name as written in the file; for one of several temperatures, without the temperature."""
         return self._file_name or self.name
 
     def of_file(self, folder: Path, name: str, *, several_models: bool) -> None:
-        """Say what the study file is.
+        """Set the study file's folder, name and number of models.
 
         Args:
-            folder: The file's folder, an absolute path.
-            name: The name that the file has.
-            several_models: Whether it names several models.
+            folder: The absolute path of the file's folder.
+            name: The study's name as written in the file.
+            several_models: Whether the file names several models.
 
         """
         self._folder, self._file_name, self._several_models = folder, name, several_models
@@ -196,7 +200,7 @@ class Study(Section):
 
     @cached_property
     def window_values(self) -> Windows:
-        """All windows; those that ``[windows]`` does not set scale with the horizon."""
+        """All windows; a window that ``[windows]`` does not set scales with the horizon."""
         return Windows.of(self.study.horizon, **self.windows.model_dump())
 
     @cached_property
@@ -206,8 +210,11 @@ class Study(Section):
 
     @cached_property
     def settings(self) -> str:
-        """What decides the events, as JSON: horizon, seed, law, model and document sources; actions may be added."""
-        # Each unit says which GPU made it, or what a server said of itself.
+        """The settings that decide the events, as JSON: horizon, seed, law, model and document sources.
+
+        Actions are left out, so that a study can add actions later.
+        """
+        # Not in the settings, since each unit records its GPU or its server's report.
         model = {name: value for name, value in values_of(self.model, _LATER_KEYS).items() if name not in _PLACES}
         study = values_of(self.study, LAW_KEYS)
         del study["store_prompts"]  # no event depends on it
@@ -222,16 +229,16 @@ class Study(Section):
         return json.dumps(deciding, sort_keys=True)
 
     def agrees_with(self, settings: str | None) -> bool:
-        """Whether stored settings are those of the study.
+        """Tell whether stored settings are equal to the study's settings.
 
-        A file that lies elsewhere now is known by what is in it. The order of document sections decides nothing, unless
-        they take their systems from one file in turn.
+        A file that was moved is recognized by its content. The order of document sections does not matter, unless they
+        take their systems in turn from one file.
         """
         return settings is not None and _deciding(settings) == _deciding(self.settings)
 
 
 def _deciding(settings: str) -> dict[str, Any]:
-    """What of settings decides events."""
+    """Return the part of the settings that decides events, in a form that can be compared."""
     content: dict[str, Any] = json.loads(settings)
     if content["model"].pop("tables", None) is None:
         content["documents"].sort(key=lambda section: json.dumps(section, sort_keys=True))
@@ -239,10 +246,10 @@ def _deciding(settings: str) -> dict[str, Any]:
 
 
 def check_distinct(what: str, names: list[str]) -> None:
-    """Check that names are given once.
+    """Check that each name is given once.
 
     Raises:
-        InputError: One is given several times.
+        InputError: A name is given several times.
 
     """
     for name in names:

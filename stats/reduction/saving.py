@@ -1,21 +1,21 @@
-"""The saving of an evaluation by the reduced variance, read from a plan."""
+"""Say how many replicates and documents variance-reduced estimates save in a plan."""
 
 from __future__ import annotations
 
 from typing import Any
 
 PLAIN_VARIANCE, REDUCED_VARIANCE = "plain", "reduced"
-"""What a plan chooses K and N by."""
+"""The two variances from which a plan can choose K replicates and N documents: of plain or of reduced estimates."""
 
 
 def saving(plan: dict[str, Any]) -> str:
-    """Say how many replicates and documents of a plan reduced estimates save, or would save.
+    """Return a line that compares the sample sizes a plan needs with reduced and with plain estimates.
 
     Args:
-        plan: the plan's content with the measured variances, which older plans lack.
+        plan: The content of the plan. Older plans have no ``sizes``; the line is then empty.
 
     Returns:
-        A line such as "9 replicates instead of 14"; empty if nothing is saved.
+        A line such as "9 replicates instead of 14"; empty if both sizes are equal.
 
     """
     sizes = plan.get("sizes", {})

@@ -1,4 +1,4 @@
-"""Every benchmark runs to its table at its smallest sizes. What it measures there says nothing."""
+"""Every benchmark runs at its smallest sizes and prints its table. The measured numbers mean nothing there."""
 
 from __future__ import annotations
 

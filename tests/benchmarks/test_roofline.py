@@ -1,4 +1,4 @@
-"""What a decoding step does at least: by hand for a large model, and the bound that follows."""
+"""The least work of a decoding step, computed by hand for a large model, and the bound that follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of flows share."""
+"""Fixtures that the tests of flows share."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_a_study_run_as_a_flow_has_the_estimates_of_a_plain_analysis(finished: P
 def test_many_tasks_of_a_flow_lock_no_database(
     synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """About 10 s, most of them for Prefect's server."""
+    """The test takes about 10 s, most of it for Prefect's server."""
     parts = small_parts(synthetic, monkeypatch)
     with orchestration(tmp_path / "prefect"):
         # Prefect reads its environment when it is imported.
@@ -201,7 +201,7 @@ def test_estimates_stand_where_no_moment_changed(finished: Path, tmp_path: Path)
 
 
 def test_only_what_is_new_is_estimated_and_equals_an_analysis_from_nothing(tmp_path: Path) -> None:
-    """Three actions, then a fourth, then one of them redone; at last all of it at once in another store."""
+    """Three actions, then a fourth, then one redone; the result equals one analysis in another store."""
     source = write_study(str(tmp_path / "source"), dataclasses.replace(SIZES, actions=4), seed=5, derived=False)
     units = units_of(source)
     parts: list[AnalysisPart] = []

@@ -1,4 +1,4 @@
-"""The study file against a finished store: what is refused, what is grown, and what the lines say."""
+"""Compare a study file with a finished store: refusals, growth, and the lines about them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_changed_action_names_the_command_that_redoes_it(
     with pytest.raises(PlanError) as caught:
         check_agrees(run)
     assert line in str(caught.value)
-    assert "kvdrift run --redo recent-half generates them anew" in str(caught.value)
+    assert "kvdrift run --redo recent-half generates them again" in str(caught.value)
     assert check_agrees(run, ["recent-half"]) == []
 
 

@@ -69,7 +69,7 @@ class Bytes:
 
 
 def prompts_study(folder: Path, rows: int) -> Path:
-    """The small study with one stratum of a file, where two rows share each cluster."""
+    """Return the small study with one stratum read from a file, in which two rows share each cluster."""
     lines: list[dict[str, Any]] = [
         {"id": f"r{number}", "cluster": f"question {number // 2}", "prompt": f"{number:03d} " * 60}
         for number in range(rows)

@@ -1,4 +1,4 @@
-"""Answers, scoring and clusters are data of a document: corrected ones are scored and estimated again from stored events."""
+"""Answers, scoring and clusters can be corrected: stored events are scored and estimated again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def own_run(folder: Path, rows: Rows, *changes: tuple[str, str]) -> StudyRun:
 
 
 def finish(run: StudyRun) -> None:
-    """Take a study to its estimates; what its plan names of answers needs scores of development documents."""
+    """Run a study to its estimates; if its plan names quantities of answers, development documents are scored first."""
     stages.prepare(run)
     stages.develop(run)
     stages.derive(run)
@@ -62,7 +62,7 @@ def rows_of(run: StudyRun, view: str, **equal: Any) -> Rows:
 
 
 def values(run: StudyRun) -> dict[str, Rows]:
-    """What the views say, but for versions and revisions, and for what a fresh store's plan knew beforehand."""
+    """Return the values in the views without versions, revisions, and what a fresh store's plan knew beforehand."""
     left_out = {"events_version", "plan_sha256", "status", "document_revision", "documents_revision", "inputs_sha256"}
     return {
         view: [{name: value for name, value in row.items() if name not in left_out} for row in rows_of(run, view)]
@@ -71,7 +71,7 @@ def values(run: StudyRun) -> dict[str, Rows]:
 
 
 def answered(run: StudyRun, replicate: int) -> dict[str, str]:
-    """By document, two tokens in a row of X of a replicate, as text: what a corrected answer may ask for."""
+    """Return two consecutive tokens of X as text, by document, for a corrected answer to ask for."""
     events = [
         row for row in run.store.read("events").to_pylist() if row["replicate"] == replicate and row["t"] in {1, 2}
     ]
@@ -96,7 +96,7 @@ def study(tmp_path: Path) -> tuple[Path, Rows]:
 
 
 def corrected(run: StudyRun, rows: Rows) -> Rows:
-    """Every document gets the answer that X gave in replicate 0, evaluation documents those of replicate 1 too."""
+    """Give every document the answer that X gave in replicate 0, and evaluation documents that of replicate 1 too."""
     first, second = answered(run, 0), answered(run, 1)
     evaluation = {document.doc for document in run.material.of_split("evaluation")}
     return [

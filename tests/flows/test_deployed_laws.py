@@ -1,4 +1,4 @@
-"""Studies of other laws than the full softmax: exact values beside views, what a study file may say, and greedy plans."""
+"""Studies with other laws than the full softmax: exact values beside views, keys of a study file, and greedy plans."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_tables_of_systems_have_the_study_s_law(tmp_path: Path) -> None:
 
 
 def test_views_agree_with_enumeration_at_temperature_one_half(tmp_path: Path) -> None:
-    """Of each of 6 systems, R and O of 2,000 pairs within 5 standard errors: a false failure is below 1e-5.
+    """For each of 6 systems, R and O of 2,000 pairs are within 5 standard errors: a false failure is below 1e-5.
 
-    The exact values are those of the sharper laws, which part less often than the tables' own.
+    The exact values are those of the sharper laws, which part less often than the tables' own laws.
     """
     changes = [HALF, ("replicates = 16", "replicates = 2000")]
     run = run_of(load_study(write_finite_study(tmp_path, *changes)), tmp_path / "store")
@@ -89,7 +89,7 @@ def test_the_default_law_changes_no_identity(tmp_path: Path) -> None:
 
 
 def test_one_replicate_of_a_greedy_law_is_enough(tmp_path: Path) -> None:
-    """Also where the study file asks for more."""
+    """One replicate is enough even if the study file asks for more."""
     greedy = ("seed = 3", "seed = 3\ntemperature = 0")
     auto = ("replicates = 5\n", "")
     bounds = [
@@ -116,7 +116,7 @@ def test_replicates_that_are_equal_are_said_to_be(tmp_path: Path) -> None:
 
 
 def test_a_greedy_plan_stands_whatever_is_asked(tmp_path: Path) -> None:
-    """One of before, which has several, too; what it expects to take does not go by the development replicates."""
+    """An earlier plan with several replicates stays; its expected time ignores development replicates."""
     greedy = ("seed = 24", "seed = 24\ntemperature = 0")
     study = load_study(write_finite_study(tmp_path, greedy))
     run = run_of(study, tmp_path / "store")

@@ -163,7 +163,7 @@ def carry_out(name: str, run: StudyRun, monkeypatch: pytest.MonkeyPatch, *, hidd
     ``hidden`` says that an action of the study reads the variable.
 
     Raises:
-        KvdriftError: the edit is refused.
+        KvdriftError: The edit is refused.
 
     """
     redone = {one.action for one in differences(run) if one.kind is Kind.ACTION and one.action is not None}
@@ -181,7 +181,7 @@ def carry_out(name: str, run: StudyRun, monkeypatch: pytest.MonkeyPatch, *, hidd
 
 
 def finish_part(run: StudyRun) -> None:
-    """What a run does that is stopped after one document."""
+    """Do the work of a run that is stopped after one document."""
     for stage in (stages.prepare, stages.plan, stages.evaluate):
         stage(run)
 
@@ -191,7 +191,7 @@ def documents_of(run: StudyRun, *splits: str) -> set[str]:
 
 
 def values(run: StudyRun) -> dict[str, list[dict[str, object]]]:
-    """What the store says of the study, but for when and in which order it was made, which moves sums' last bits."""
+    """Return the study's stored values without the time and order of their making, which move last bits."""
     left_out = {
         "action_revision", "baseline_revision", "document_revision", "path", "events_version", "plan_sha256", "status",
         "prefill_seconds", "decode_seconds",

@@ -1,4 +1,4 @@
-"""A study's estimator: which units it makes, what its plan says, and that both estimators mean the same risk."""
+"""A study's estimator: the units it makes, the text of its plan, and that both estimators measure the same risk."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_swrb_adds_its_replicates_to_every_measured_action(tmp_path: Path) -> No
 
 
 def test_hybrid_branches_where_development_says_that_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One action parts from the reference once in a hundred steps, where branching pays; the other one never does."""
+    """One action parts from the reference once in a hundred steps, so branching pays; the other action never parts."""
     monkeypatch.chdir(tmp_path)
     write_systems(tmp_path / "tables.json", [table_system(8, 0.5, {"rarely": 0.51, "never": 0.5})] * 7)
     (tmp_path / "study.toml").write_text(TABLES)

@@ -1,4 +1,4 @@
-"""A plan freezes its documents: a later run takes the same ones, whatever order and company they have in their file."""
+"""A plan freezes its documents: a later run takes the same documents, whatever their order in the file."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_frozen_document_whose_prompt_changed_is_named(study: tuple[Path, Rows
 
 
 def test_a_store_whose_plan_names_no_documents_keeps_those_that_it_has(study: tuple[Path, Rows]) -> None:
-    """As plans were before they had documents: those with units come first."""
+    """Earlier plans named no documents; then documents with units come first."""
     folder, rows = study
     before = own_run(folder, rows)
     documents, store = named(before), without_documents(before.store)
@@ -171,7 +171,7 @@ def without_documents(store: Store) -> Store:
 
 
 def test_a_document_keeps_its_split_under_another_cluster(study: tuple[Path, Rows]) -> None:
-    """A cluster decides the split of documents that are new; one that would be in both splits is refused."""
+    """The cluster decides the split only of new documents; a cluster that would be in both splits is refused."""
     folder, rows = study
     frozen = named(own_run(folder, rows))
     first, other = frozen["evaluation"][0], next(name for name in map(str, range(99)) if split_of(name) == SPLITS[0])

@@ -87,7 +87,7 @@ def test_the_command_refuses_before_it_writes(begun: StudyRun, capsys: pytest.Ca
 
 
 def test_workers_of_unlike_gpus_are_refused(begun: StudyRun) -> None:
-    """Present ones before anything is written; those that come later say it themselves."""
+    """Present workers are refused before anything is written; later workers refuse themselves."""
     gpus = {
         "tcp://a:1": ("worker tcp://a:1 on here", "NVIDIA X"),
         "tcp://b:1": ("worker tcp://b:1 on there", "NVIDIA Y"),

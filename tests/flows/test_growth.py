@@ -1,4 +1,4 @@
-"""Growth of a finished study's plan, and planning anew: a later revision, exact, marked seen where it came after outcomes."""
+"""Growth of a finished study's plan, and new plans, exact and marked seen if made after outcomes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def plan_of(run: StudyRun) -> FrozenPlan:
 
 
 def values(run: StudyRun) -> dict[str, pa.Table]:
-    """What the views show, but for versions, times, what is said of the plan, and the last bits of sums in views."""
+    """Return the values in the views without versions, times, words about the plan, and the last bits of sums."""
     left_out = {"status", "plan_sha256", "events_version", "inputs_sha256", "prefill_seconds", "decode_seconds"}
     with open_views(run.store) as views:
         found = {view: views.rows(view) for view in VIEWS}
@@ -113,7 +113,7 @@ def statuses(run: StudyRun) -> set[tuple[str, str]]:
 
 
 def faults(run: StudyRun, last: str = "calibration") -> list[str]:
-    """What ``verify`` finds up to its check of this subject; the views come after."""
+    """Return the faults that ``verify`` finds up to its check of this subject; checks of views come later."""
     found = []
     for check in verify(run.store):
         found += map(str, check.faults)
@@ -136,7 +136,7 @@ def test_a_grown_study_is_that_of_a_fresh_store_and_marked_seen(laws: Path) -> N
     lines = [line for line in describe_studies([run.study], run.location) if not line.startswith("plan.draws")]
     assert lines[1].endswith("K = 3, N = 3 documents of each stratum; it grows to K = 5, N = 4")
     assert lines[3].startswith(
-        "  evaluation: 4 documents, 9 units besides 9 that are there, 22 trajectories and 2 of the full"
+        "  evaluation: 4 documents, 9 units besides 9 that are stored, 22 trajectories and 2 of the full"
     )
     stages.prepare(run)
     stages.plan(run)
@@ -228,7 +228,7 @@ def test_a_study_planned_anew_is_estimated_anew_from_the_same_events(laws: Path)
     assert faults(run) == []
     assert check_agrees(replace(run, replan=False)) == [], "the study file has the plan now"
     stages.plan(run)
-    assert said(run)[-1] == f"plan {plan.sha256[:12]} stands: planning anew decides the same"
+    assert said(run)[-1] == f"plan {plan.sha256[:12]} is unchanged: a new plan would decide the same"
     assert analyze_stored(run.store, "laws", "tables") == 0
 
 
@@ -265,8 +265,8 @@ def test_more_documents_alone_keep_the_plan_and_the_run_says_what_takes_them(law
     again = study_run(laws, "auto", AUTO, MORE, replan=True)
     told = describe_studies([run.study], run.location, replan=True)
     lines = [line for line in told if not line.startswith("plan.draws")]
-    assert "to be made anew, so that the evaluation stands at the most that it may choose" in lines[1]
-    assert lines[3].startswith("  evaluation: at most 5 documents, 6 units besides 9 that are there")
+    assert "to be made again, so the evaluation below is the largest that the plan may choose" in lines[1]
+    assert lines[3].startswith("  evaluation: at most 5 documents, 6 units besides 9 that are stored")
     stages.plan(again)
     assert plan_of(again).documents_per_stratum == 5
     assert stages.evaluate(again) == 2 * 3

@@ -199,7 +199,7 @@ def test_another_law_of_an_action_under_the_same_path_is_refused_and_redone(laws
     run = finite_run(laws)
     line = refused(check_agrees, run, error=PlanError)
     assert "laws of action 'two': stored" in line
-    assert "(4 units); kvdrift run --redo two generates them anew" in line
+    assert "(4 units); kvdrift run --redo two generates them again" in line
     assert "'one'" not in line
     redone = redo(run, "two")
     assert_same_views(redone, finish(finite_run(laws, "fresh")), set(view_texts()) - HISTORY, computed_views())
@@ -213,7 +213,7 @@ def test_other_laws_of_the_reference_concern_every_action(laws: Path) -> None:
     line = refused(check_agrees, run, error=PlanError)
     for name in ("one", "two", "full"):
         assert f"reference laws of action '{name}'" in line
-    assert "kvdrift run --redo one --redo two --redo full generates them anew" in line
+    assert "kvdrift run --redo one --redo two --redo full generates them again" in line
     refused(check_agrees, run, ["one", "two"], error=PlanError)
     check_agrees(run, ["one", "two", "full"])
     redo_actions([run], ["one", "two", "full"])
@@ -257,7 +257,7 @@ def test_more_documents_of_the_same_file_are_no_other_laws(laws: Path) -> None:
 
 
 def test_units_from_before_identities_are_not_added_to(laws: Path, tmp_path: Path) -> None:
-    """An older store goes on as it is while nothing is to be generated; what is added must be redone."""
+    """An older store stays usable while nothing is generated; actions must be redone before units are added."""
     run = finite_run(laws)
     older = Store.create(tmp_path / "older")
     for table in ("studies", "documents", "actions", "plans", "exact_values"):
@@ -274,7 +274,7 @@ def test_units_from_before_identities_are_not_added_to(laws: Path, tmp_path: Pat
     grown = run_of(load_study(study), laws / "older")
     work = pending_development(old.store, grown.material)
     line = refused(generate, old.store, old.study, work, old.made_by, "stage", SILENT)
-    assert "it is not known what made its units; kvdrift run --redo" in line
+    assert "the origin of its units is unknown; kvdrift run --redo" in line
 
 
 def test_verify_names_units_that_were_made_otherwise(laws: Path) -> None:
@@ -376,7 +376,7 @@ def test_other_weights_in_the_same_folder_are_refused_and_redone(
     line = refused(check_agrees, local("store"), error=PlanError)
     for name in ("one", "two", "full"):
         assert f"model files (weights and configuration) of action '{name}': stored" in line
-    assert "kvdrift run --redo one --redo two --redo full generates them anew" in line
+    assert "kvdrift run --redo one --redo two --redo full generates them again" in line
     run = local("store")
     redo_actions([run], ["one", "two", "full"])
     assert_same_views(developed(run), developed(local("fresh")), ("events",))

@@ -134,7 +134,7 @@ def helper(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def no_change(_: Path, __: pytest.MonkeyPatch) -> None:
-    """What is kept in memory has changed by itself."""
+    """Assert that the content in memory has not changed."""
 
 
 UNSEEN: dict[str, tuple[str, Change]] = {

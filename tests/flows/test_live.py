@@ -1,4 +1,4 @@
-"""A study as it moves: what is counted as it comes is what is there, and the quick interval is the textbook's."""
+"""A running study: units counted as they come are those of the store, and the quick interval is the textbook's."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_line_for_each_change_until_all_is_finished(capsys: pytest.CaptureFixt
     said = "; preliminary, development: half R = 0.250 [0.125, 0.375], P(tau <= H) = 0.500\n"
     assert capsys.readouterr().out == (
         "s, m: 2 of 4 units, evaluation not planned yet, 8 trajectories derived, 0.50 units/s, about 4 s left"
-        f"{said}s, m: 4 of 4 units, 12 trajectories derived, estimates to come"
+        f"{said}s, m: 4 of 4 units, 12 trajectories derived, no estimates yet"
         f"{said}s, m: 4 of 4 units, 8 trajectories derived; finished{said}"
     )
 

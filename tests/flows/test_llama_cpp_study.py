@@ -73,7 +73,7 @@ def test_threads_and_rounds_move_no_event(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_without_flash_attention_rounds_move_delta_a_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums over the cache then depend on where entries lie; activations in 8 bits make more of it than float32 does."""
+    """Sums over the cache depend on the places of entries; activations in 8 bits increase the effect over float32."""
     study = study_with(tmp_path, "threads = 1")
     actions = [one for one in study.actions if one.name in {"weights-Q8_0", "floor"}]
     settings = {"flash_attention": False, "threads": 1}

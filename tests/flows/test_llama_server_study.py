@@ -168,7 +168,7 @@ def test_a_server_killed_in_a_run_costs_time_alone(tmp_path: Path, weights: Path
 
 
 def test_greedy_tokens_need_no_laws(tmp_path: Path, servers: Pair) -> None:
-    """Tokens of ``/v1/completions`` at temperature 0 are those of the laws, and so are delta, f and R."""
+    """Tokens of ``/v1/completions`` at temperature 0 agree with the laws, and so do delta, f and R."""
     greedy = SamplingLaw(temperature=0.0)
     more = 'settings = { api = "openai", vocabulary = 256, eos_tokens = "2", ahead = 8 }'
     for document in range(3):

@@ -1,4 +1,4 @@
-"""What a study's material leaves in the store before anything is generated."""
+"""The rows of a study's material that are stored before anything is generated."""
 
 from __future__ import annotations
 

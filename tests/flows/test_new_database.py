@@ -1,4 +1,4 @@
-"""The database of a new store's server: a copy of the one that Prefect made before, or made by Prefect."""
+"""The database of a new store's server: a copy of one that Prefect made earlier, or one that Prefect makes."""
 
 from __future__ import annotations
 

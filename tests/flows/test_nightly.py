@@ -49,7 +49,7 @@ class Study:
         return replace(run, limit=DocumentLimit(limit), replan=replan)
 
     def made_at_once(self, folder: Path) -> StudyRun:
-        """The same study in a store of its own; of the file's prompts, those that this study has taken."""
+        """Return the same study in a store of its own, with the prompts of the file that this study has taken."""
         taken = set(self.run().store.read("documents")["doc"].to_pylist())
         run = Study(folder, [row for row in self.rows if row["id"] in taken], self.changes).run()
         finish(run)
@@ -57,7 +57,7 @@ class Study:
 
 
 def finish(run: StudyRun, *redo: str) -> None:
-    """What a night does: all stages up to the estimates."""
+    """Do the work of a night: all stages up to the estimates."""
     if (Path(run.location) / "events").exists():
         check_agrees(run, redo)
         redo_actions([run], redo)
@@ -153,7 +153,7 @@ def test_after_seven_nights_every_view_is_that_of_a_store_made_at_once(study: St
 
 
 def differences(study: Study, fresh: Path) -> list[str]:
-    """What the views of the grown store show otherwise than those of a store made at once, a line for each view."""
+    """Return a line for each view in which the grown store differs from a store made at once."""
     assert check_agrees(study.run()) == []
     ours, theirs = shown(study.run()), shown(study.made_at_once(fresh))
     assert ours.keys() == theirs.keys()
@@ -165,7 +165,7 @@ Row = tuple[tuple[tuple[str, str], ...], dict[str, float]]
 
 
 def shown(run: StudyRun) -> dict[str, list[Row]]:
-    """The rows of every view of the catalogue, sorted: what must be equal as text, and the numbers that are summed."""
+    """Return the sorted rows of every view of the catalogue: values that must be equal as text, and summed numbers."""
     with kvdrift.open(run.location) as views:
         names = [
             name
@@ -188,7 +188,7 @@ def order(row: Row) -> tuple[Any, ...]:
 
 
 def difference(ours: list[Row], theirs: list[Row], view: str) -> str:
-    """What a view shows otherwise in the two stores; empty if nothing."""
+    """Return how a view differs in the two stores; empty if it does not."""
     if len(ours) != len(theirs):
         return f"{view}: {len(ours)} rows, {len(theirs)} at once"
     for one, other in zip(ours, theirs, strict=True):

@@ -131,7 +131,7 @@ def test_a_store_that_is_open_sees_what_others_commit(server: S3Server) -> None:
                            pytest.param(999, 1.1, marks=pytest.mark.slow)]
 )  # fmt: skip
 def test_requests_of_commands(server: S3Server, units: int, allowed: float, tmp_path: Path) -> None:
-    """Few at 100 units, and hardly more at 1,000, as runs leave the store: nobody compacts it."""
+    """Commands make few requests at 100 units, and hardly more at 1,000, in stores that nobody compacted."""
     location = f"{server.url}/requests-{units}"
     write(location, units)
     commands = (("status",), ("sql", "from summary"), ("report", "-o", tmp_path / "page"))

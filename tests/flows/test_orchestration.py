@@ -1,4 +1,4 @@
-"""Prefect as a study uses it: whose server, what stays behind, and what its cache must not do."""
+"""Prefect as a study uses it: the choice of a server, the files left behind, and limits of its cache."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_who_interrupts_the_start_of_the_server_hears_nothing_of_it(
 
 
 def test_no_two_servers_share_a_database(tmp_path: Path) -> None:
-    """Two runs of one study at once; a server takes seconds to start, so only where they would be."""
+    """Two runs of one study start at once; servers take seconds to start, so the real risk is at the start."""
     with _own_home(tmp_path / "home") as first:
         with _own_home(tmp_path / "home") as second:
             assert first == tmp_path / "home"
@@ -85,7 +85,7 @@ def test_no_two_servers_share_a_database(tmp_path: Path) -> None:
 
 
 def test_a_server_without_space_names_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect says how it asked its server, and not why that failed."""
+    """Prefect reports its request to the server, but not why the request failed."""
     from prefect.exceptions import PrefectException  # noqa: PLC0415
 
     def ask() -> None:
@@ -104,7 +104,7 @@ def test_a_server_without_space_names_the_disk(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
-    """And where it does not answer, nothing is run elsewhere: one line says which it is."""
+    """If that server does not answer, nothing is run elsewhere: one line names the server."""
     (tmp_path / "profiles.toml").write_text(
         'active = "mine"\n\n[profiles.mine]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
     )
@@ -124,13 +124,13 @@ def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
     )
     assert done.stdout.startswith("the Prefect server at http://127.0.0.1:9/api does not answer (ConnectError: ")
-    assert done.stdout.endswith("`prefect config view` says where the address is from\n")
+    assert done.stdout.endswith("`prefect config view` shows where the address is set\n")
     assert done.stderr == ""
     assert not (tmp_path / "not-made").exists()
 
 
 def test_a_stage_runs_as_often_as_the_flow_says(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the user has results persisted, from which Prefect would serve the second derivation."""
+    """A user's setting of persisted results would let Prefect serve the second derivation from its cache."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_RESULTS_PERSIST_BY_DEFAULT", "true")
     run = StudyRun(load_study(write_study(tmp_path)), str(tmp_path / "store"), storing(LocalGenerator()))
@@ -153,7 +153,7 @@ def test_a_stage_runs_as_often_as_the_flow_says(home: Path, tmp_path: Path, monk
 
         @flow(name="idle")
         def idle() -> list[tuple[str, str, str | None]]:
-            """The states of a stage that has nothing to do, and of one that has."""
+            """Return the states of a stage that has nothing to do, and of a stage that has work."""
             states = (as_stage(one, "all is there")(run, return_state=True) for one in (lambda _: 0, lambda _: 3))
             return [(state.type.value, state.name, state.message) for state in states]
 

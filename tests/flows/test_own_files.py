@@ -1,4 +1,4 @@
-"""A model's folder and a file of prompts of one's own: what is refused, and what a run says of it."""
+"""A user's model folder and file of prompts: refusals, and remarks of a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def of_strata(count: int) -> list[dict[str, Any]]:
 
 
 def said(study: Path) -> list[str]:
-    """What a run says of a study file that it does not refuse."""
+    """Return the remarks of a run about a study file that it does not refuse."""
     runs = [run_of(one, study.parent / "store") for one in load_studies(study)]
     for run in runs:
         check_study(run)
@@ -90,7 +90,7 @@ def test_rows_without_a_stratum_of_their_own_need_no_line(tmp_path: Path) -> Non
 
 
 def test_rows_without_a_stratum_fit_sections_that_share_a_file_by_parts(tmp_path: Path) -> None:
-    """Each of them is a document, and a document is in one stratum."""
+    """Each such row is a document, and a document is in one stratum."""
     other = '\n[[documents]]\nsource = "jsonl"\npath = "prompts.jsonl"\nlength = 80\nstratum = "names"\ndevelopment = 2\nevaluation = 2\n{}\n[[act'
     line = refused(said, write_own_study(tmp_path, prompts(80), ("\n[[act", other.format(""))))
     assert line == (
@@ -138,7 +138,7 @@ def test_documents_of_one_cluster_are_refused_or_said(tmp_path: Path) -> None:
         "clusters; ask for more documents"
     )
     other = [row | {"cluster": development[at] if at < 3 else evaluation[0]} for at, row in enumerate(rows)]
-    line = "stratum 'words': a plan takes {}, of which there is no interval"
+    line = "stratum 'words': a plan takes {}, which gives no interval"
     assert said(write_own_study(tmp_path, other)) == [line.format("2 evaluation documents of one cluster")]
     single = write_own_study(tmp_path, prompts(40), ("documents = 2\n", "documents = 1\n"))
     assert said(single) == [line.format("one evaluation document")]
@@ -192,7 +192,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, capsys: pytest.
 
 
 def test_a_number_of_entries_that_is_the_whole_cache_is_said(tmp_path: Path) -> None:
-    """Of every action in a line, with the strata; but not of those that are meant to keep everything, or are coded."""
+    """Each such action has a line with its strata; actions that keep everything on purpose, or are coded, have none."""
     one = 'name = "snapkv-half"\nselector = "snapkv"\nkeep = "1/2"'
     longer = ('length = 384\nstratum = "tracking"', 'length = 768\nstratum = "tracking"')
 
@@ -201,10 +201,10 @@ def test_a_number_of_entries_that_is_the_whole_cache_is_said(tmp_path: Path) -> 
 
     (line,) = said_of('name = "snapkv-half"\nselector = "snapkv"\nkeep = 500')
     assert line == (
-        "action 'snapkv-half': keep = 500 is the whole cache of 5 of 10 documents (needle), where nothing can differ"
+        "action 'snapkv-half': keep = 500 is the whole cache of 5 of 10 documents (needle), so nothing can differ there"
     )
     (line,) = said_of('name = "snapkv-half"\npolicy = "sliding"\nkeep = 5000')
-    assert "5000 is the whole cache of 10 of 10 documents (needle, tracking), where" in line
+    assert "5000 is the whole cache of 10 of 10 documents (needle, tracking), so nothing" in line
     for kept in ('selector = "snapkv"\nkeep = "1/1"', 'selector = "snapkv"\nkeep = 5000\ncodec = "int8"'):
         assert said_of(f'name = "snapkv-half"\n{kept}') == []
 
@@ -225,7 +225,7 @@ def test_one_position_is_refused_where_nothing_can_differ_at_it(
 
 @pytest.mark.parametrize("temperature", ["1.0", "0"])
 def test_weights_that_are_no_numbers_are_a_failure(tmp_path: Path, temperature: str) -> None:
-    """Also where tokens are the most probable ones, which there are of any logits."""
+    """Greedy decoding is included, since any logits have a most probable token."""
     study = load_study(write_own_study(tmp_path, prompts(40), ("seed = 3", f"seed = 3\ntemperature = {temperature}")))
     weights = tmp_path / "model" / "model.safetensors"
     content = {name: values.copy() for name, values in load_file(weights).items()}

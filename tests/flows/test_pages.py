@@ -1,4 +1,4 @@
-"""Where pages go."""
+"""The folders of pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan is the hash of and is held against, freezing it beside another run, and what plans and estimates cite."""
+"""A plan's hash, its agreement with a study, freezing beside another run, and citations of plans and estimates."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def developed(prepared: StudyRun) -> StudyRun:
 
 
 def test_the_plan_of_another_run_is_adopted(developed: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs look for a plan before either has frozen one; the later one goes on with the earlier one's.
+    """Two runs look for a plan before either has frozen one; the later run goes on with the earlier run's plan.
 
-    Also where the earlier one has evaluated its first documents by then.
+    This also holds if the earlier run has evaluated its first documents by then.
     """
     first = stages.plan(developed)
     looked: list[None] = []
@@ -140,7 +140,7 @@ def test_a_plan_that_records_no_settings_differs_as_a_whole(finished: Path, tmp_
 
 
 def test_the_method_of_intervals_is_the_plans(tmp_path: Path) -> None:
-    """A study file that says nothing has its plan's; plans that say nothing are of percentiles, and stay so."""
+    """A study file without a method uses its plan's; plans without a method use percentiles, and keep them."""
     silent = load_study(write_study(tmp_path))
     said = {
         method: load_study(write_study(tmp_path, ("draws = 200", f'interval = "{method}"\ndraws = 200')))
@@ -226,7 +226,7 @@ def test_a_plan_chooses_by_the_reduced_variance_and_says_what_that_saves(
 
 
 def opening_after(commit: Callable[[], object]) -> Callable[..., Any]:
-    """``open_views`` where another writer commits just before the views are opened."""
+    """Replace ``open_views`` by a function before whose call another writer commits."""
 
     def opened(*arguments: Any, **options: Any) -> Any:
         commit()

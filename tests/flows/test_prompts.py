@@ -1,4 +1,4 @@
-"""What a study stores of its prompts, and where it leaves them out."""
+"""The rows that a study stores about its prompts, and the cases without such rows."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ KILLS = {
     "estimates": 9,
     "figures": 10,
 }
-"""How many stages are done when the redo is killed; after its figures, all but to say that the page is there."""
+"""The number of finished stages when the redo is killed; after the figures, only the report of the page is left."""
 
 
 def write_tables(folder: Path, law: float = 0.7) -> None:
@@ -62,7 +62,7 @@ def run_in(folder: Path, limit: int | None = None) -> StudyRun:
 
 
 def redo_until(folder: Path, last: str) -> None:
-    """Begin to redo "two" as a run does, and kill this process where the name says."""
+    """Begin to redo "two" as a run does, and kill this process at the named place."""
     os.chdir(folder)
     page.save = lambda *_: "<svg></svg>"
     run = run_in(folder, 1 if last == "a document" else None)
@@ -118,7 +118,7 @@ def test_a_redo_that_is_killed_anywhere_is_gone_on_with_until_it_was_reported(la
         assert begun_revisions([run], ["two"]) == [], last
     redo_actions([run], ["two"])
     assert isinstance(run.progress, Heard)
-    assert run.progress.lines == ["--redo two: revision 1 was begun and has no reported result yet; it goes on"]
+    assert run.progress.lines == ["--redo two: revision 1 was begun and has no reported result yet, so it is continued"]
     assert stages.evaluate(run) == 0
     finish(run)
     stages.report(run)

@@ -1,4 +1,4 @@
-"""Redoing and dropping actions of a finished study: exact, resumed after a break, refused where it must be."""
+"""Redo and drop actions of a finished study: exact results, resumption after a break, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Continuations of stored studies scored: each pair once, by a plain reading of its text, and what is made of it."""
+"""Scoring continuations of stored studies: each pair once, compared with a plain reading of its text."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def make_store(folder: Path, *development: str) -> Store:
-    """Documents with answers, some of them of the development split, and one without."""
+    """Make a store of documents with answers, some in the development split, and of one document without answers."""
     made = Store.create(folder)
     documents = [
         dict.fromkeys(DOCUMENTS.columns) | DOCUMENTS.defaults | {
@@ -128,7 +128,7 @@ def test_what_is_new_is_scored_and_what_a_kill_left_out(store: Store, monkeypatc
 
 
 def test_how_many_pairs_are_scored_is_told_without_their_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a compacted store, whether all of them are or not; rows tell which are not."""
+    """The number is told for a compacted store, whether all pairs are scored or not; rows tell which pairs are not."""
     score(store)
     kept = store.read("scores").slice(1)
     for missing in (0, 1):
@@ -174,7 +174,7 @@ def test_documents_without_answers_are_not_scored(store: Store) -> None:
 
 
 def test_rows_that_were_stored_before_there_was_a_rule_stay_as_they_are(store: Store) -> None:
-    """A document that is made again has its task's rule, which is no correction; another rule is one."""
+    """A document made again has its task's rule, which is no correction; another rule is a correction."""
     row = store.documents(STUDY, MODEL).to_pylist()[0]
     document = Document(
         row["doc"], row["stratum"], row["cluster"], row["task"], row["source"], (1,), tuple(row["answers"]), "all"
@@ -218,7 +218,7 @@ def test_accuracy_is_that_of_a_plain_reading_and_is_estimated(store: Store) -> N
 def test_answers_of_one_split_do_not_stand_for_those_of_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was scored when the first estimates were made is not all that there is."""
+    """Pairs scored at the time of the first estimates are not all pairs."""
     store = make_store(tmp_path / "store", "needle-0")
     run_derivation(store.location)
     assert is_current(store), "nothing is scored"
@@ -259,7 +259,7 @@ def test_verification_names_scores_of_no_pair(store: Store) -> None:
 
 @pytest.mark.slow
 def test_the_quickstart_says_what_divergence_costs(quickstart: Path) -> None:
-    """More right answers are lost where the recent half is kept than where SnapKV chooses it."""
+    """Keeping the recent half loses more right answers than SnapKV's choice."""
     with open_views(Store.open(quickstart)) as views:
         rows = views.rows("answers", split="evaluation", stratum="pooled").to_pylist()
     lost = {row["action"]: row["lost_share"] for row in rows}

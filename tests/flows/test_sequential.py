@@ -87,15 +87,15 @@ def test_a_study_that_stopped_has_nothing_to_do(laws: Path) -> None:
     lines = list(status_lines(run.store))
     assert "  evaluation: 8 of 8 documents generated, 24 units" in lines
     assert "  sequential: look 2 of 4, 8 of 16 documents: 2 of 2 primary endpoints resolved; stopped" in lines
-    assert "  pending: nothing by the documents, actions and plan that the store has" in lines
-    assert "  evaluation: 8 documents, all 24 units are there" in list(describe_studies([run.study], run.location))
+    assert "  pending: nothing, according to the documents, actions and plan in the store" in lines
+    assert "  evaluation: 8 documents, all 24 units are stored" in list(describe_studies([run.study], run.location))
     assert [str(fault) for check in verify(run.store) for fault in check.faults] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("documents", [1, 5])
 def test_a_study_that_is_killed_stops_at_the_same_look(laws: Path, documents: int) -> None:
-    """Runs of a few documents each end within looks; what a run has not derived, another one does."""
+    """Runs of a few documents each end within looks; a run derives what an earlier run has not derived."""
     for _ in range(12):
         run = study_run(laws, "other", limit=documents)
         begin(run)
@@ -129,7 +129,7 @@ def test_a_dry_run_stands_at_the_most_that_the_looks_may_ask_for(laws: Path) -> 
     begin(run)
     stages.evaluate(run)
     (line,) = (line for line in describe_studies([run.study], run.location) if line.startswith("  evaluation"))
-    assert line.startswith("  evaluation: at most 16 documents, 36 units besides 12 that are there")
+    assert line.startswith("  evaluation: at most 16 documents, 36 units besides 12 that are stored")
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_planning_anew_leaves_out_looks_at_what_was_evaluated(laws: Path) -> Non
     assert not any(row["resolved"] for row in rows(run, "sequence"))
     again = study_run(laws, "store", narrower, replan=True)
     begin(again)
-    assert again.progress.lines[-1].endswith("stands: planning anew decides the same")  # type: ignore[attr-defined]
+    assert again.progress.lines[-1].endswith("is unchanged: a new plan would decide the same")  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

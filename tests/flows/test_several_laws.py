@@ -61,7 +61,7 @@ def develop(runs: Sequence[StudyRun]) -> None:
 
 
 def evaluate(runs: Sequence[StudyRun]) -> None:
-    """What a run of a file does until its events are there."""
+    """Do the work of a run until the events of a file's studies are stored."""
     develop(runs)
     stages.derive(runs[0])
     for run in runs:
@@ -70,7 +70,7 @@ def evaluate(runs: Sequence[StudyRun]) -> None:
 
 
 def made(location: Path, study: str, table: str) -> pa.Table:
-    """A study's rows in order, without what was measured."""
+    """Return a study's rows in order, without measured values."""
     found = Store.open(location).read(table)
     found = found.filter(pc.equal(found["study"], study))
     found = found.drop_columns([name for name in found.column_names if name in OF_THE_RUN])
@@ -175,7 +175,7 @@ def test_plans_are_made_before_any_law_is_evaluated(together: tuple[Path, int], 
 
 @pytest.mark.slow
 def test_a_limit_counts_a_document_of_all_laws_once(tmp_path: Path, together: tuple[Path, int]) -> None:
-    """What is stopped at it, or killed between two documents, goes on to the same events."""
+    """A study stopped at the limit, or killed between two documents, goes on to the same events."""
     studies = load_studies(write_study(tmp_path, SEVERAL, BOTH, *SMALL))
     limited = runs_of(studies, tmp_path / "store", 1)
     for run in limited:
@@ -259,7 +259,7 @@ def test_progress_says_which_temperature_and_model_it_is_of(tmp_path: Path) -> N
 
 
 def test_generation_says_which_temperatures_it_is_of(tmp_path: Path) -> None:
-    """All of them, some, or one: what a law lacks is generated with what others lack."""
+    """Studies may lack units of all laws, some, or one; missing units of several laws are generated together."""
     heard, three = Stages(), ("seed = 3", "seed = 3\ntemperature = [0.0, 0.5, 0.7]")
     small = [("horizon = 12", "horizon = 2"), ("development_replicates = 4", "development_replicates = 2")]
     studies = load_studies(write_study(tmp_path, three, *small))
@@ -288,7 +288,7 @@ def systems(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_run_ends_with_a_page_of_each_law_and_one_of_all(
     systems: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And is finished then; the page is written anew where it is lost."""
+    """The run is finished then; a lost page is written again."""
     file, store = systems
     code, out, _ = call(capsys, "run", file, "--store", store)
     assert code == 0

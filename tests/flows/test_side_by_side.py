@@ -41,7 +41,7 @@ def ingested(
     *,
     hashed: bool = True,
 ) -> Path:
-    """A store of another generator's events, derived; documents of two strata, all of them evaluation documents.
+    """Return a store of another generator's events, derived, with evaluation documents of two strata.
 
     With ``hashed`` the documents file has the hash of each prompt.
     """
@@ -108,7 +108,7 @@ def mean_mismatch(location: Path, action: str, docs: set[str]) -> float:
 
 
 def test_differences_are_over_the_documents_that_both_have(stores: dict[str, Path], measured: list[Measured]) -> None:
-    """All but three documents that one store lacks and one that lies in another stratum; other replicates of each."""
+    """The stores differ in three documents, one document's stratum, and the number of replicates."""
     (found,) = pairings(measured)
     shared = set(EVALUATED[3:11])
     assert (found.documents, found.by_name, found.obstacle) == (len(shared), False, None)
@@ -124,7 +124,7 @@ def test_differences_are_over_the_documents_that_both_have(stores: dict[str, Pat
 
 
 def test_a_store_does_not_differ_from_its_copy(finished: Path, tmp_path: Path) -> None:
-    """Every difference is exactly 0, what made both is the same, and intervals hold 0: six documents that are alike."""
+    """Every difference is exactly 0, the origins are equal, and intervals include 0: the six documents are alike."""
     copy = shutil.copytree(finished, tmp_path / "copy")
     entries = read_entries([str(finished), str(copy)])
     (found,) = pairings(entries)

@@ -1,4 +1,4 @@
-"""Work in side processes: the events of one process, and what they do not do, since they ended, is done here."""
+"""Work in side processes gives the events of one process; work that ended processes left undone is done here."""
 
 from __future__ import annotations
 

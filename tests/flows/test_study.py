@@ -170,7 +170,7 @@ def test_actions_added_later_are_generated_alone_and_are_exploratory(copied: Pat
 
 
 def test_more_replicates_are_added_as_a_range_that_leaves_the_old_ones_alone(copied: Path, tmp_path: Path) -> None:
-    """K grows on development documents: the old events stay, and all equal those of one run with the larger K."""
+    """K grows on development documents: old events stay, and all equal those of one run with the larger K."""
     grown = load_study(write_study(tmp_path, ("development_replicates = 4", "development_replicates = 6")))
     run = run_of(grown, copied)
     assert stages.develop(run) == 4 * 2  # two more replicates of two actions; controls have enough
@@ -199,7 +199,7 @@ def test_a_control_that_moved_fails_the_study(prepared: StudyRun) -> None:
 
 
 def test_a_check_of_controls_reads_no_events(copied: Path, tmp_path: Path) -> None:
-    """With nothing left of the events but their files' footers, what is derived says that the controls are 0."""
+    """Events files have only their footers left, so derived rows alone say that the controls are 0."""
     for file in (copied / "events").rglob("*.parquet"):
         data = file.read_bytes()
         rows = len(data) - 8 - int.from_bytes(data[-8:-4], "little") - 4

@@ -1,4 +1,4 @@
-"""Table ``tokens``: the whole vocabulary of a study's model, once, where its tokenizer can be loaded."""
+"""Table ``tokens``: the whole vocabulary of a study's model, stored once, if its tokenizer can be loaded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_run_records_the_whole_vocabulary(finished: Path) -> None:
 
 
 def test_each_study_has_those_of_its_own_model(copied: Path) -> None:
-    """A model's files may be elsewhere than its name says, and a model that is not here has none."""
+    """A model's files may be elsewhere than its name says; a model that is not on this machine has no texts."""
     store, heard = Store.open(copied), Heard()
     size = len(load_tokenizer(str(EMBEDDED_FOLDER)))
     assert record_tokens(store, "other", "mine", location=str(EMBEDDED_FOLDER), progress=heard) == size

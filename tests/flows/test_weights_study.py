@@ -126,6 +126,6 @@ def test_what_cannot_be_is_refused_by_a_dry_run(
 def test_a_service_has_one_models_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ("run", study_in(tmp_path), "--store", tmp_path / "store", "--endpoint", "grpc://127.0.0.1:1")
     assert mistake(capsys, *given) == (
-        "kvdrift: action 'snapkv-half': has weights of its own, and a service has those of one model; run it without "
+        "kvdrift: action 'snapkv-half': has weights of its own, but a service has the weights of one model; run it without "
         "--endpoint\n"
     )

@@ -1,6 +1,6 @@
-"""What only a GPU can show; `python -m pytest -m gpu -rs` runs it on a machine that has one.
+"""Tests that need a GPU; `python -m pytest -m gpu -rs` runs them on a machine with one.
 
-All but ``--gpus all`` also run on the pretended device, marked slow: then CUDA alone is not tried.
+All except ``--gpus all`` also run on the pretended device, marked slow; only CUDA itself is then not tested.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def pending(replicates: int, control: int = 2) -> list[PendingUnit]:
 
 
 def sizes(device: Device) -> tuple[int, int]:
-    """Replicates and positions: more of both than a usual study has, where they are not pretended to be computed."""
+    """Return replicates and positions: more of both than in a usual study, unless the device is pretended."""
     return (9, 10) if device.pretended else (66, 130)
 
 
@@ -126,7 +126,7 @@ def test_the_control_of_logits_in_32_bits_is_exactly_zero(device: Device, folder
 def test_events_do_not_depend_on_what_is_generated_beside_them(
     device: Device, dtype: str, fused: bool, folder: Path  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Bit for bit: of one replicate, of many, and where no stream is shared, so that a step has three times the rows."""
+    """Bit for bit: with one replicate, with many, and without shared streams, so that a step has three times the rows."""
     model = device.load(folder, dtype)
     assert model.batch_deviation == 0.0
 
@@ -143,7 +143,7 @@ def test_events_do_not_depend_on_what_is_generated_beside_them(
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_selectors_keep_what_they_keep_on_the_cpu(device: Device, name: str, folder: Path) -> None:
-    """In float32; of a head one entry may be another one, where two scores are as near as rounding."""
+    """In float32; one entry of a head may differ if two scores are as near as rounding."""
     selector = SELECTORS[name]()
 
     def kept(model: object) -> list[torch.Tensor]:
@@ -175,7 +175,7 @@ def test_couplings_in_one_pass(device: Device) -> None:
 
 
 def test_without_triton(device: Device, folder: Path, tmp_path: Path, on_the_cpu: list[Unit]) -> None:
-    """In a process that cannot import it: the plain way gives the same, and one line says so."""
+    """In a process that cannot import Triton, the plain way gives the same events, and one line says so."""
     asked, answer = tmp_path / "asked", tmp_path / "answer"
     asked.write_bytes(pickle.dumps(("s", DOCUMENT, pending(6), 16, 3)))
     path = os.pathsep.join([str(ROOT), *sys.path])
@@ -188,7 +188,7 @@ def test_without_triton(device: Device, folder: Path, tmp_path: Path, on_the_cpu
 
 
 def test_a_service_on_the_device(device: Device, folder: Path, tmp_path: Path) -> None:
-    """Its units are those of a run without it."""
+    """Its units equal those of a run without the service."""
     model = device.load(folder, "float32")
     service = GenerationService(
         model, identity_of(model, None), "grpc://127.0.0.1:0", token=None, certificate=None, max_request_bytes=2**20

@@ -58,7 +58,7 @@ def embedded() -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_greedy_tokens_are_those_that_transformers_generates(count: int) -> None:
-    """Of documents on the whole cache, and on the halves that SnapKV and recency keep of it."""
+    """Documents are decoded on the whole cache, and on the halves that SnapKV and recency keep."""
     model, network = embedded()
     horizon, parted = 20, 0
     section = DocumentsSection(
@@ -94,7 +94,7 @@ def test_greedy_tokens_are_those_that_transformers_generates(count: int) -> None
     ],
 )  # fmt: skip
 def test_events_equal_plain(law: SamplingLaw, vocabulary: int, tmp_path: Path) -> None:
-    """Laws part by less than 1e-5, unless a token is at the very edge of what is left out, as in ``test_generator``."""
+    """Laws differ by less than 1e-5, unless a token is at the very edge of a truncation, as in ``test_generator``."""
     folder = save_random_model(tmp_path / "model", "llama", vocab_size=vocabulary)
     document, count, horizon = random_document("d150", 150), 1 if vocabulary > 97 else 4, 6
     chooser = keep_snapkv(75)

@@ -133,7 +133,7 @@ def test_what_selectors_may_need_to_know_is_found(family: str) -> None:
 
 @some_families
 def test_events_do_not_depend_on_what_is_asked_at_once(family: str) -> None:
-    """Bitwise if rows do not depend on those beside them, which is found out; resumed replicates are the same, too."""
+    """Bitwise, if rows do not depend on other rows, which is tested; resumed replicates are equal, too."""
     whole = generated(family, [PendingUnit(action, 0, 4) for action in actions_of(family)])
     first = actions_of(family)[0]
     single = [unit for action in actions_of(family) for unit in generated(family, [PendingUnit(action, 0, 4)])]
@@ -180,7 +180,7 @@ def test_temperatures(family: str, temperature: float) -> None:
 
 @some_families
 def test_selectors_codecs_and_policies(family: str) -> None:
-    """Each that the family can take; what it cannot is refused by name."""
+    """Every part that the family supports works; other parts are refused by name."""
     half = Retention.parse("1/2")
     actions = [Action(name, name, SELECTORS[name](), half) for name in SELECTORS if name != "full"]
     codecs = [name for name in CODECS if not name.startswith("hqq")]
@@ -232,7 +232,7 @@ def test_a_window_holds_its_own_entries_whatever_is_evicted() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["lfm2", "qwen3-next", "qwen3.5", "falcon-h1"])
 def test_states_are_counted_as_they_lie_in_memory(family: str, dtype: str) -> None:
-    """Once in what a cache holds, and once for each stream; a layer with a state alone keeps no entries."""
+    """States count once in the cache, and once for each stream; a layer with only a state keeps no entries."""
     model = load_model(str(saved_family(family)), dtype=dtype)
     units = [PendingUnit(action, 0, 1) for action in (HALF_RECENT, CONTROL)]
     half, control = generate_units(model, "s", random_document("d150", 150), units, HORIZON, SEED)
@@ -313,7 +313,7 @@ def test_kernels_that_are_not_installed_are_not_told_of(family: str, caplog: pyt
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_a_language_model_is_taken_out_of_a_multimodal_checkpoint(name: str) -> None:
-    """Without the rest of it; greedy tokens are those of the whole checkpoint."""
+    """The rest of the checkpoint is not loaded; greedy tokens equal those of the whole checkpoint."""
     folder = saved_tower(name)
     model = load_model(str(folder))
     assert type(model.network).__name__.endswith("ForCausalLM")

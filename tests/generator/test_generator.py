@@ -1,4 +1,4 @@
-"""Units of events from real attention: against the plain twin, bitwise properties, and what every trajectory obeys."""
+"""Units of events from real attention: compared with the plain twin, bitwise properties, and rules of every trajectory."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_mismatch_has_the_frequency_that_delta_says() -> None:
 
 
 def test_units_are_complete_and_counted() -> None:
-    """The store accepts them; laws counted are those of different live histories, far below 3KH."""
+    """The store accepts them; counted laws are those of different live histories, far below 3KH."""
     units = generate("llama", 197, pending())
     laws = 0
     for unit in units:

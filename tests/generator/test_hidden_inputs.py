@@ -1,7 +1,7 @@
-"""Parts that decide by more than their source, parameters and prompt: ``kvdrift check`` names each of them.
+"""Parts whose decisions depend on more than source, parameters and prompt: ``kvdrift check`` names each of them.
 
-A second interpreter imports torch, which takes seconds. So one tries all parts of this file, and another one all that
-the package has.
+A second interpreter imports torch, which takes seconds. So one interpreter tries all parts of this file, and another
+tries all parts of the package.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SUBJECTS = [*SELECTORS_HERE, "codec", "policy"]
 
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tried[Any]]]:
-    """Parts that lie in folders of their own, in which they run, and what a second interpreter found of them all."""
+    """Return parts that lie in folders of their own, and the decisions of all of them in a second interpreter."""
     home = tmp_path_factory.mktemp("parts")
     made: dict[str, Tried[Any]] = {}
     with pytest.MonkeyPatch.context() as patch:

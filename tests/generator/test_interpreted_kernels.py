@@ -1,4 +1,4 @@
-"""Values of the kernels for CUDA are those of their plain forms, by Triton's interpreter, without a GPU."""
+"""The kernels for CUDA give the values of their plain forms, by Triton's interpreter, without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if sys.platform != "linux":
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    """What one process found of all kernels."""
+    """Return the comparison of all kernels, made in one process."""
     done = subprocess.run(
         [sys.executable, "-m", "fixtures.interpreted_kernels"], capture_output=True, text=True, check=False,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},

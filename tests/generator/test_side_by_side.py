@@ -134,7 +134,7 @@ def replicates_of(item: PendingUnit) -> list[int]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A document that is prefilled and evicted, with memory for all that is asked of it, as it says."""
+    """A prefilled and evicted document that reports enough memory for every request."""
 
     items: list[PendingUnit]
     document: Document
@@ -248,7 +248,7 @@ class Waiting(Recent):
 
 @pytest.mark.usefixtures("two_threads")
 def test_closing_in_the_middle_stops_the_threads_at_their_next_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Ctrl-C does: what a thread has begun is given up, and the rest is not begun."""
+    """As after Ctrl-C, a thread gives up its present work and does not begin more."""
     ends: list[str] = []
 
     def watched(*given: Any) -> list[list[Unit]]:

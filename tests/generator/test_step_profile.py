@@ -1,4 +1,4 @@
-"""What a decoding step asks of a device, counted on the pretend one."""
+"""The copies and launches of a decoding step, counted on the pretended device."""
 
 from __future__ import annotations
 

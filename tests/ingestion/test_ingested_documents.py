@@ -1,4 +1,4 @@
-"""Documents files that ``kvdrift ingest`` reads: every format, what they are about, and what is wrong in them."""
+"""Documents files that ``kvdrift ingest`` reads: every format, the documents they apply to, and their errors."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_documents_that_contradict_the_store(run: Run, tmp_path: Path) -> None:
         ("doc,stratum,split\n,S,evaluation\n", "line 2: doc is missing"),
         ("doc,stratum,split\nd0,S\n", "line 2: the number of fields differs from the header's"),
         ("doc,stratum,split,prompt_tokens\nd0,S,evaluation,many\n", "line 2: prompt_tokens is 'many', must be a whole number"),
-        ('{"doc": "d0", "stratum": "S", "split": "evaluation", "answers": ["a", ""]}', "line 1: answers is ['a', ''], and every continuation states an empty one"),
+        ('{"doc": "d0", "stratum": "S", "split": "evaluation", "answers": ["a", ""]}', "line 1: answers is ['a', ''], must be a list of strings that are not empty"),
         ('{"doc": 7, "stratum": "S", "split": "evaluation"}\n', "line 1: doc is 7, must be a string"),
         ('{"doc": "d0", "stratum": "S"}\n', "line 1: split is missing"),
         ('{"doc": "d0", "stratum": " ", "split": "evaluation"}\n', "line 1: stratum is missing"),

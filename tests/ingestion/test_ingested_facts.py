@@ -97,7 +97,7 @@ def test_pieces_have_facts_too(tmp_path: Path) -> None:
 def test_what_belongs_to_no_unit_is_told(tmp_path: Path) -> None:
     facts = write_facts(tmp_path, rows=[{"action": "quarter", "payload_bytes": 5, "colour": "red"}])
     remarks = taken(tmp_path, facts).remarks
-    assert remarks == [f"{facts}: columns ignored: colour", f"{facts}: no unit that went in is of quarter"]
+    assert remarks == [f"{facts}: columns ignored: colour", f"{facts}: no appended unit has action quarter"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,10 @@ def test_what_belongs_to_no_unit_is_told(tmp_path: Path) -> None:
         ({"action": "a", "kept_entries": 1.5}, "kept_entries is 1.5, must be a whole number of entries"),
         ({"action": "a", "prefill_seconds": "soon"}, "prefill_seconds is 'soon', must be a number of seconds"),
         ({"action": "a", "engine": "vllm"}, "engine is 'vllm', must be a JSON object"),
-        ({"action": "a", "doc": "d", "settings": {}}, "settings is of a whole action; give it in a row without doc"),
+        (
+            {"action": "a", "doc": "d", "settings": {}},
+            "settings belongs to a whole action; give it in a row without doc",
+        ),
         ({"action": "a", "device": 3}, "device is 3, must be a string"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``kvdrift ingest``: right logs go in whole and once, whatever their format and order; what is wrong is named and stays out."""
+"""``kvdrift ingest``: correct logs go in whole and once, in any format and order; errors are named and stay out."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_portions_are_whole_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_memory_does_not_take_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, write_ipc: bool
 ) -> None:
-    """A group has 48 rows, the log 384; a small file may hold any number of them."""
+    """A group has 48 rows, the log 384; even a small file may claim any number of rows."""
     path, shuffled = tmp_path / "log", tmp_path / "shuffled"
     order = pa.array(np.random.default_rng(1).permutation(LOG.num_rows))
     for target, rows in ((path, LOG), (shuffled, LOG.take(order))):
@@ -286,7 +286,7 @@ def test_other_kinds_of_events_are_refused(
     paths = write(tmp_path / "other.parquet", other), write(tmp_path / "log.parquet", make_log(study="b"))
     code, out, err = command(capsys, *paths, "--store", tmp_path / "store", "--documents", documents_csv(tmp_path))
     assert (code, err) == (2, f"kvdrift: {tmp_path}/other.parquet: {message}\n")
-    assert "files:         2, 1 not or not wholly readable" in out
+    assert "files:         2, 1 not readable, or not to the end" in out
     assert "went in:       8 units" in out
 
 
@@ -526,7 +526,7 @@ def test_a_row_without_a_name_has_no_unit(run: Run) -> None:
 @pytest.mark.parametrize("empty", ["", " \t"])
 @pytest.mark.parametrize("column", GROUP_KEY)
 def test_an_empty_name_is_none(run: Run, column: str, empty: str) -> None:
-    """Nobody could ask for what has it."""
+    """Nobody could query rows with an empty name."""
     value = LOG[column][0].as_py()
     names = pa.array([empty if name == value else name for name in LOG[column].to_pylist()])
     log = LOG.set_column(LOG.schema.get_field_index(column), column, names)
@@ -613,7 +613,7 @@ def test_the_command_says_what_went_in_and_what_to_type_next(
     code, out, err = command(capsys, log, "--store", store)
     assert (code, err) == (0, "")
     assert "already there: 8 units, 384 events" in out
-    assert "nothing new: the store is as it was" in out
+    assert "nothing new: the store is unchanged" in out
 
 
 def test_mixed_good_and_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -655,7 +655,7 @@ def test_mixed_good_and_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: 
         "damaged.arrow: cannot be read as an Arrow IPC file: ", "bad.parquet: study=b, model=org/m, doc=d1, action=half, replicate=2, t=6: delta is 9, must be within [0, 1]",
     ], strict=True):  # fmt: skip
         assert line.startswith(f"kvdrift: {tmp_path}/{text}")
-    assert "files:         12, 10 not or not wholly readable" in out
+    assert "files:         12, 10 not readable, or not to the end" in out
     assert "went in:       15 units" in out
     assert "kept out:      1 units, 48 events" in out
 

@@ -49,7 +49,7 @@ def later(log: pa.Table = LOG, last: int = 5) -> pa.Table:
 
 
 def tables(location: Path) -> dict[str, pa.Table]:
-    """Events and what is derived of them, in the order of their keys, without the units that they came in."""
+    """Return events and derived rows in the order of their keys, without the units that they came in."""
     watch(location, 0.0, iter([False, True]).__next__)
     store = Store.open(location)
     return {
@@ -132,7 +132,7 @@ def test_what_contradicts_is_named_and_set_aside(tmp_path: Path, capsys: pytest.
     )
     code, _, err = command(capsys, *arguments)
     assert code == 2
-    named = f"d1, action=half, replicate=2, t=3: the row contradicts one that came before; this file's rows of the replicate are in {tmp_path}/store/pieces/aside/"
+    named = f"d1, action=half, replicate=2, t=3: the row contradicts an earlier row; this file's rows of the replicate are in {tmp_path}/store/pieces/aside/"
     assert [named in line for line in err.splitlines()] == [True]
     (aside,) = (tmp_path / "store" / "pieces" / "aside").iterdir()
     kept = pq.read_table(aside)
@@ -160,9 +160,9 @@ def test_an_error_that_only_shows_across_pieces(tmp_path: Path) -> None:
 def test_the_horizon_must_be_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     piece = write(tmp_path / "1.parquet", early())
     report = take(tmp_path, piece, horizon=None)
-    assert report.findings[0].text == "the horizon is not known, give it as --horizon"
+    assert report.findings[0].text == "the horizon is unknown; give --horizon"
     late = take(tmp_path, write(tmp_path / "2.parquet", LOG), horizon=5)
-    assert (late.findings[0].kind, late.findings[0].text) == ("position", "t is 6, the horizon 5")
+    assert (late.findings[0].kind, late.findings[0].text) == ("position", "t is 6, but the horizon is 5")
     assert take(tmp_path, piece).waiting.units == 32, "a file with findings is taken again"
     said = mistake(capsys, "ingest", piece, "--store", tmp_path / "store", "--horizon", "5")
     assert "--horizon is for replicates that come in pieces" in said
@@ -210,15 +210,15 @@ def test_files_are_taken_as_they_appear(tmp_path: Path) -> None:
             time.sleep(0.05)
 
     write(folder / "1.parquet", early())
-    until("1.parquet: 0 units, 0 events went in, 32 replicates wait")
+    until("1.parquet: 0 units, 0 events were added, 32 replicates wait")
     data = write(tmp_path / "2.parquet", later()).read_bytes()
     (folder / "2.parquet").write_bytes(data[:-100])  # it is still written
     write(folder / "_hidden.parquet", later())
     write(folder / "3.parquet", early())
-    until("3.parquet: 0 units, 0 events went in, 32 replicates wait")
+    until("3.parquet: 0 units, 0 events were added, 32 replicates wait")
     assert "2.parquet" not in ingest.err()
     (folder / "2.parquet").write_bytes(data)
-    until("2.parquet: 8 units, 384 events went in, 0 replicates wait")
+    until("2.parquet: 8 units, 384 events were added, 0 replicates wait")
     ingest.signal(signal.SIGINT)
     code, out, _ = ingest.end()
     assert (code, "went in:       8 units, 384 events" in out) == (0, True)

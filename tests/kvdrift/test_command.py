@@ -298,7 +298,7 @@ def test_status_and_derive_and_report(
     assert code == 0
     assert "evaluation: 6 of 6 documents generated" in out
     assert "(current)" in out
-    assert "pending: nothing by the documents, actions and plan that the store has" in out
+    assert "pending: nothing, according to the documents, actions and plan in the store" in out
     assert "derived: 30 of 30 units" in out
     assert "next: nothing to do" in out
     code, out, _ = call(capsys, "derive", finished)
@@ -331,7 +331,7 @@ def test_derive_with_nothing_to_do_where_nothing_may_be_written(
 
 
 def test_status_says_what_is_left_and_the_next_command(finished: Path, tmp_path: Path) -> None:
-    """After an action was redone, one dropped and one added, before anything of them is generated."""
+    """An action was redone, one dropped and one added, and none of their units is generated yet."""
     location = shutil.copytree(finished, tmp_path / "store")
     store = Store.open(location)
     rows = {row["action"]: row for row in store.read("actions").to_pylist()}
@@ -364,7 +364,7 @@ def test_status_of_what_is_not_derived_estimated_or_written(finished: Path, tmp_
 def test_a_compacted_study_is_as_finished_as_before(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there are many files, status names the command that makes them few."""
+    """If there are many files, status names the command that merges them."""
     location = shutil.copytree(finished, tmp_path / "store")
     before = list(status_lines(Store.open(location)))
     files = len(Store.open(location).paths("events"))

@@ -1,4 +1,4 @@
-"""Examples below the help, what shells complete, answers as JSON, and what is said before anything is loaded."""
+"""Examples below the help, completion in shells, answers as JSON, and the lines printed before anything is loaded."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ def test_a_query_without_quotes_and_misspelt_names_in_one(finished: Path, capsys
 def test_python_takes_who_generates_as_the_command_does(tmp_path: Path) -> None:
     study = write_study(tmp_path)
     both = refused(kvdrift.run, study, endpoint="grpc://localhost:1", cluster="local:2")
-    assert both == "--cluster and --endpoint: each says who generates; give one of them"
+    assert both == "--cluster and --endpoint: each chooses who generates; give one of them"
     assert "--token-file: says how to reach an endpoint" in refused(kvdrift.run, study, token_file=tmp_path / "token")
 
 
 def completed(words: str, folder: Path) -> list[str]:
-    """What bash is offered for the last word."""
+    """Return the words that bash offers for the last word."""
     environment = os.environ | {
         "_KVDRIFT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1),
         "PYTHONPATH": str(ROOT),
@@ -152,7 +152,7 @@ def test_verify_and_list_as_json(finished: Path, capsys: pytest.CaptureFixture[s
 def test_without_a_terminal_a_line_says_what_takes_long(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is done by then gets none, and neither does what was to be done before a stage began."""
+    """A stage that ends by then gets no line, and neither does work done before a stage began."""
     monkeypatch.setattr("kvdrift.console._QUIET_SECONDS", 0.2)
     with ConsoleProgress() as console:
         console.doing("loading")
@@ -172,7 +172,7 @@ def test_without_a_terminal_a_line_says_what_takes_long(
 
 
 def test_a_terminal_is_told_what_is_done_before_it_is_done(tmp_path: Path) -> None:
-    """The libraries take seconds to load, and nothing of them is loaded when the first words are there."""
+    """Libraries take seconds to load, and none is loaded when the first words appear."""
     ours, theirs = pty.openpty()
     program = (
         "import sys\nfrom kvdrift.console import ConsoleProgress\n"
@@ -194,3 +194,15 @@ def test_a_terminal_is_told_what_is_done_before_it_is_done(tmp_path: Path) -> No
     assert done.returncode == 2
     assert shown.index("loading what nowhere.toml needs") < shown.index("nowhere.toml: no such study file")
     assert (tmp_path / "loaded").read_text().splitlines()[0] == "LOADED set()"
+
+
+def test_lines_name_a_store_without_two_dots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own").mkdir()
+    Store.create(tmp_path / "quickstart")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, "status", "own/../quickstart")
+    assert (code, err) == (0, "")
+    assert f"store: {tmp_path}/quickstart\n" in out
+    assert "/.." not in out

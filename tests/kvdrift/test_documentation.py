@@ -1,4 +1,4 @@
-"""What the documents say of commands and options, held against the application."""
+"""Compare the commands and options that documents name with the application."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_documents_name_no_command_or_option_that_is_not_there(text: Path) -> No
 
 
 def test_options_of_the_contract_are_there() -> None:
-    """Those that the design promises to scripts."""
+    """The options that the design promises to scripts exist."""
     assert {"--store", "--limit", "--dry-run", "--endpoint"} <= OPTIONS["run"]
     assert {"--format", "-o"} <= OPTIONS["sql"]
     assert "--watch" in OPTIONS["derive"]

@@ -266,7 +266,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class PretendModel:
-    """What the forecast asks of a model."""
+    """A model with the attributes that the forecast reads."""
 
     device: str = "cpu"
     shape: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(vocabulary=256))
@@ -294,7 +294,7 @@ def small_time(folder: Path, *changes: tuple[str, str], budget: float = 60.0) ->
 
 
 def test_time_is_that_of_a_document_times_documents(tmp_path: Path, machine: Machine) -> None:
-    """Prompts have 396 and 392 tokens; bounds are widened by what documents differ, and by what replicates cost."""
+    """Prompts have 396 and 392 tokens; bounds include the differences among documents and among replicates."""
     found = small_time(tmp_path)
     assert {spent.positions for spent in found.strata.values()} == {12}
     whole = machine.decode(9, 12)  # both splits are scaled from the most replicates

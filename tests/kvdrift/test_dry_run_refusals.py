@@ -76,7 +76,7 @@ def _copy(model: Path, name: str, changes: dict[str, Any]) -> Path:
 
 
 def same_line(capsys: pytest.CaptureFixture[str], study: Path, store: Path, *options: str) -> str:
-    """What both say; nothing is written."""
+    """Return the line that both commands print; nothing may be written."""
     lines = [mistake(capsys, "run", study, "--store", store, *options, *dry) for dry in ((), ("--dry-run",))]
     assert lines[0] == lines[1]
     return lines[0]
@@ -136,7 +136,7 @@ def test_a_store_of_a_newer_version_is_no_missing_one(capsys: pytest.CaptureFixt
 
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing may be measured, or what is measured does not matter."""
+    """Replace the measurement of time, for tests in which it must not run or does not matter."""
     monkeypatch.setattr("kvdrift.dry_run.needs._time_lines", lambda *_, **__: iter(()))
 
 
@@ -148,8 +148,8 @@ class TestAgainstTheStore:
         before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
         code, out, _ = call(capsys, "run", write_study(tmp_path), "--store", finished, "--dry-run")
         assert code == 0
-        assert "development: 4 documents, all 12 units are there\n" in out
-        assert "evaluation: 6 documents, all 18 units are there\n" in out
+        assert "development: 4 documents, all 12 units are stored\n" in out
+        assert "evaluation: 6 documents, all 18 units are stored\n" in out
         assert out.endswith("  nothing to do\n")
         assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
 
@@ -161,9 +161,9 @@ class TestAgainstTheStore:
 
     def test_an_action_that_is_new(self, capsys: pytest.CaptureFixture[str], finished: Path, tmp_path: Path) -> None:
         _, out, _ = call(capsys, "run", write_study(tmp_path, ADDED_ACTION), "--store", finished, "--dry-run")
-        assert "development: 4 documents, 4 units besides 12 that are there, 16 trajectories" in out
+        assert "development: 4 documents, 4 units besides 12 that are stored, 16 trajectories" in out
         assert (
-            "evaluation: 6 documents, 6 units besides 18 that are there, 30 trajectories" in out
+            "evaluation: 6 documents, 6 units besides 18 that are stored, 30 trajectories" in out
         )  # the plan's K and N
         assert "new: snapkv-100 (6)" in out
         assert "then: derive those that are generated, estimate, write the report" in out
@@ -172,7 +172,7 @@ class TestAgainstTheStore:
         changed = write_study(tmp_path, ('selector = "recent"', 'selector = "recent"\nsinks = 2'))
         same_line(capsys, changed, finished)
         _, out, _ = call(capsys, "run", changed, "--store", finished, "--dry-run", "--redo", "recent-half")
-        assert "evaluation: 6 documents, 6 units besides 12 that are there" in out
+        assert "evaluation: 6 documents, 6 units besides 12 that are stored" in out
         assert "redone: recent-half (6)" in out
         assert "no such action in the study file" in same_line(
             capsys, write_study(tmp_path), finished, "--redo", "recent-hlf"
@@ -183,7 +183,7 @@ class TestAgainstTheStore:
         stages.prepare(run_of(load_study(study), store))
         stages.develop(StudyRun(load_study(study), str(store), storing(LocalGenerator()), limit=DocumentLimit(1)))
         _, out, _ = call(capsys, "run", study, "--store", store, "--dry-run")
-        assert "development: 4 documents, 9 units besides 3 that are there" in out
+        assert "development: 4 documents, 9 units besides 3 that are stored" in out
         assert "missing: snapkv-half (3), recent-half (3), full (3)" in out
         assert "plan: to be made from the development documents" in out
-        assert "then: derive 3 units that are there and those that are generated, score answers, estimate" in out
+        assert "then: derive 3 units that are stored and those that are generated, score answers, estimate" in out

@@ -1,4 +1,4 @@
-"""``kvdrift gate``: its answers, its exit codes, what it refuses, and the workflow of ``docs/gate.md``."""
+"""``kvdrift gate``: its answers, its exit codes, its refusals, and the workflow of ``docs/gate.md``."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_the_workflow_gates(finished: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "shown"), [(0, 0), (1, 1), (2, 2), (3, 0), (4, 4), (137, 137)])
 def test_the_workflow_passes_what_passes(tmp_path: Path, code: int, shown: int) -> None:
-    """An unresolved gate is a warning; what is no answer fails as what it is."""
+    """An unresolved gate is a warning; a call without an answer fails with its own error."""
     program = tmp_path / "kvdrift" / ".venv" / "bin" / "kvdrift"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{{}}'\nexit {code}\n")

@@ -1,4 +1,4 @@
-"""``kvdrift init`` and the reference of study files: both say what the schema says."""
+"""``kvdrift init`` and the reference of study files agree with the schema."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_dry_run_accepts_the_example_of_a_sweep(
 
 
 def test_prompts_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Strata, counts and the bound of lengths are those of the file; paths begin at the study file's folder."""
+    """Strata, counts and the bound of lengths follow from the file; paths are relative to the study file's folder."""
     rows = [{"id": f"r{n}", "prompt": "word " * (20 + n), "stratum": "ab"[n % 2]} for n in range(80)]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -152,7 +152,7 @@ def test_few_prompts_are_all_measured(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_a_model_that_no_folder_and_no_hub_has_is_refused_at_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By ``init``, and by the run of a file that says so; the folder that is meant is named, if it has a model."""
+    """``init`` refuses it, and so does a run; if a folder with a model was probably meant, the line names it."""
     monkeypatch.chdir(tmp_path)
     for folder in ("llama-tiny", "models/sub/small", "llama-tonic"):
         (tmp_path / folder).mkdir(parents=True)
@@ -186,7 +186,7 @@ def test_a_model_that_no_folder_and_no_hub_has_is_refused_at_once(
         (("--model", "./nowhere"), "--model ./nowhere: no such folder"),
         (("--documents", "x.jsonl"), "--documents x.jsonl: kvdrift/tiny reads no text; give --model too"),
         (("--documents", "x.jsonl", "--model", "org/m"), "--documents x.jsonl: no such file, expected JSON Lines"),
-        (("--documents", "x.jsonl", "--task", "needle"), "--task: belongs to prompts that are made here"),
+        (("--documents", "x.jsonl", "--task", "needle"), "--task: names prompts that kvdrift makes"),
     ],
 )
 def test_mistakes_write_nothing(

@@ -1,4 +1,4 @@
-"""``kvdrift init --engine``: the studies that it writes, and what it refuses to write."""
+"""``kvdrift init --engine``: the studies that it writes, and its refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvdrift list``, and what is found of models on this machine."""
+"""``kvdrift list``, and the models found on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def listing(capsys: pytest.CaptureFixture[str], what: str) -> str:
-    """What ``kvdrift list`` prints."""
+    """Return the output of ``kvdrift list``."""
     code, out, _ = call(capsys, "list", what)
     assert code == 0
     return out
@@ -90,5 +90,5 @@ def test_every_task_stands_with_its_source(capsys: pytest.CaptureFixture[str]) -
     for name, source in SOURCES.items():
         assert any(line.startswith(f"{name} ") for line in lines)
         for task in source.tasks:
-            made = "made here, from a seed" if task in source.generated else "from files"
+            made = "made by kvdrift from the study's seed" if task in source.generated else "from files"
             assert any(line.split(None, 2) == [f"{name}:", task, made] for line in lines)

@@ -99,7 +99,7 @@ def test_ctrl_c_ends_it_quietly(
 
 
 def test_studies_of_one_model_have_their_page_in_their_report_s_folder(finished: Path, tmp_path: Path) -> None:
-    """As those of several temperatures are; of several models, each has a folder of its own."""
+    """Studies of several temperatures share a page, too; studies of several models have a folder each."""
     store = Store.open(finished)
     (cold,) = LiveStore(store).look()
     warm, other = replace(cold, study="warm"), replace(cold, model="other")

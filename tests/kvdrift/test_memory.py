@@ -1,4 +1,4 @@
-"""What a live derivation holds: nothing for batches that are over, however many have come."""
+"""The memory of a live derivation: it keeps nothing of finished batches, however many there were."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(pa.default_memory_pool().backend_name, pa.mimalloc_memory_pool().max_memor
 
 
 def test_all_of_arrow_allocates_where_a_live_derivation_gives_back(tmp_path: Path) -> None:
-    """Arrow's own parts would else use a pool of theirs, whatever pool Python's callers choose."""
+    """Arrow's own parts would otherwise use their own pool, whatever pool Python's callers choose."""
     ended = subprocess.run(
         [sys.executable, "-c", _PROGRAM, tmp_path / "rows.parquet"],
         env=own_environment() | {"_RJEM_MALLOC_CONF": "narenas:3"},  # what the user chose stays

@@ -53,7 +53,7 @@ def test_derive(
 def test_derive_watch(
     grown: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: tuple[str, ...], *, compacts: bool
 ) -> None:  # fmt: skip
-    """The derivation is told, and so is what keeps the store up beside it."""
+    """The option reaches the derivation and the upkeep process beside it."""
     told = list[bool]()
 
     class Upkeep:

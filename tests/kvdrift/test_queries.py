@@ -1,4 +1,4 @@
-"""``kvdrift sql`` as people meet it: the prompt, Ctrl-C, and files whose ending says their format."""
+"""``kvdrift sql`` for people: the prompt, Ctrl-C, and files whose ending determines their format."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``docs/adding-a-selector.md`` is done as it says: its files written, its commands called, in their order.
+"""Follow ``docs/adding-a-selector.md``: write its files and call its commands in their order.
 
-The runs themselves are played by plain functions: each generates a document's units of the study's actions.
+The runs themselves are replaced by plain functions: each generates a document's units of the study's actions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a live derivation has done beside it: in another process, in a small part of the time, and never silently not."""
+"""The upkeep of a live derivation: in another process, in a small part of the time, and never silently left out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_store_behind_a_url_has_files_to_keep_up_and_nothing_else(
 
 
 def test_files_that_a_derivation_left_are_put_together(tmp_path: Path) -> None:
-    """Those that are too large for the derivation's own process, too; with --no-compact none."""
+    """Files that are too large for the derivation's own process are merged, too; with --no-compact none is."""
     tables = ("events", "units", "trajectories", "steps")
     store = Store.create(tmp_path / "store")
     for number in range(20):

@@ -1,4 +1,4 @@
-"""How the house hangs together: import contracts, no circles, few floors, and commands that load what they use."""
+"""The structure of the source: import contracts, no circles, few floors, and commands that load only what they use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAVY = ("torch", "transformers", "matplotlib")
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
-    """Our own modules that each module imports, those for type checking alone left out."""
+    """Return the package's own modules that each module imports, except imports for type checking alone."""
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
     return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
 
@@ -39,12 +39,12 @@ def test_no_circle_of_files(imports: dict[str, set[str]]) -> None:
 
 @pytest.mark.parametrize("number", range(1, 4))
 def test_no_circle_of_folders(imports: dict[str, set[str]], number: int) -> None:
-    """Siblings at each depth: what lies in one of them imports what lies in others in one direction only."""
+    """At each depth, imports between sibling folders go in one direction only."""
     graphlib.TopologicalSorter(siblings(imports, number)).prepare()
 
 
 def test_few_floors_a_folder(imports: dict[str, set[str]]) -> None:
-    """At most six: what lies in a folder is read from the floor that imports none of its siblings to the top."""
+    """A folder has at most six floors, from the module that imports none of its siblings to the top."""
     deepest = max(module.count(".") for module in imports) + 1
     rooms = {name: deps for number in range(2, deepest + 1) for name, deps in siblings(imports, number).items()}
     floors: dict[str, int] = {}
@@ -58,7 +58,7 @@ def test_few_floors_a_folder(imports: dict[str, set[str]]) -> None:
 
 
 def siblings(imports: dict[str, set[str]], number: int) -> dict[str, set[str]]:
-    """Imports between the first ``number`` parts of modules' names, of those that lie in one folder."""
+    """Return the imports between siblings: modules whose names agree except for part ``number``."""
 
     def cut(module: str) -> str | None:
         parts = module.split(".")
@@ -106,7 +106,7 @@ def test_help_loads_no_library_but_its_own() -> None:
 
 
 def modules_after(commands: list[list[str]]) -> list[tuple[list[str], set[str]]]:
-    """Commands, which must succeed, each with the modules that one process has loaded after it and those before it."""
+    """Run commands, which must succeed; return for each the modules that one process has loaded by then."""
     program = (
         "import json, sys\n"
         "from kvdrift.command import main\n"

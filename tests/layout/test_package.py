@@ -1,4 +1,4 @@
-"""What the distribution says of itself: packages, data files, and the libraries that it needs."""
+"""The distribution's metadata: packages, data files, and required libraries."""
 
 from __future__ import annotations
 

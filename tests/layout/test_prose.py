@@ -1,4 +1,4 @@
-"""What is written about the code: docstrings in one style, and documents that name what is there."""
+"""The prose about the code: docstrings in one style, and documents that name existing files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCUMENTS = (
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
-    """Where each docstring stands, with the name of what it describes, and its text."""
+    """Yield the place and name of each docstring's object, and the docstring."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -28,7 +28,7 @@ def docstrings() -> Iterator[tuple[str, str]]:
 
 
 def test_errors_stand_under_raises() -> None:
-    """One style: the errors that a function raises are listed under ``Raises:``, not told in passing."""
+    """The errors that a function raises are listed under ``Raises:``, and not mentioned elsewhere."""
     wrong = [
         where
         for where, text in docstrings()
@@ -40,7 +40,7 @@ def test_errors_stand_under_raises() -> None:
 def test_private_functions_list_no_errors() -> None:
     """``Raises:`` is for callers outside the module that decide by the error.
 
-    Sources of selectors and codecs are left as they are: they are part of what units are identified by.
+    Sources of selectors and codecs are left unchanged, since their text is part of the identity of units.
     """
     private = [where for where, text in docstrings() if ": _" in where and ": __" not in where and "Raises:" in text]
     assert [where for where in private if not where.startswith(("generator/selectors/", "generator/codecs/"))] == []

@@ -1,4 +1,4 @@
-"""What documents have, counted as plain loops over rows count it."""
+"""Counts of documents and their units, compared with plain loops over rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def document(number: int) -> Row:
-    """Of some there are answers, of others none, or empty ones."""
+    """Return a document; some have answers, others none, or empty ones."""
     split = "development" if number % 2 else "evaluation"
     return {
         "study": "s", "model": "org/model", "doc": f"d{number:02}", "split": split, "stratum": f"S{number % 3}",
@@ -68,7 +68,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(made: Path, tmp_path: Path) -> Store:
-    """A copy of it."""
+    """Return a copy of the store."""
     return Store.open(shutil.copytree(made, tmp_path / "store"))
 
 
@@ -79,7 +79,7 @@ def newest_documents(store: Store) -> list[Row]:
 
 
 def counted(store: Store) -> Counter[tuple[str | None, ...]]:
-    """Documents and what they have, by plain loops over rows."""
+    """Count documents and their units, by plain loops over rows."""
     documents = {row["doc"]: row for row in newest_documents(store)}
     held = defaultdict[str, dict[tuple[str, int, str], list[int]]](dict)
     for row in store.units().to_pylist():  # no action has a row, so that all are current

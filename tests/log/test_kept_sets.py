@@ -1,4 +1,4 @@
-"""One kept set: what is appended to a document, action, revision and estimator keeps what the stored units keep."""
+"""Kept sets: appended units of a document, action, revision and estimator must keep the entries that stored units keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts and what is kept of them: written once, with the units or before them."""
+"""Prompts and their kept entries are written once, with the units or before them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are rewritten, by kvdrift or by any other Delta tool: the same rows, whoever reads or writes meanwhile."""
+"""Files rewritten by kvdrift or by any other Delta tool have the same rows, whoever reads or writes meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, u
 
 from log.compaction import too_many
 from log.delta.folder import DeltaFolder
-from log.delta.parquet_files import StoredFile
+from log.delta.parquet_files import StoredFile, encode_parquet
 from log.store import Store, Unit
 from log.units.commits import UnitCommits
 from log.units.unit import DERIVED_TABLES
@@ -144,6 +144,13 @@ def test_rows_are_sorted_by_their_keys(store: Store) -> None:
     for table in ("events", "units", "documents", "trajectories", "branching_depths"):
         sorted_rows = store.read(table).sort_by([(name, "ascending") for name in TABLES[table].key])
         assert store.read(table).equals(sorted_rows), table
+
+
+def test_a_row_group_has_its_own_words_alone() -> None:
+    """Rows that are put together come with one dictionary of all their words."""
+    rows = pa.table({"word": [f"{number:064x}" for number in range(1000)], "number": range(1000)})
+    coded = rows.set_column(0, "word", rows["word"].dictionary_encode())
+    assert encode_parquet(coded, row_group=10) == encode_parquet(rows, row_group=10)
 
 
 def test_what_is_there_is_there_once(store: Store) -> None:
@@ -320,7 +327,7 @@ def test_a_store_of_version_1(tmp_path: Path) -> None:
 
 
 def test_files_of_every_size_that_are_too_many_are_put_together() -> None:
-    """Small ones that come all the time do not keep larger ones from it."""
+    """Small files that keep coming do not prevent merging larger ones."""
     small, large, few = (
         [StoredFile(f"{rows}-{n}", 1, rows) for n in range(n)] for rows, n in ((20, 20), (900, 18), (2, 3))
     )
@@ -373,7 +380,7 @@ def _rewrite(table: DeltaTable) -> None:
 
 
 def _clean_up(table: DeltaTable) -> None:
-    """Delete what a checkpoint makes needless, whatever its age."""
+    """Delete the files that a checkpoint makes unnecessary, whatever their age."""
     table.create_checkpoint()
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
     again = DeltaTable(table.table_uri)
@@ -399,7 +406,7 @@ TOOLS: dict[str, Callable[[DeltaTable], object]] = {
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_any_delta_tool_may_work_on_any_table(store: Store, tmp_path: Path, tool: str) -> None:
-    """Between two halves of what is done to a store, and after them: every row is there, once, and all goes on."""
+    """A Delta tool works between two steps of every operation, and after it: every row is there once, and work goes on."""
     whole, store = store, Store.open(shutil.copytree(store.location, tmp_path / "plain"))  # delta-rs writes to no other
     for one in (store, whole):
         one.append_units(some_units("d1", first=2))  # not derived yet

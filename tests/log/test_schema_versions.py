@@ -1,4 +1,4 @@
-"""Stores of older schema versions, written here as those wrote them: read as they are, upgraded once, nothing lost."""
+"""Stores of older schema versions, written here in their form: read unchanged, upgraded once, nothing lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store on real Delta tables: what is visible when, once and only once, whatever kills or races the writers."""
+"""The store on real Delta tables: visibility and exactly-once commits, despite kills and races of writers."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_pinned_version_does_not_see_later_commits(store: Store) -> None:
 
 
 def test_a_log_is_loaded_once_until_it_changes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also to another commit of the same version, where the newest one was lost."""
+    """A log is also loaded again if its newest commit was lost and another of the same version came."""
     other, log = Store(store.location), Path(store.location, "events", "_delta_log")
     other.append_units([make_unit("d0")])
     (first,) = store.paths("events")
@@ -252,7 +252,7 @@ def test_pages_have_checksums_and_damage_is_noticed(store: Store) -> None:
 
 
 def write_each(location: str, docs: list[str], ready: Any = None) -> None:
-    """What a writer process does: one unit after the other, each file its own by the seconds it measured."""
+    """Run a writer process: append one unit after the other, each with a file of its own by its measured seconds."""
     store = Store.create(location)
     if ready is not None:
         ready.set()
@@ -483,7 +483,7 @@ def test_derivers_at_once_commit_each_unit_once(store: Store) -> None:
 
 
 def test_a_unit_between_its_two_commits_is_not_derived_yet(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its row tells a derivation of it; until the row is there, no commit says that all is derived."""
+    """Its row makes a derivation find it; until the row exists, no commit says that everything is derived."""
     store.append_units([make_unit("d0")])
     with killed_in(monkeypatch, UnitCommits, "append_rows"):
         store.append_units([make_unit("d1")])
@@ -562,7 +562,7 @@ def test_stores_are_made_by_many_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_log_that_seems_to_have_a_gap_is_listed_again(tmp_path: Path, *, checkpoint: bool) -> None:
-    """A system that lists a folder may give a later name and not an earlier one that came meanwhile."""
+    """A file system that lists a folder may show a later name and miss an earlier one that came meanwhile."""
     store = Store.create(tmp_path / "store")
     for number in range(5):
         store.append_units([make_unit(f"d{number}")])

@@ -57,7 +57,7 @@ class Path:
 
     @property
     def complete(self) -> bool:
-        """Whether each position 1..H is there exactly once."""
+        """Tell whether each position 1..H is present exactly once."""
         return not self.repeated and all(t in self.at for t in range(1, self.horizon + 1))
 
     def mismatch(self, t: int) -> int:
@@ -106,7 +106,7 @@ class Path:
         return 2 if t <= self.last_eos else 3
 
     def after_divergence(self) -> list[int]:
-        """Mismatch indicators at tau < t < e, up to H and over positions that are there."""
+        """Return the mismatch indicators at tau < t < e, up to H, at the present positions."""
         tau = self.tau
         return [] if tau is None else [self.mismatch(t) for t in sorted(self.at) if tau < t < self.first_eos]
 
@@ -272,7 +272,7 @@ class Pool:
         return set(self.members)
 
     def restricted(self, docs: set[str]) -> Pool:
-        """The pool over fewer documents, with the weights that those have."""
+        """Return the pool over fewer documents, with the weights of these."""
         return Pool(*self.arguments, docs=docs)
 
     def mean(self, g: Functional) -> float:
@@ -283,7 +283,7 @@ class Pool:
         return total
 
     def ratio(self, above: Functional, below: Functional) -> float | None:
-        """M(above) / M(below); None where that is 0."""
+        """Return M(above) / M(below); None if the denominator is 0."""
         denominator = self.mean(below)
         return None if denominator == 0 else self.mean(above) / denominator
 

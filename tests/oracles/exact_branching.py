@@ -1,7 +1,7 @@
 """The law of one residual-branching replicate, from its definition: all scans U are listed, all branches averaged.
 
-A replicate's estimates are of the form a + c phi: a and c functions of the scan, phi of the branch, whose start J is s
-with probability w_s / M. Their moments follow scan by scan from those of phi given J = s and U_<s.
+A replicate's estimates have the form a + c phi: a and c are functions of the scan, phi of the branch, whose start J is
+s with probability w_s / M. Their moments follow, scan by scan, from the moments of phi given J = s and U_<s.
 """
 
 from __future__ import annotations

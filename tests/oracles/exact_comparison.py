@@ -102,9 +102,9 @@ class Estimate:
 
 
 def compare(pool: Pool, actions: Sequence[str], estimates: Iterable[Estimate]) -> Iterator[Comparison]:
-    """Every estimate against its exact value; formulas take the moments of ``actions``, in their order.
+    """Compare every estimate with its exact value; formulas take the moments of ``actions``, in their order.
 
-    An estimate that is null must be so by its definition: at the exact moments, or at the sampled ones by chance.
+    An estimate that is null must be null by its definition: at the exact moments, or at the sampled ones by chance.
     """
     kept, gradients, distances = [], [], []
     for one in estimates:
@@ -128,9 +128,9 @@ def compare(pool: Pool, actions: Sequence[str], estimates: Iterable[Estimate]) -
 
 
 def _linear_part(pool: Pool, actions: Sequence[str], one: Estimate, exact: float) -> tuple[Array, float]:
-    """Of (value - exact) times the denominator: the gradient at the exact moments, and what the value makes of it.
+    """Return the linear part of (value - exact) times the denominator: the gradient at the exact moments, and the rest.
 
-    For a mean or a ratio of means the linear part is all there is.
+    For a mean or a ratio of means the linear part is everything.
     """
     column, value = one.column, float(one.value or 0.0)
 
@@ -147,7 +147,7 @@ def _linear_part(pool: Pool, actions: Sequence[str], one: Estimate, exact: float
 
 
 def _evaluate(column: Column, *moments: Moments) -> float | None:
-    """Return the column at these moments; None where it is null."""
+    """Return the column at these moments; None if it is null."""
     try:
         above, below = column.numerator(*moments), column.denominator(*moments)
     except KeyError:

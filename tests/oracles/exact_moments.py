@@ -138,17 +138,17 @@ def stored(distance: Array) -> Array:
 
 
 def _both_ends(paths: PairPaths) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the smaller and the larger EOS position, e and e'; H + 1 where there is none."""
+    """Return the smaller and the larger EOS position, e and e'; H + 1 if there is none."""
     positions = [(~ended).sum(axis=1) + 1 for ended in (paths.x_ended, paths.y_ended)]  # absorbing
     return np.minimum(*positions), np.maximum(*positions)
 
 
 @dataclass(frozen=True)
 class Group:
-    """One document's moments under some actions: means, covariance of one replicate, and what the draws gave.
+    """One document's moments under some actions: means, covariance of one replicate, and sample means.
 
     Entries follow ``names``, pairs of action and functional; ``centered`` holds every action's deviations [paths, own
-    functionals] in the order of the actions, ``sampled`` the means over the replicates that were drawn.
+    functionals] in the order of the actions, ``sampled`` the means over the drawn replicates.
     """
 
     names: list[tuple[str, str]]
@@ -164,7 +164,7 @@ class Group:
 
 
 def document_moments(system: FiniteSystem, windows: Windows, samples: Mapping[str, Sample]) -> Group:
-    """Exact moments of every action of a system, and those of ``samples`` by action.
+    """Return the exact moments of every action of a system, and the means of ``samples`` by action.
 
     The actions of a replicate share its reference continuation X and are independent given X.
     """

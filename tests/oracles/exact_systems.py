@@ -100,7 +100,7 @@ def random_studies() -> tuple[ExactStudy, ...]:
 
 
 def _random_system(number: int, alphabet: int, horizon: int, eos: tuple[int, ...]) -> FiniteSystem:
-    """Make one random system; every third has tokens of probability 0, different ones on the two sides."""
+    """Return one random system; every third has tokens of probability 0, different ones on the two sides."""
     chance = np.random.default_rng([SEED, number])
 
     def laws() -> Laws:
@@ -237,12 +237,12 @@ _measured: list[Measured] = []
 
 
 def measured() -> Measured:
-    """Return what the fixture ``exact_systems`` has read."""
+    """Return the data that the fixture ``exact_systems`` has read."""
     return _measured[0]
 
 
 def read_measured(folder: Path) -> None:
-    """Read what ``write_measured`` has put into this folder, for ``measured``."""
+    """Return the data that ``write_measured`` has written into this folder, for ``measured``."""
     if not _measured:
         _measured.append(pickle.loads((folder / "measured").read_bytes()))  # noqa: S301 - this test run wrote it
 
@@ -284,7 +284,7 @@ def _rolled_out(study: ExactStudy) -> Iterator[Unit]:
 
 
 def _append_rows(store: Store, studies: Iterable[ExactStudy]) -> None:
-    """Append what there is of the studies beside events: themselves, their documents and the exact values."""
+    """Append the rows of the studies besides events: the studies, their documents and the exact values."""
     parameters, documents, exact = [], [], []
     for study in studies:
         named = {"study": study.name, "model": MODEL}

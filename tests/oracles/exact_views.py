@@ -1,7 +1,7 @@
 """A formula for each column of each view in terms of pooled moments, for exact and for sampled moments.
 
-A formula takes moments by their name (``exact_moments``), arrays of any shape or complex ones, of one action or of two
-(baseline a, action b). A ratio keeps its denominator apart, so that an undefined one shows.
+A formula takes moments by their name (``exact_moments``), arrays of any shape or complex numbers, of one action or of
+two (baseline a, action b). A ratio keeps its denominator, so that an undefined ratio shows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Formula = Callable[..., Any]  # of one Moments, or of two
 
 @dataclass(frozen=True)
 class Column:
-    """numerator / denominator; ``undefined`` where that is 0, and null where a moment is over an empty window.
+    """numerator / denominator; ``undefined`` is the value if the denominator is 0, null if a moment's window is empty.
 
     ``bounds`` clips the value.
     """

@@ -1,4 +1,4 @@
-"""Codecs by plain loops over numbers: what is read back, and the bits that are stored, packed one by one."""
+"""Codecs by plain loops over numbers: the numbers read back, and the stored bits, packed one by one."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def rotated(
 
 
 def e4m3_numbers() -> list[float]:
-    """All numbers of e4m3 that are not negative, in order: exponents 1 to 15 with bias 7, and those below."""
+    """Return all numbers of e4m3 that are not negative, in order: exponents 1 to 15 with bias 7, and subnormal ones."""
     below = [mantissa / 8 * 2.0**-6 for mantissa in range(8)]
     return below + [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8) if (e, m) != (15, 7)]
 
 
 def fp8(key: Numbers, value: Numbers) -> tuple[Numbers, Numbers, Stored]:
-    """The nearest number of e4m3, at each head's scale; of two equally near ones the one with an even mantissa."""
+    """Return the nearest number of e4m3 at each head's scale; of two equally near ones, that with an even mantissa."""
     stored, known, back = Stored(), e4m3_numbers(), []
     for part in (key, value):
         read = np.empty_like(part)

@@ -1,6 +1,6 @@
-"""Codecs of generated entries with a real cache for every stream: entries are coded one by one as they leave the window.
+"""Codecs of generated entries with a real cache for every stream: entries are coded as they leave the window.
 
-What is coded is written over what was there, and never looked at again. Nothing is shared between streams.
+Coded entries overwrite the exact entries, which are never read again. Nothing is shared between streams.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def _e4m3(numbers: Numbers, scale: np.float32) -> Numbers:
 
 
 class CodedStream:
-    """A cache of what is kept of a prompt, followed along one history; without a coder all is exact.
+    """A cache of a prompt's kept entries, followed along one history; without a coder all entries are exact.
 
     Args:
-        kept: Of each layer, the kept positions, [KV heads, m]; None for all.
+        kept: For each layer the kept positions, [KV heads, m]; None for all.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class CodedStream:
         return softmax(output.logits[0, -1])
 
     def _leave(self) -> None:
-        """Code what has left the window."""
+        """Code the entries that have left the window."""
         coder = self._coder
         if coder is None:
             return

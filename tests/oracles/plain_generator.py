@@ -30,7 +30,7 @@ Chooser = Callable[[NDArray[np.float64], int], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class PlainSteps:
-    """One action's steps, [replicates, H] each, with what was kept, per layer [KV heads, m]."""
+    """One action's steps, [replicates, H] each, with the kept positions, per layer [KV heads, m]."""
 
     x_token: NDArray[np.int32]
     y_token: NDArray[np.int32]
@@ -201,9 +201,9 @@ def first_pairs(
 
 
 def greedy_tokens(network: Any, tokens: Sequence[int], chooser: Chooser, horizon: int) -> list[int]:
-    """Return what transformers' ``generate`` takes after the prompt with what is kept of it, to EOS or the horizon.
+    """Return the tokens that transformers' ``generate`` takes after the prompt with its kept entries.
 
-    The first token is that of the whole prompt, and positions go on from its true length.
+    The first token is that of the whole prompt, and positions continue from its true length.
     """
     prompt, logits, kept = _prefill(network, tokens, chooser)
     entries, first = kept[0].shape[1], int(logits.argmax())
@@ -218,7 +218,7 @@ def greedy_tokens(network: Any, tokens: Sequence[int], chooser: Chooser, horizon
 
 @contextmanager
 def _positions_from(decoder: Any, missing: int) -> Iterator[None]:
-    """Number what is fed as if the cache had so many entries more."""
+    """Number fed tokens as if the cache had ``entries`` more entries."""
 
     def shift(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         past, fed = named["past_key_values"].get_seq_length(), named["input_ids"].shape[1]

@@ -132,7 +132,7 @@ def _fraction(odds: float, whole: float) -> float:
 
 
 def effective_clusters(documents: Sequence[Document]) -> tuple[float, float]:
-    """How many clusters of one size say as much, and how many of them beyond the sets of strata."""
+    """Return the effective number of clusters, and this number minus the number of sets of linked strata."""
     total, sets = 0.0, _linked_sets(documents)
     for strata in sets:
         sizes: dict[str, int] = {}
@@ -158,7 +158,7 @@ def _linked_sets(documents: Sequence[Document]) -> list[set[str]]:
 
 
 def _quantiles(values: Sequence[float], tail: float) -> tuple[float, float]:
-    """Both quantiles of the defined values; none where undefined ones could move an end."""
+    """Return both quantiles of the defined values; None if undefined values could move an end."""
     defined = sorted(value for value in values if not math.isnan(value))
     if not defined or len(values) - len(defined) > tail * len(values):
         return math.nan, math.nan

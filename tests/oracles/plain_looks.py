@@ -7,7 +7,7 @@ from scipy.stats import multivariate_normal, norm, t
 
 
 def spent(share: float, alpha: float) -> float:
-    """alpha*(t) as the definitions page has it."""
+    """Return alpha*(t) as on the definitions page."""
     return float(4 - 4 * norm.cdf(norm.ppf(1 - alpha / 4) / np.sqrt(share)))
 
 

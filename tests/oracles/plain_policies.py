@@ -1,4 +1,4 @@
-"""Decode-time policies with real removal: every stream has a ``DynamicCache`` of its own, from which entries are taken.
+"""Decode-time policies with real removal: every stream has a ``DynamicCache`` that loses entries.
 
 Attention and its weights are transformers' own eager ones. Entries are dropped one by one, per layer and KV head, in
 loops over positions; nothing is shared between streams, and nothing is masked.
@@ -40,7 +40,7 @@ class PlainPolicy:
 
 @dataclass
 class PlainHead:
-    """What one KV head of one layer has: the positions of its entries, and their scores."""
+    """One KV head of one layer: the positions of its entries, and their scores."""
 
     positions: list[int]
     scores: list[float] = field(default_factory=list)
@@ -84,7 +84,7 @@ class PlainStream:
         return softmax(output.logits[0, -1])
 
     def _received(self, attention: NDArray[np.float64], kv_heads: int) -> NDArray[np.float64]:
-        """What entries receive of attention [heads, queries, entries], [KV heads, entries]."""
+        """Return the attention that entries receive, [heads, queries, entries] -> [KV heads, entries]."""
         if self._policy is not None and self._policy.kind == "h2o":
             return attention.reshape(kv_heads, -1, *attention.shape[1:]).mean(1).sum(1)
         return np.tile(attention[:, -1].mean(0), (kv_heads, 1))

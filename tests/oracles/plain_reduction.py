@@ -50,9 +50,9 @@ def ridge(controls: Array, moments: Array, penalty: float) -> Array:
 def coefficients(
     controls: Sequence[Array], moments: Sequence[Array], clusters: Sequence[str], penalties: Sequence[float]
 ) -> tuple[Array, dict[str, Array]]:
-    """The coefficients, and those without each cluster, under the penalty that predicts clusters left out best.
+    """Return the coefficients, and those without each cluster, under the penalty that predicts left-out clusters best.
 
-    ``controls`` [K, controls] and ``moments`` [K, moments] are of the replicates of each document.
+    ``controls`` [K, controls] and ``moments`` [K, moments] belong to the replicates of each document.
     """
     d = [own - own.mean(axis=0) for own in controls]
     g = [own - own.mean(axis=0) for own in moments]

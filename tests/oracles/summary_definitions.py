@@ -15,7 +15,7 @@ PAIR = ("study", "model", "doc", "action", "replicate")
 
 
 def stored_bytes(analysis: Analysis, names: Row) -> int | None:
-    """The most that a unit of a document and action says."""
+    """Return the largest bytes that a unit of a document and action states."""
     parts = ("payload_bytes", "index_bytes", "metadata_bytes")
     units = [unit for unit in analysis.log.units if names.items() <= unit.items()]
     whole = [unit for unit in units if all(unit[part] is not None for part in parts)]
@@ -24,14 +24,14 @@ def stored_bytes(analysis: Analysis, names: Row) -> int | None:
 
 
 def full_bytes(analysis: Analysis, names: Row) -> int | None:
-    """The most that a control of the same document says."""
+    """Return the largest bytes that a control of the same document states."""
     controls = [row["action"] for row in analysis.log.actions if row["study"] == names["study"] and row["control"]]
     known = [stored_bytes(analysis, names | {"action": action}) for action in controls]
     return max((one for one in known if one is not None), default=None)
 
 
 def weight_bytes(analysis: Analysis, names: Row) -> int | None:
-    """The most that a unit says of the files with its side's weights."""
+    """Return the largest bytes that a unit states for the weight files of its side."""
     units = [unit for unit in analysis.log.units if names.items() <= unit.items()]
     return max((unit["weight_bytes"] for unit in units if unit["weight_bytes"] is not None), default=None)
 
@@ -51,7 +51,7 @@ def document_bytes(analysis: Analysis) -> list[Row]:
 
 
 def pooled_bytes(pool: Pool, of: Callable[[str], int | None]) -> float | None:
-    """Documents and then strata with equal weight; None where a document does not say."""
+    """Return the pooled bytes: documents and then strata with equal weight; None if a document does not say."""
     strata: dict[str, list[int | None]] = {}
     for doc, paths in pool.members.items():
         strata.setdefault(paths[0].document["stratum"], []).append(of(doc))
@@ -141,7 +141,7 @@ def trajectory_text(analysis: Analysis) -> list[Row]:
 
 
 def said(events: list[Row], side: str, texts: dict[tuple[Any, ...], str]) -> str | None:
-    """The tokens of one side before its EOS; None where one of them has no text."""
+    """Return the text of one side before its EOS; None if a token has no text."""
     own = [event for event in sorted(events, key=lambda event: int(event["t"])) if not event[f"{side}_eos"]]
     found = [texts.get((event["study"], event["model"], event[f"{side}_token"])) for event in own]
     return None if None in found else "".join(text for text in found if text is not None)

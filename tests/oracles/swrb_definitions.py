@@ -1,7 +1,7 @@
 """The residual-branching tables and views, evaluated from the definitions by plain loops over raw events.
 
-A branching is what its scan and its branch hold by position, an estimate is a function of one branching, and means are
-explicit weighted sums.
+A branching is a scan and its branch by position, an estimate is a function of one branching, and means are explicit
+weighted sums.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Branching:
 
     @property
     def horizon(self) -> int:
-        """H: the last position that is there."""
+        """H: the last position present."""
         return int(max(row["t"] for row in [*self.scan, *self.branch]))
 
     @property
@@ -154,7 +154,7 @@ def analyzed_branchings(analysis: Analysis) -> list[Row]:
 
 @dataclass
 class Replicate:
-    """What both estimators say of one replicate."""
+    """The estimates of one replicate by both estimators."""
 
     risk: float
     occurrence: float

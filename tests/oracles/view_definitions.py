@@ -553,7 +553,7 @@ def finite_window(pool: Pool, depth: int) -> tuple[float, float]:
 
 
 def interval_row(below: float, above: float, whole: float, weights: list[float]) -> Row:
-    """What R_L = ``below``, B_L = ``above`` and R = ``whole`` say, with w_d of the documents."""
+    """Return the row of intervals for R_L = ``below``, B_L = ``above`` and R = ``whole``, with w_d of the documents."""
     epsilon = math.sqrt(math.log(4 / 0.05) * math.fsum(weight**2 for weight in weights) / 2)
     return {
         "observed": below, "capacity": above, "lower": below, "upper": below + above, "midpoint": below + above / 2,

@@ -1,4 +1,4 @@
-"""What the tests of the report share."""
+"""Fixtures that the tests of the report share."""
 
 from __future__ import annotations
 

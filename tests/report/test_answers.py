@@ -1,4 +1,4 @@
-"""The section on answers: its sentence, its numbers, and what it says where nothing is scored."""
+"""The section on answers: its sentence, its numbers, and its text if nothing is scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What opens pages in Chromium for other tests."""
+"""The opener of pages in Chromium that other tests use."""
 
 from __future__ import annotations
 

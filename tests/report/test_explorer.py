@@ -1,4 +1,4 @@
-"""The trajectory explorer's data: what is chosen, and that what is packed is what the views say."""
+"""The trajectory explorer's data: the choice of trajectories, and packed data equal to the views."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HOSTILE = [
 
 
 def unpack(html: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What the page holds, decoded as ``packing`` documents it."""
+    """Return the page's data, decoded as ``packing`` documents it."""
     texts = dict(re.findall(r'<script type="text/plain" id="(\w+)">([^<]*)</script>', html))
     manifest = json.loads(gzip.decompress(base64.b64decode(texts["manifest"])))
     data, horizon = gzip.decompress(base64.b64decode(texts["arrays"])), manifest["horizon"]

@@ -1,4 +1,4 @@
-"""The trajectory explorer as its readers have it, in Chromium."""
+"""The trajectory explorer in Chromium, as readers use it."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_tokens_and_distances_are_those_of_events(tabs: Tabs, path: Path, views:
 
 
 def test_the_line_below_shades_a_token_of_y_where_it_differs_from_x(tabs: Tabs, path: Path, views: Views) -> None:
-    """Of two actions under one X, each on its own, also where the chosen one differs and the other does not."""
+    """Two actions share one X: each is shaded by its own difference, whichever is chosen."""
     query = """
         select doc, replicate, t, list(x_token <> y_token order by action) as differ from events
         inner join (from documents select doc, split) using (doc)

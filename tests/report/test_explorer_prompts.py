@@ -1,4 +1,4 @@
-"""Prompts in the explorer: what is packed is what the store says, as much as there is room for; and how readers see it."""
+"""Prompts in the explorer: packed data equals the store's, within the room for it; and readers see it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_left_out_and_layers_are_joined(
 
 
 def test_joined_groups_say_which_layers_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """28 layers come in 8 stored groups, which begin at 0, 3, 7, 10, 14, …; three of them are shown."""
+    """28 layers are stored in 8 groups, which begin at 0, 3, 7, 10, 14, …; three groups are shown."""
     monkeypatch.setattr(prompts, "MOST_SHARES", 6)
     of_layer = np.zeros((28, 2), int)
     of_layer[:7, 0], of_layer[7, 1] = 4, 1  # of 4 KV heads
@@ -113,7 +113,7 @@ def address(action: str = "recent-half", **more: object) -> str:
 
 
 def test_records_and_layers_are_shown(tabs: Tabs, path: Path, views: Views) -> None:
-    """A record that is gone is pale and named beside its answer; a click says it of each layer and each action."""
+    """A lost record is pale and named beside its answer; a click shows it for each layer and each action."""
     (row,) = views.rows("documents", doc="needle-384-00002").to_pylist()
     kept = views.rows("answer_records", doc="needle-384-00002", action="recent-half").to_pylist()
     gone = [one["answer"] for one in kept if one["kept"] == 0]

@@ -1,4 +1,4 @@
-"""What gates have said, on a study's page."""
+"""Answers of gates on a study's page."""
 
 from __future__ import annotations
 

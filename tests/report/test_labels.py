@@ -54,7 +54,7 @@ def places(actions: dict[str, tuple[float, float]], studies: int) -> list[Any]:
 
 
 def drawn(figure: Figure) -> tuple[dict[str, list[float]], list[list[float]]]:
-    """The box of each name of a figure's axes, and those of its marks, in pixels."""
+    """Return the box of each name of a figure's axes, and the boxes of its marks, in pixels."""
     FigureCanvasAgg(figure).draw()
     (axes,) = figure.axes
     names: dict[str, list[float]] = {}
@@ -99,7 +99,7 @@ def test_marks_of_one_share_stand_apart() -> None:
 
 
 def test_what_a_legend_names_too_is_left_out_where_there_is_no_room() -> None:
-    """Nine marks in a row: those at the ends have a name, and no name stands as near to another one's mark."""
+    """Nine marks are in a row: only the outer ones are named, and no name is as near to another mark."""
     marks = [Mark(f"action-{number}", 50.0, 50.0, 20.0, 80.0, 9.0 * number) for number in range(9)]
     with drawing():
         figure = new_figure(9, 4)

@@ -17,7 +17,7 @@ from report.reading.source import Provenance, StudyRows
 
 
 def test_bands_of_many_actions_lie_in_panels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as there are colours share a panel; the bands of more could not be told apart there."""
+    """As many bands as there are colours share a panel; more bands could not be distinguished there."""
     actions = (*PAIR, "one-whose-name-is-too-long-for-a-line")
     rows = StudyRows(make_views(actions, strata=("NIAH-4K",), documents_each=1), STUDY, MODEL)
     content = read_content(rows, baseline=None, token_text=None, provenance=Provenance(), latex=False)

@@ -1,4 +1,4 @@
-"""Ends of intervals are printed with the digits that their draws are sure of, and say what they rest on."""
+"""Ends of intervals are printed with the digits that their draws determine, and name the draws."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_an_end_is_not_printed_as_the_margin_that_it_is_not() -> None:
 
 
 def test_another_seed_moves_an_end_by_about_the_error() -> None:
-    """Of 30 seeds: a standard deviation of 30 is within 45% of its expectation in all but 1 of 1,000 cases.
+    """A standard deviation from 30 seeds is within 45% of its expectation in all but 1 of 1,000 cases.
 
-    Ends that Student's law puts do not move, and skewed ones move more than those of a normal law.
+    Ends by Student's law do not move, and skewed ends move more than those of a normal law.
     """
     study = simulated_study(3, 24).of_actions(("action 0", "action 1"))
     found = [

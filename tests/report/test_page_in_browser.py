@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 from fixtures.browser import Tabs, overflow
-from fixtures.report_views import MODEL, STUDY, make_views
+from fixtures.report_views import MODEL, STUDY, FakeViews, make_views
 
 from report.page import build_report
 from stats.quantities import QUANTITIES
@@ -35,7 +35,7 @@ def column(tab: Page, head: str) -> list[str]:
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_page_is_wider_than_its_window(tabs: Tabs, page: Path, width: int) -> None:
-    """Also with all of it open, and in the dark, where grounds, text and curves change together."""
+    """The page may be fully open, and dark; background, text and curves then change together."""
     grounds, curves = set(), set()
     for scheme in ("light", "dark"):
         tab = tabs.open(page, width=width, scheme=scheme)
@@ -58,14 +58,37 @@ def test_no_page_is_wider_than_its_window(tabs: Tabs, page: Path, width: int) ->
     assert len(grounds) == len(curves) == 2
 
 
-def test_the_ranked_table_of_twelve_actions_fits_its_page(tabs: Tabs, tmp_path: Path) -> None:
-    """With answers scored, intervals of the widest numbers, and codecs that take many words; on paper as well."""
-    actions = tuple(f"snapkv-{share}-of-entries-{bits}" for share in ("three-quarters", "half") for bits in range(2, 8))
+def scored_views(actions: tuple[str, ...]) -> FakeViews:
+    """Views with answers scored, and intervals of the widest numbers."""
     views = make_views(actions, strata=("NIAH-4K",))
     scalar = [row for row in views.views["estimates"] if row["x"] is None]
     whole = [row for row in scalar if row["quantity"] == "divergence_probability"]
     scored = [row | {"quantity": name} for row in whole for name in ("accuracy", "accuracy_reference", "lost_share")]
     views.views["estimates"] = scalar + [row | {"estimate": 0.99951, "low": 0.9951, "high": 1.0} for row in scored]
+    return views
+
+
+def test_the_ranked_table_fits_on_paper_with_a_column_of_weights(tabs: Tabs, tmp_path: Path) -> None:
+    views = scored_views(("cache-q8_0-q4_0", "weights-Q4_0"))
+    for row in views.views["actions"]:
+        row["weights"] = "tiny-Q4_0.gguf" if row["action"] == "weights-Q4_0" else None
+    for row in views.views["units"]:
+        row["weight_bytes"] = 10**6 if row["action"] == "weights-Q4_0" else 3 * 10**6
+    page = build_report(
+        views, STUDY, MODEL, tmp_path, draw=lambda drawings, _: {one.name: "<svg></svg>" for one in drawings}
+    )
+    tab = tabs.open(page, width=702)  # A4 less its margins
+    tab.emulate_media(media="print")
+    heads = tab.locator("#table-ranking thead th").all_inner_texts()
+    assert any(head.startswith("weights") for head in heads)
+    box = tab.locator(".scroll:has(#table-ranking)")
+    assert box.evaluate("one => one.querySelector('table').offsetWidth - one.clientWidth") <= 0
+
+
+def test_the_ranked_table_of_twelve_actions_fits_its_page(tabs: Tabs, tmp_path: Path) -> None:
+    """With answers scored, intervals of the widest numbers, and codecs that take many words; on paper as well."""
+    actions = tuple(f"snapkv-{share}-of-entries-{bits}" for share in ("three-quarters", "half") for bits in range(2, 8))
+    views = scored_views(actions)
     for row in views.views["actions"]:
         if row["action"] in actions:
             row.update(keep="3/4", codec="int4", codec_parameters='{"group": 32, "residual": 32}')

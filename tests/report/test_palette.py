@@ -1,4 +1,4 @@
-"""The page's colours are told from their ground, in the light and in the dark."""
+"""The page's colours contrast with their background, in light and in dark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page from the real views of a store; columns that a view lacks; what the page imports and when."""
+"""The page from a store's real views; columns that a view lacks; and the page's imports."""
 
 from __future__ import annotations
 

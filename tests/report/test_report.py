@@ -96,7 +96,7 @@ def test_page_is_self_contained(three: tuple[Path, str]) -> None:
 
 
 def test_words_hold_in_the_dark_too_and_brackets_are_explained_where_they_first_stand(three: tuple[Path, str]) -> None:
-    """What is black on a light page is not on a dark one."""
+    """Text that is black on a light page is not black on a dark page."""
     _, html = three
     for said in re.findall(r"<figcaption>.*?</figcaption>", html, re.DOTALL):
         assert not re.search(r"\b(?:black|dark|white|grey)\b", said)
@@ -203,7 +203,7 @@ def test_documents_are_said_once_where_all_sentences_have_the_same(undrawn_page:
 
 
 def test_intervals_that_may_hold_the_truth_less_often_are_marked() -> None:
-    """Those from few clusters, and those whose number a few documents decide; the note gives the reasons that occur."""
+    """Such intervals have few clusters, or a few documents decide the number; the note gives the reasons that occur."""
     sure = Estimate(
         "pooled", "a", None, "mismatch", None, 0.2, 0.1, 0.3, 0.95, 2000, clusters=24, interval="studentized"
     )
@@ -245,7 +245,7 @@ def test_an_action_added_after_the_plan_is_set_apart(undrawn_page: Page) -> None
 
 
 def test_an_action_without_units_has_no_number() -> None:
-    """As after ``run --redo``, before new units are there."""
+    """As after ``run --redo``, before new units are stored."""
     views = make_views()
     for name in ("units", "estimates", "trajectories", "analyzed_trajectories", "events", "decomposition", "contrasts"):
         views.views[name] = [
@@ -365,7 +365,7 @@ def test_a_later_revision_of_a_plan_is_said_on_the_page(undrawn_page: Page) -> N
 
 
 def test_a_study_that_moves_says_what_its_numbers_leave_out(undrawn_page: Page) -> None:
-    """And by what it goes on: no unit lacks anything."""
+    """The study is complete again once no unit lacks anything."""
     views = make_views()
     for rows in views.views.values():
         for row in rows:
@@ -574,7 +574,7 @@ def test_windows_say_from_where_actions_are_ordered(three: tuple[Path, str]) -> 
 
 
 def test_panels_of_windows_reach_as_far_as_r_may() -> None:
-    """Where R is small at every depth, a scale to 100% would show nothing."""
+    """If R is small at every depth, a scale to 100% would show nothing."""
     grid = new_figure(9, 3).subplots(1, 2, squeeze=False)
     rows = {"half": [{"depth": depth, "lower": 0.03, "upper": 0.07 / depth} for depth in (1, 2)]}
     window_panels(grid, rows, action_styles(["half"]), Windows.of(2))
@@ -770,7 +770,7 @@ def test_signs_become_latex(text: str, expected: str) -> None:
 
 
 def test_a_noise_floor_is_marked_and_said(page: Page) -> None:
-    """Beside every action; a page without one does not speak of it."""
+    """The floor stands beside every action; a page without a floor does not mention one."""
     views = make_views(("snapkv-half", "recent-half", "numerics-floor"))
     html = page(views)
     assert html.count("numerics-floor<small>noise floor</small>") >= 2

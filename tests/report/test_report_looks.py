@@ -1,4 +1,4 @@
-"""The section on the looks of a sequential study: where it stopped, and what every look said."""
+"""The section on the looks of a sequential study: the look at which it stopped, and the result of every look."""
 
 from __future__ import annotations
 

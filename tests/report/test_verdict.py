@@ -1,4 +1,4 @@
-"""The verdict: what is recommended follows from intervals of differences and from bytes, never from points."""
+"""The verdict: recommendations follow from intervals of differences and from bytes, never from points."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def content_of(views: FakeViews) -> PageContent:
 
 
 def said(views: FakeViews) -> str:
-    """All that the verdict says."""
+    """Return all text of the verdict."""
     content = content_of(views)
     words = recommendation(content, choose(content))
     return "\n".join([words.lead, *words.reasons, *words.settles])
@@ -68,7 +68,7 @@ def test_of_two_actions_the_one_that_surely_diverges_less() -> None:
 
 
 def test_the_first_table_says_when_how_much_and_at_what_cost() -> None:
-    """The numbers are those of the estimates; accuracy has a column only where answers are scored."""
+    """The numbers equal the estimates; accuracy has a column only if answers are scored."""
     views = make_views(THREE, documents_each=12)
     rows = views.views["estimates"]
     pooled = {
@@ -108,7 +108,7 @@ def test_fewer_bytes_for_more_divergence_is_a_choice_and_a_worse_one_is_ruled_ou
 
 
 def test_points_alone_decide_nothing() -> None:
-    """The same differences, whose intervals include 0, are not settled, and the page says what would settle them."""
+    """With intervals that include 0, equal differences are not settled, and the page says what would settle them."""
     views = gaps(make_views(documents_each=12), low=-0.5, high=0.9)
     choice = choose(content_of(views))
     assert (choice.recommended, choice.unsettled) == ([], [PAIR])
@@ -131,7 +131,7 @@ ALL_PAIRS = " (95% over all pairs, exploratory)"
 
 
 def test_of_many_actions_the_first_sentences_name_few_and_count_the_rest() -> None:
-    """Whatever the intervals leave open; what is named in them is in the paragraphs below, and in the table."""
+    """Whatever the intervals leave open, the paragraphs and the table below name all actions."""
     views = gaps(make_views(TWELVE, strata=("NIAH-4K",), documents_each=12), low=-0.5, high=0.9)
     content = content_of(views)
     words = recommendation(content, choose(content))
@@ -193,7 +193,7 @@ def test_more_bytes_without_less_divergence_are_not_recommended() -> None:
 
 
 def test_an_action_of_fewer_bytes_is_not_ruled_out_by_one_of_more() -> None:
-    """At half the bytes recent-half may diverge more: it is what there is at these bytes."""
+    """At half the bytes recent-half may diverge more, since no other action has as few bytes."""
     views = bytes_of(make_views(documents_each=12), "recent-half", 0.5)
     choice = choose(content_of(views))
     assert (choice.recommended, choice.ruled_out) == (["snapkv-half", "recent-half"], {})

@@ -1,4 +1,4 @@
-"""What an action does, in words, of its row in table ``actions``."""
+"""Descriptions of actions in words, made from rows of table ``actions``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_actions_of_a_study_file(section: dict[str, object], words: str) -> None
 
 
 def test_actions_of_elsewhere() -> None:
-    """Those of a policy, of another generator, of a finite-state system, and the control."""
+    """The actions are a policy's, another generator's, a finite-state system's, and the control."""
     row = dict.fromkeys(ACTIONS.columns) | {"selector": "full", "keep": "1/2", "control": False}
     policy = row | {"policy": "sliding", "policy_parameters": '{"sinks": 4}'}
     assert described_action(policy) == "sliding (sinks 4) while decoding, at most half of the entries"

@@ -30,7 +30,7 @@ def test_numbers_of_a_name_and_counter(name: str, counter: int, recorded: list[f
 
 
 def test_uniforms_of_the_coupling() -> None:
-    """Of residual branching; those of coupled rollouts are in tests/generator/coupling/test_uniforms.py."""
+    """The uniforms of residual branching; those of coupled rollouts are in tests/generator/coupling."""
     recorded = [0.3920969184204742, 0.2586171092798767, 0.9643041641634151]
     assert uniform_table(7, "doc", None, [2], 1, 3, "swrb").tolist() == [[recorded]]
 

@@ -63,6 +63,6 @@ def test_the_later_run_of_a_store_waits_and_says_so(store: Store) -> None:
         order.append("first")
     waiting.join()
     assert order == ["first", "later"]
-    assert said == [f"another run is at work on {location}: this one waits until it ends, and then does what is left"]
+    assert said == [f"another run works on {location}: this run waits for its end, and then does the rest"]
     with run_alone("s3://bucket/store", said.append), run_alone("s3://bucket/store", said.append):
         assert len(said) == 1

@@ -1,4 +1,4 @@
-"""Study files: hashes that stay, paths that begin at the file's folder, and lines that say what would be right."""
+"""Study files: stable hashes, paths relative to the file's folder, and error lines that say what would be right."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_path_that_only_the_working_folder_has_is_refused_with_the_right_one(
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (("length = 384\n", ""), "documents[0].length: missing; write length = 768, say (How many tokens a prompt has at most)"),
+        (("length = 384\n", ""), "documents[0].length: missing; write length = 768, say (The most tokens that a prompt has)"),
         (('name = "small"\n', ""), 'study.name: missing; write name = "my-study", say'),
         (('primary = ["gap", "mismatch"]\n', ""), 'plan.primary: missing; write primary = ["gap"], say'),
         (('keep = "1/2"\n', ""), 'actions[0].keep: missing; write keep = "1/2", say'),
@@ -159,7 +159,7 @@ def test_a_value_that_is_not_taken_says_what_would_be(tmp_path: Path, old: str, 
 
 
 def _several(many: int, section: str) -> str:
-    """A section of a study file so many times."""
+    """Return a section of a study file, repeated."""
     return "".join(section.format(number) for number in range(many))
 
 

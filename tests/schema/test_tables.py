@@ -1,4 +1,4 @@
-"""The declared tables: every column says what it means, in types that Delta Lake and DuckDB share."""
+"""The declared tables: every column has a meaning, and types are common to Delta Lake and DuckDB."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_store_has_the_tables_that_delta_rs_would_make(tmp_path: Path) -> None
 
 
 def first_actions(table: Path) -> dict[str, Any]:
-    """What the first commit of a table does, without what differs from one table to the next."""
+    """Return the actions of a table's first commit, without values that differ between tables."""
     actions: dict[str, Any] = {}
     for line in (table / "_delta_log" / f"{0:020d}.json").read_text().splitlines():
         actions |= json.loads(line)

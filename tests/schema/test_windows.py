@@ -1,4 +1,4 @@
-"""The windows of a study: their defaults at a horizon, what may be set, and what is refused."""
+"""The windows of a study: their defaults at a horizon, valid values, and refusals."""
 
 from __future__ import annotations
 

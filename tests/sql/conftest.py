@@ -1,4 +1,4 @@
-"""What several files of tests on views need: the systems of ``oracles.exact_systems``, measured once for all workers."""
+"""Fixtures for tests on views: the systems of ``oracles.exact_systems``, measured once for all workers."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from oracles.exact_systems import read_measured, write_measured
 
 @pytest.fixture(scope="session")
 def exact_systems(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Measure all systems, or read what another worker has measured."""
+    """Return all systems, measured now or read from another worker's measurement."""
     read_measured(made_once(tmp_path_factory, "exact_systems", write_measured))

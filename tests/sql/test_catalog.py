@@ -35,7 +35,7 @@ def rows_of(table: str, rows: list[dict[str, Any]]) -> pa.Table:
 
 
 def append_document(store: Store, doc: str) -> None:
-    """The document, its units and what is derived from them."""
+    """Append a document, its units and its derived rows."""
     store.append_rows("documents", rows_of("documents", [row for row in LOG.documents if row["doc"] == doc]))
     for action in ("one", "two"):
         events = [row for row in LOG.events if row["doc"] == doc and row["action"] == action]
@@ -49,7 +49,7 @@ def append_document(store: Store, doc: str) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A store in a folder whose name has what SQL and glob patterns could take as their own."""
+    """Return a store in a folder whose name has characters that SQL and glob patterns treat specially."""
     made = Store.create(tmp_path / "it's a [store]* {x} study=1")
     append_document(made, DOCS[0])
     return made

@@ -54,7 +54,7 @@ def laws(study: ExactStudy) -> dict[tuple[str, str, str], Laws]:
 
 
 def comparison(what: str, distance: float, terms: Iterable[tuple[float, Law]]) -> Comparison:
-    """Of a weighted sum of means over independent replicates; every replicate is a part of one of them."""
+    """Compare a weighted sum of means over independent replicates; every replicate is part of one mean."""
     parts = list(terms)
     variance = math.fsum(weight**2 * law.variance for weight, law in parts) / REPLICATES
     largest = max(abs(weight) * law.largest for weight, law in parts) / REPLICATES
@@ -269,10 +269,10 @@ def test_sample_variance_is_below_plain_coupling_s() -> None:
 
 
 def reversal(plain: Law, swrb: Law, horizon: int) -> float:
-    """A bound on the probability that SWRB's sample variance is the larger one, with 10 plain divergences or more.
+    """Return a bound on the probability that SWRB's sample variance is the larger, with 10 plain divergences or more.
 
-    The difference of the mean squared deviations has to be off by that of the variances. And SWRB's alone has to reach
-    what 10 mismatches among all replicates leave: where divergence is rare, that is more than its values can make.
+    The difference of the mean squared deviations must be off by that of the variances. And SWRB's alone must reach the
+    value that 10 mismatches among all replicates imply; for rare divergence its values cannot be that large.
     """
     order = comparison("", plain.variance - swrb.variance, [(1.0, plain.squared), (-1.0, swrb.squared)])
     least = 10 * (1 - 10 / REPLICATES) / (horizon**2 * REPLICATES)

@@ -83,9 +83,9 @@ def comparisons(
     windows: Windows | None = None,
     weights: dict[str, dict[str, float]] | None = None,
 ) -> Iterator[Comparison]:
-    """Every row of these views that a study has, column by column; exactly the rows that there have to be.
+    """Yield every row of these views that a study has, column by column; exactly the expected rows must exist.
 
-    Other ``windows`` or ``weights`` than the study's make what is compared with wrong.
+    With other ``windows`` or ``weights`` than the study's, the comparison must fail.
     """
     index = {view: _by_grain(view, study, rows[view]) for view in views}
     found = groups(study, windows)
@@ -115,7 +115,7 @@ def comparisons(
 
 
 def _by_grain(view: str, study: ExactStudy, rows: list[Row]) -> dict[Place, Row]:
-    """A study's rows by what names them within the study."""
+    """Return a study's rows by their key within the study."""
     own = [row for row in rows if row["study"] == study.name]
     return {_place(view, row): row for row in own}
 
@@ -178,7 +178,7 @@ def test_every_view_agrees_with_enumeration() -> None:
 
 
 def test_one_rate_off_by_eight_standard_errors_is_seen() -> None:
-    """Of rho_{1,2}, where it is the only wrong one of 53,000 values; of a single value 4 would do."""
+    """The wrong value is rho_{1,2}, one of 53,000 values; for a single value 4 standard errors would do."""
     (study,) = (one for one in random_studies() if one.name == "2-4-open")
     rows = [dict(row) for row in measured().rows["branch_profile"]]
     named = {"study": study.name, "stratum": POOLED, "action": "far", "s": 1, "j": 2}
@@ -205,7 +205,7 @@ def _late(rows: list[Row]) -> Iterator[Row]:
 
 
 def _eos_before(rows: list[Row]) -> Iterator[Row]:
-    """Positions t = e among those before: S_0 and S_1 as one set, S_1 empty."""
+    """Count positions t = e among earlier ones: S_0 and S_1 as one set, S_1 empty."""
     gap = {(row["study"], row["stratum"], row["action"], row["eos_set"]): row["gap"] for row in rows}
     for row in rows:
         first, second = (gap[row["study"], row["stratum"], row["action"], r] for r in (0, 1))
@@ -223,7 +223,7 @@ def _own_history(rows: list[Row]) -> Iterator[Row]:
     [("entry", _late, 18), ("eos_partition", _eos_before, 6), ("generation_clock", _own_history, 18)],
 )
 def test_a_wrong_view_is_seen(view: str, wrong: Callable[[list[Row]], Iterator[Row]], studies: int) -> None:
-    """In so many studies, each for itself; S_1 is empty without EOS, and of two tokens e = tau where sides part."""
+    """Each wrong view is seen in a known number of studies; S_1 is empty without EOS."""
     rows = list(wrong(measured().rows[view]))
     assert sum(not of_view(study, view, rows).agrees for study in random_studies()) == studies
 

@@ -1,4 +1,4 @@
-"""What is kept in the cache folder: read where it is whole and of this version, made again everywhere else."""
+"""Builds in the cache folder: read if whole and of this version, otherwise made again."""
 
 from __future__ import annotations
 

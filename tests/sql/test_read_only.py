@@ -1,4 +1,4 @@
-"""What ``kvdrift sql`` takes: queries that read. What writes or leaves the store is one line, and nothing is written."""
+"""``kvdrift sql`` accepts queries that only read. Other queries get one error line, and nothing is written."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_reads_is_answered(views: ReadOnlyViews, folder: Path, query: str) 
 def test_several_queries_are_refused(views: ReadOnlyViews) -> None:
     """DuckDB would run all and answer the last."""
     line = refused(views.table, "select 1; select 2")
-    assert line == "2 queries, of which the last one alone would be answered; give them one by one"
+    assert line == "2 queries, but only the last would be answered; give one query at a time"
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_no_file_outside_the_store_is_in_reach(views: ReadOnlyViews, folder: Pat
 def test_the_line_says_what_to_do(views: ReadOnlyViews) -> None:
     line = refused(views.table, "copy published to 'x.csv'")
     assert line == (
-        "'copy published to 'x.csv'': sql reads and does nothing else; give a select; kvdrift.open(STORE) in Python is "
+        "'copy published to 'x.csv'': sql can only read; give a select, or use kvdrift.open(STORE) in Python for "
         "a connection of your own"
     )
     assert "name the values of a pivot" in refused(views.table, "pivot published on quantity")
-    assert "of pragmas, sql takes database_list, show_tables" in refused(views.table, "pragma enable_profiling")
+    assert "sql takes only the pragmas database_list, show_tables" in refused(views.table, "pragma enable_profiling")

@@ -45,7 +45,7 @@ def store_of(folder: Path, actions: list[dict[str, Any]], units: list[Unit]) -> 
 
 
 def current_units(revision: int) -> list[Unit]:
-    """Units of the actions kept and redone; what redone draws differs from what it drew before."""
+    """Return units of the actions kept and redone; a redone action draws other tokens than before."""
     kept = [make_unit(doc, action="kept") for doc in ("d0", "d1")]
     again = [make_unit(doc, action="redone", action_revision=revision) for doc in ("d0", "d1")]
     return [*kept, *again, make_unit("d1", action="redone", first=4, action_revision=revision)]

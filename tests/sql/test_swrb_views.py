@@ -155,7 +155,7 @@ def test_pooled_efficiency_is_a_ratio_of_means(memoryless: tuple[Views, list[Law
 
 
 def test_logs_have_what_views_must_tell_apart() -> None:
-    """The comparison of ``test_views`` is worth what its logs contain."""
+    """The comparison of ``test_views`` is worth only as much as the cases in its logs."""
     found: set[Any] = set()
     for build in SWRB_LOGS.values():
         analysis = Analysis(build())

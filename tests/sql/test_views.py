@@ -43,7 +43,7 @@ TOLERANCE = 1e-9
 
 
 class PlainFolder:
-    """What ``open_views`` asks of a store, over plain Parquet files: a store refuses damaged events, this does not."""
+    """A source for ``open_views`` over plain Parquet files; unlike a store, it accepts damaged events."""
 
     def __init__(self, folder: Path, without_moments: Sequence[int]) -> None:
         self.folder = folder
@@ -70,13 +70,13 @@ class PlainFolder:
         return pa.concat_tables([TABLES[table].schema.empty_table(), *parts]).select(columns or TABLES[table].columns)
 
     def files_by_missing_columns(self, table: str, version: int) -> dict[tuple[str, ...], list[str]]:
-        """All files of the table, none of which lacks a column."""
+        """Return all files of the table; none of them lacks a column."""
         assert version == 0
         files = sorted(str(path) for path in (self.folder / table).glob("*.parquet"))
         return {(): files} if files else {}
 
     def of_files(self, table: str, columns: Sequence[str], make: Callable[[pa.Table], Any], version: int) -> list[Any]:
-        """What a function makes of each file's rows."""
+        """Return the results of ``make`` for each file's rows."""
         files = self.files_by_missing_columns(table, version).get((), [])
         return [make(pq.read_table(path, columns=list(columns))) for path in files]
 
@@ -102,7 +102,7 @@ def log_of(name: str) -> Log:
 
 @pytest.fixture(scope="module", params=sorted([*LOGS, *SWRB_LOGS]))
 def computed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Computed]:
-    """One log, its views, and each view's rows computed once; those of one log from views that are computed anew."""
+    """Return one log, its views, and each view's rows computed once; for one log, views without stored moments."""
     analysis = Analysis(log_of(request.param))
     kept = () if request.param == "several studies" else VIEWS
     with open_views(written(tmp_path_factory.mktemp("log"), analysis), kept=kept) as views:
@@ -111,7 +111,7 @@ def computed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @dataclass(frozen=True)
 class Computed:
-    """What the tests of one log share."""
+    """The data that the tests of one log share."""
 
     analysis: Analysis
     views: Views
@@ -223,7 +223,7 @@ def test_moment_views_carry_every_declared_moment() -> None:
 
 
 def test_awkward_logs_are_awkward() -> None:
-    """The comparison is worth what its logs contain: each corner of the definitions is in one of them."""
+    """The comparison is worth only as much as its logs: each corner of the definitions is in one of them."""
     found = set()
     for name in LOGS:
         analysis = Analysis(awkward_log(name))

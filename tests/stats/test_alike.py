@@ -75,7 +75,7 @@ def test_what_gates_say_at_the_margin_is_what_their_page_says(share: float, nois
 
 
 def test_a_gate_passes_on_enough_documents() -> None:
-    """None of 2 x 160 documents fails: the share that does is below 1 - .05^(1/320) = .93% for sure enough."""
+    """None of 2 x 160 documents fails: at level 95% the failing share is below 1 - .05^(1/320) = .93%."""
     assert set(gated(0.0, 160, 0.0, 0.01, seed=1)) == {Decision.EQUIVALENT}
     assert set(gated(0.0, 140, 0.0, 0.01, seed=1)) == {Decision.UNRESOLVED}
 

@@ -52,7 +52,7 @@ PREFIX = OBSERVATIONS["positions"].features
 
 
 def made(strata: list[str], clusters: list[str] | None = None, name: str = "d", **scalars: Any) -> DocumentMoments:
-    """Moments of ``half`` and ``512``: those given as [D, 2] or [2], all others 0."""
+    """Return moments of ``half`` and ``512``: the given ones as [D, 2] or [2], all others 0."""
     count = len(strata)
     documents = [f"{name}{i}" for i in range(count)]
     values = {moment: np.broadcast_to(scalars.get(moment, 0.0), (count, 2)) for moment in SCALAR_MOMENTS}
@@ -149,7 +149,7 @@ def test_each_prediction_is_clipped_before_the_contrast() -> None:
     ],
 )
 def test_the_best_candidate_is_selected(winner: str, changes: dict[str, Any]) -> None:
-    """R varies within cells by .15: the mean misses it, the flat one has it where it is R, the ridge where it is linear."""
+    """R varies within cells by .15: the mean misses it, flat is right if it equals R, and ridge if it is linear."""
     noise = 0.02 if winner == "stratum_action_mean" else 0.15
     rows = calibrate(noisy(1, noise=noise, **changes), noisy(2, noise=noise, **changes), **PAIR, draws=50, seed=1)
     for observation in OBSERVATIONS:
@@ -254,7 +254,7 @@ def test_errors_by_hand() -> None:
 
 
 def test_the_interval_is_that_of_the_bootstrap() -> None:
-    """Flat on F: its error is gap - fixed_history_gap, which is an estimate too where both estimators of R are equal."""
+    """Flat on F has the error gap - fixed_history_gap, which is also an estimate if both estimators of R are equal."""
     evaluation = noisy(2, per_stratum=5)
     values = {name: value.copy() for name, value in evaluation.scalars.items()}
     values["rollout_tv"] = values["mismatch"]

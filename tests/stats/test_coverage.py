@@ -1,6 +1,6 @@
-"""Coverage: over simulated studies with known truth, 95% intervals hold it in 94% to 96% of them, as theory expects.
+"""Coverage: over simulated studies with known truth, 95% intervals contain it in 94% to 96%, as theory expects.
 
-The simulated events are a third way to the moments: a test holds them against the views.
+The simulated events are a third way to compute moments; a test compares them with the views.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ COVERED: tuple[tuple[str, int | None], ...] = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the intervals of some studies and actions (or contrasts) were: flags and widths, by method."""
+    """The intervals of some studies and actions (or contrasts): whether they hold the truth, and widths, by method."""
 
     covered: NDArray[np.bool_]
     width: Float
@@ -167,7 +167,7 @@ def test_intervals_cover() -> None:
 
 
 def theory(size: int) -> dict[Key, float]:
-    """What Hall's table 1 (1988) says of the coverage of means over two strata of ``size`` documents, actions pooled.
+    """Return Hall's (1988, table 1) coverage of means over two strata of ``size`` documents, actions pooled.
 
     Cumulants are those of 5,000 documents in each stratum and action, within the strata.
     """
@@ -193,7 +193,7 @@ def theory(size: int) -> dict[Key, float]:
 
 @pytest.mark.slow
 def test_rare_events_are_covered_more_often_in_theory() -> None:
-    """Of studentized intervals alone two quantities lie outside of 94% to 96%, as ``docs/intervals.md`` says."""
+    """Only two quantities of studentized intervals lie outside 94% to 96%, as ``docs/intervals.md`` says."""
     expected = theory(24)
     outside = {key: round(value, 3) for key, value in expected.items() if not 0.94 <= value <= 0.96}
     assert outside == {("eos_gap", 2): 0.964, ("eos_related", None): 0.937}

@@ -25,7 +25,7 @@ NOT_REACHED = {
     *(("heavy tails", "mismatch", clusters) for clusters in CLUSTERS),
     ("strata of unlike variance", "mismatch", 6),
 }
-"""What no rule that was tried covers as often as it says; the page marks most of these intervals."""
+"""Cases that no tried rule covers as often as its level says; the page marks most of these intervals."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def test_the_table_has_every_law() -> None:
 
 @pytest.mark.parametrize("name", ["2% of documents diverge", "X right on 99%"])
 def test_rare_documents_are_reckoned_with(name: str) -> None:
-    """125 studies of 2 x 12 documents. Studentized intervals alone held the truth in 25% to 44% of them."""
+    """125 studies of 2 x 12 documents: studentized intervals alone contain the truth in 25% to 44%."""
     for quantity, counted in coverage(LAWS[name], 12, 1, 9).items():
         assert counted.held >= 95, quantity
         assert counted.alike >= 80, quantity

@@ -56,7 +56,7 @@ def moments(**changes: Any) -> BranchingMoments:
 
 
 def loop(given: BranchingMoments, action: int, stratum: str, counts: list[int]) -> dict[str, float]:
-    """Every quantity of one weighting of the documents, from sums over documents; NaN where undefined."""
+    """Return every quantity of one weighting of the documents, from sums over documents; NaN if undefined."""
 
     def pooled(kind: str, name: str, support: str) -> float:
         means = []

@@ -55,11 +55,11 @@ def test_every_single_number_says_what_more_of_it_means_or_is_listed_here() -> N
 def test_what_cannot_be_decided_on_is_refused_with_the_reason() -> None:
     assert "did you mean 'mismatch'?" in refused(decidable_quantity, "mismach")
     assert "has a value at each t" in refused(decidable_quantity, "entry_cdf")
-    assert "neither worse nor better" in refused(decidable_quantity, "eos_share")
+    assert "neither higher nor lower values are better" in refused(decidable_quantity, "eos_share")
 
 
 def test_a_quantity_of_actions_stands_for_its_difference() -> None:
-    """By the registered contrast where there is one: a plan names that one."""
+    """The difference is the registered contrast if there is one, since a plan names that contrast."""
     names = {"mismatch": "gap", "rollout_tv": "rollout_tv_gap", "mean_entry": "mean_entry_difference", "gap": "gap"}
     assert {name: decidable_quantity(name).name for name in names} == names
     pair = ("action 0", "action 1")

@@ -1,4 +1,4 @@
-"""Studentized intervals: an independent evaluation, the textbook's case, and where they are not defined."""
+"""Studentized intervals: an independent evaluation, the textbook's case, and undefined intervals."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_standard_errors_do_not_depend_on_what_else_is_estimated() -> None:
 
 
 def test_quantities_over_x_are_functions_of_the_same_x() -> None:
-    """What makes one derivative of each thing read enough: a profile at x changes the quantity at x alone."""
+    """A derivative may therefore be taken once: a profile at x changes only the quantity at x."""
     moments = STUDIES["one stratum"]
     for quantity in QUANTITIES.values():
         if quantity.axis not in ("t", "lag"):
@@ -204,7 +204,7 @@ def _constant(value: float, strata: list[str], clusters: list[str] | None = None
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, 1.0])
 def test_documents_that_are_all_alike_leave_open_what_they_do_not_show(value: float) -> None:
-    """None of 16 documents is unlike: up to 1 - .025^(1/16) = 20.6% of others may be, at either end of the range."""
+    """None of 16 documents differs: up to 1 - .025^(1/16) = 20.6% of others may, at either end of the range."""
     names = ["mismatch", "gap", "rate_term"]
     result = estimate(_constant(value, ["a"] * 9 + ["b"] * 9), draws=200, seed=1, quantities=names, pairs=[PAIR])
     share = 1 - 0.025 ** (1 / 18)
@@ -219,7 +219,7 @@ def test_documents_that_are_all_alike_leave_open_what_they_do_not_show(value: fl
 
 
 def test_a_few_unlike_documents_bound_how_many_there_are() -> None:
-    """One document of nine differs, by .4: at most 48% of all do (Clopper and Pearson), by no more than what was seen."""
+    """One document of nine differs, by .4: at most 48% of all do (Clopper and Pearson), by no more than .4."""
     moments = _constant(0.2, ["a"] * 9)
     moments.scalars["mismatch"][4, 0] = 0.6
     distances = resample(moments, ["mismatch"], seed=1, first=0, last=2000, studentized=True).distances["mismatch"]

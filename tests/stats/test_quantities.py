@@ -27,7 +27,7 @@ WEIGHT = np.array([1 / 4, 1 / 6, 1 / 6, 1 / 4, 1 / 6])  # w_d = 1 / (S n_stratum
 
 
 class Path:
-    """One simulated pair: what the definitions say of one trajectory, position by position (t from 1)."""
+    """One simulated pair, with the definitions of its values position by position (t from 1)."""
 
     def __init__(self, random: np.random.Generator, rate: float) -> None:
         self.mismatch = np.concatenate([[0], random.random(H - 1) < rate]).astype(int)
@@ -44,7 +44,7 @@ class Path:
         return self.tau is not None and self.tau <= W.cohort_bound
 
     def after(self, lags: range, values: np.ndarray, *, before_eos: bool = False) -> list[float]:
-        """Return the values at tau + j, those before e only if asked."""
+        """Return the values at tau + j, restricted to those before e if asked."""
         assert self.tau is not None
         return [values[self.tau + j - 1] for j in lags if not before_eos or self.tau + j < self.e]
 
@@ -53,7 +53,7 @@ class Path:
         return 0 if t < self.e else 1 if t == self.e else 2 if t <= self.e_late else 3
 
     def agreements(self) -> str:
-        """Spell what follows tau before EOS: 'a' for an agreement, 'm' for a mismatch."""
+        """Spell the steps after tau before EOS: 'a' for an agreement, 'm' for a mismatch."""
         if not self.in_cohort:
             return ""
         return "".join("m" if self.mismatch[t - 1] else "a" for t in range(self.tau + 1, min(self.e, H + 1)))
@@ -152,7 +152,7 @@ def pooled(moments: DocumentMoments) -> dict[str, dict[str, np.ndarray]]:
 
 
 def weighted(paths: list[list[Path]], value: Any, among: Any = lambda _: True) -> float:
-    """Weighted mean over trajectories: w_d / K each, among those that satisfy a condition."""
+    """Return the weighted mean over trajectories, w_d / K each, among those that satisfy a condition."""
     pairs = [(WEIGHT[d] / K, p) for d, replicates in enumerate(paths) for p in replicates if among(p)]
     return sum(w * value(p) for w, p in pairs) / sum(w for w, _ in pairs)
 

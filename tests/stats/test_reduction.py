@@ -1,4 +1,4 @@
-"""Control variates: mean 0 by enumeration, reduced estimates of exact expectation, coefficients held against a plain fit."""
+"""Control variates: mean 0 by enumeration, exact expectations, and coefficients compared with a plain fit."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def vars_of(moments: ReplicateMoments) -> dict[str, object]:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.sampled_from(["random", "greedy", "control", "apart"]))
 def test_any_pairs_of_tokens(seed: int, horizon: int, kind: str) -> None:
-    """Whatever the tokens: identities hold, and what has no chance in it is not changed."""
+    """For any tokens the identities hold, and values without chance are not changed."""
     random = np.random.default_rng(seed)
     delta = random.random((4, 6, horizon))
     if kind in {"greedy", "control", "apart"}:
@@ -198,7 +198,7 @@ def token_moments(apart: NDArray[np.bool_], delta: Array, windows: Windows) -> d
 
 
 def test_a_plan_is_made_from_the_variance_of_what_it_plans_for(paths: list[PairPaths]) -> None:
-    """A token's endpoint by its reduced moments where these are given, one of total variation by its own."""
+    """An endpoint of tokens is planned by its reduced moments if given, an endpoint of total variation by its own."""
     development = replicates_of(paths, Windows.of(8), 40, seed=4)
     reduced = reduced_replicates(development)
     endpoints = [Endpoint("mismatch", ACTION), Endpoint("saturation", ACTION)]
@@ -240,7 +240,7 @@ def test_quantities_of_tokens_alone_are_reduced(paths: list[PairPaths]) -> None:
 
 
 def test_documents_keep_their_places(paths: list[PairPaths]) -> None:
-    """An action without coefficients is left out; a document that the action lacks stays one that it lacks."""
+    """An action without coefficients is left out; a document that the action lacks stays missing."""
     windows = Windows.of(8)
     one = replicates_of(paths, windows, 40, seed=2)
     means = one.document_means()

@@ -97,7 +97,7 @@ def test_draws_are_as_many_as_say_where_a_tail_begins() -> None:
 
 @pytest.mark.parametrize("skewed", [True, False])
 def test_intervals_of_near_tails_are_the_bootstraps_or_students(*, skewed: bool) -> None:
-    """Each end is the one that is farther out; of skewed documents one end is the bootstrap's, the other Student's."""
+    """Each end is the farther of the two; for skewed documents one end is the bootstrap's, the other Student's."""
     random = np.random.default_rng(5)
     values = (random.exponential(0.05, 24) if skewed else random.uniform(0.1, 0.9, 24)).tolist()
     measured = moments(values)

@@ -54,14 +54,14 @@ class Simulated:
         return float(((self.low > truth) | (self.high < truth)).any(axis=1).mean())
 
     def share_of_documents(self, effect: float) -> float:
-        """The mean share of N at which studies stop whose intervals are to exclude 0, where the truth is an effect."""
+        """Return the mean share of N at which studies stop once intervals exclude 0, if the truth is an effect."""
         settled = (self.low + effect > 0) | (self.high + effect < 0)
         settled[:, -1] = True
         return float(np.mean(np.array(self.documents)[settled.argmax(axis=1)])) / self.documents[-1]
 
 
 def simulate(law: Law, strata: int, documents: int, studies: int, draws: int, *, studentized: bool = True) -> Simulated:
-    """Studies of so many documents a stratum and their looks at a quarter, half, three quarters and all of them."""
+    """Return studies with ``documents`` a stratum, and looks at a quarter, half, three quarters and all of them."""
     counts = [math.ceil(share * documents) for share in SHARES]
     constants = critical_constants([count / documents for count in counts], 0.05)
     random = np.random.default_rng([strata, documents, studies])
@@ -146,7 +146,7 @@ def test_the_truth_is_excluded_as_often_as_it_may_be(law: Law, strata: int, docu
 @pytest.mark.slow
 @pytest.mark.parametrize(("errors", "most"), [(5, 0.6), (8, 0.45)])
 def test_large_effects_are_settled_early(errors: float, most: float) -> None:
-    """The share of N that is taken, of an effect of so many final standard errors, 6 x 48 documents."""
+    """The share of N taken for an effect of this many final standard errors, with 6 x 48 documents."""
     simulated = simulate(normal, 6, 48, 4_000, 10_000)
     assert simulated.share_of_documents(errors / math.sqrt(6 * 48)) <= most
 

@@ -25,7 +25,7 @@ def study(values: np.ndarray) -> DocumentMoments:
 
 
 def alike_actions(actions: int, seed: int) -> DocumentMoments:
-    """Actions of one law on 54 documents: documents differ more than actions do on one of them."""
+    """Return actions of one law on 54 documents: documents differ more than the actions on one document."""
     random = np.random.default_rng([seed, actions])
     own = random.beta(0.6, 2.0, (54, actions))
     return study(0.5 * own + 0.5 * random.beta(0.6, 2.0, (54, 1)))

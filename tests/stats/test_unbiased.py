@@ -56,7 +56,7 @@ def test_the_first_look_widths_and_looks_that_others_passed_by_leave_the_estimat
 
 
 def looks_of(values: np.ndarray, resolutions: list[Resolution]) -> list[list[LookSaid]]:
-    """Looks at endpoints [endpoints, strata, documents] by Student's law, to the first that settles all of them."""
+    """Return looks at endpoints [endpoints, strata, documents] by Student's law, until all are resolved."""
     endpoints, strata, documents = values.shape
     found: list[list[LookSaid]] = [[] for _ in range(endpoints)]
     for share, constant in zip(SHARES, CONSTANTS, strict=True):
@@ -76,9 +76,9 @@ def looks_of(values: np.ndarray, resolutions: list[Resolution]) -> list[list[Loo
 def above(
     truths: tuple[float, ...], rule: Resolution, studies: int, draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 ) -> tuple[float, float]:  # fmt: skip
-    """The share of plain and of median-unbiased estimates of the first endpoint that are above the truth.
+    """Return the shares of plain and of median-unbiased estimates of the first endpoint that are above the truth.
 
-    Studies are of 6 x 12 documents; truths are in standard errors of all of them. Endpoints share half their variance.
+    Studies have 6 x 12 documents; truths are in standard errors of all of them. Endpoints share half their variance.
     """
     random, error = np.random.default_rng([int(10 * truths[0]), len(truths)]), 1 / math.sqrt(72)
     rule = Resolution(rule.rule, rule.bound * error)

@@ -19,7 +19,7 @@ NAMES: Row = {"study": "s", "model": "m", "doc": "d", "action": "a", "action_rev
 
 
 def scan(weights: list[float], *, undrawn: bool = False, eos: int | None = None, **names: Any) -> list[Row]:
-    """Scan rows at 1, 2, ...; ``undrawn``: survival reached 0 at the last of them."""
+    """Return scan rows at 1, 2, ...; ``undrawn`` says that survival reached 0 at the last of them."""
     rows = []
     for t, weight in enumerate(weights, start=1):
         over = eos is not None and t >= eos
@@ -164,7 +164,7 @@ def test_against_the_definitions_one_replicate_at_a_time(seed: int) -> None:
 
 
 def test_random_logs_have_the_corners() -> None:
-    """The comparison is worth what its logs contain."""
+    """The comparison is worth only as much as the cases in its logs."""
     rows = random_log(np.random.default_rng(3), replicates=60, longest=24)
     found, _ = derived(rows)
     corners = {"M = 0" for row in found if row["mass"] == 0}

@@ -63,7 +63,7 @@ def derived_rows(store: Store, table: Table) -> pa.Table:
 
 
 def assert_derived_once(store: Store) -> None:
-    """The derived tables are those of the whole log derived at once, and no segment is left to do."""
+    """Assert that the derived tables equal those of the whole log derived at once, with no segment left to derive."""
     events = store.read("events")
     coupled = pc.equal(events.column("kind"), "coupled")
     whole, branched = derive_trajectories(events.filter(coupled)), derive_branchings(events.filter(pc.invert(coupled)))
@@ -173,7 +173,7 @@ def test_handlers_of_the_caller_stay(store: Store, caplog: pytest.LogCaptureFixt
 
 
 def derive_and_die(location: str, method: str, moment: int) -> None:
-    """A derivation whose process is killed where it calls a method of the store for the given time."""
+    """Run a derivation whose process is killed at the given call of a method of the store."""
     original, calls = getattr(Store, method), itertools.count(1)
 
     def dying(*arguments: Any, **options: Any) -> Any:
@@ -221,7 +221,7 @@ def test_records_of_a_killed_run_are_swept_up_later(store: Store, monkeypatch: p
 
 def test_the_end_of_a_run_leaves_a_second_one_its_folder(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     class Overtaken:
-        """A file system in which a second run begins just after the first one, at its end, looked what is there."""
+        """A file system in which a second run begins just after the first run, at its end, listed the files."""
 
         def __init__(self, filesystem: pa.fs.FileSystem) -> None:
             self.filesystem = filesystem

@@ -1,4 +1,4 @@
-"""The pipeline on runners of other processes: Dask's workers, and the portable job service with workers outside of it."""
+"""The pipeline on runners in other processes: Dask's workers, and the portable job service with external workers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_derive_on_a_cluster(store: Store, dask_cluster: DaskCluster, capsys: py
 
 
 def test_a_runner_that_loses_a_bundle_is_an_error(store: Store, dask_cluster: DaskCluster) -> None:
-    """It reports success; what did come back is derived, and the rest by the next derivation."""
+    """The runner reports success; the returned segments are derived, and the next derivation does the others."""
     options = [f"--dask_client_address={dask_cluster.address}", "--dask_partition_size=1"]
     with pytest.raises(OperationError, match="was given 4 segments and returned 3; run the derivation again"):
         run_derivation(store.location, "fixtures.dropping_runner.DroppingRunner", options)
@@ -77,7 +77,7 @@ def test_a_runner_that_loses_a_bundle_is_an_error(store: Store, dask_cluster: Da
 def test_the_portable_job_service_with_external_workers(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What Flink and Spark are given: a job of the portable API, and workers that are there already."""
+    """A job of the portable API with workers already running, as Flink and Spark get it."""
     service = JobService(tmp_path)
     try:
         options = [word for option in service.options for word in ("--runner-option", option)]
@@ -106,7 +106,7 @@ def test_options_that_contradict_each_other(
 
 
 def test_a_stream_on_dask_and_through_the_portable_job_service(dask_cluster: DaskCluster, tmp_path: Path) -> None:
-    """Dask's runner has no state and loses what a bundle's end returns; the portable way is that of Flink and Spark."""
+    """Dask's runner has no state and loses the results of a bundle's end; the portable way is that of Flink and Spark."""
     whole = events()
     stream = shuffled(whole, doubled=0.05)
     batches = [stream.slice(first, 40).combine_chunks() for first in range(0, stream.num_rows, 40)]

@@ -118,7 +118,7 @@ def test_cut_and_put_back() -> None:
 
 
 def test_late_twice_and_out_of_order_in_a_stream(tmp_path: Path) -> None:
-    """Event time in seconds: a replicate waits for 100 s of silence, whatever the watermark says of its rows."""
+    """Event time is in seconds: a replicate waits for 100 s of silence, whatever the watermark says about its rows."""
     whole = events(7)
     of = [whole.filter(pc.equal(whole["replicate"], number)) for number in range(7)]
     conflict = of[0].slice(3, 1).set_column(6, "x_token", pa.array([77], pa.int32()))
@@ -199,7 +199,7 @@ class Timer(Bag):
 
 @pytest.mark.parametrize("replicates", [50, 500])
 def test_state_follows_the_open_replicates_not_the_events(replicates: int) -> None:
-    """Four replicates are open at a time; those that came out leave four bytes a position until they expire."""
+    """Four replicates are open at a time; finished ones leave four bytes a position until they expire."""
     states, largest, came = defaultdict[str, PlainState](PlainState), 0, 0
     transform = _Assemble(HORIZON, patience=10.0)
     whole = events(replicates)

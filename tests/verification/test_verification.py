@@ -22,6 +22,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from fixtures.command import call
 from fixtures.older_stores import SCHEMAS_1, make_store_1, put_1
+from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
 
@@ -32,9 +33,9 @@ from log.units.commits import UnitCommits
 from log.units.numbers import NUMBERED
 from log.units.records import FOOTER
 from log.units.unit import conform_unit
-from schema.errors import InputError
+from schema.errors import DamagedStoreError, InputError
 from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
-from sql.catalog import Views
+from sql.catalog import Views, open_views
 from sql.catalog_file import catalog_fault, write_catalog
 from sql.promises import breaches, computed_views
 from transforms.segments import commit, derive_segment, pending
@@ -123,7 +124,7 @@ def faults(store: Store) -> list[str]:
 
 
 def file_faults(store: Store) -> list[str]:
-    """The faults of everything but views, which are most of the work: those that no view is needed to find."""
+    """Return the faults of all checks that need no view, since views take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("verification.whole_store._check_views", lambda *_, **__: Verified("views", "none", "left out"))
         return faults(store)
@@ -141,7 +142,7 @@ def assert_found(store: Store, *patterns: str) -> None:
 
 
 def contents(folder: str | Path) -> dict[str, str]:
-    """Digests of all files but the one that remembers which were found whole."""
+    """Return digests of all files except the memory of checked files."""
     files = (path for path in Path(folder).rglob("*") if path.is_file() and path.name != MEMORY)
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -165,7 +166,7 @@ def place(store: Store, table: str, path: str) -> Path:
 
 
 def edited(store: Store, table: str, path: str, edit: Callable[[list[dict[str, Any]]], object], **values: Any) -> bytes:
-    """The file's bytes had its rows with some values been other ones; its footer's records stay."""
+    """Return the file's bytes as if some values of its rows had been others; its footer's records stay."""
     data = store.read_bytes(table, path)
     rows = pq.read_table(pa.BufferReader(data)).to_pylist()
     own = [row for row in rows if matches(row, values)]
@@ -205,7 +206,7 @@ def forge_rows(store: Store, table: str, edit: Callable[[list[dict[str, Any]]], 
 
 
 def add_file(store: Store, table: str, data: bytes, path: str | None = None) -> None:
-    """Commit one more file, by default with its digest for a name, without asking what is there."""
+    """Commit one more file, by default named by its digest, without checking what the store has."""
     path = path or f"{content_digest(data)}.parquet"
     place(store, table, path).write_bytes(data)
     rows = pq.read_metadata(pa.BufferReader(data)).num_rows
@@ -279,7 +280,7 @@ def test_a_store_of_version_1(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_yet_is_no_fault(made: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer killed between its two commits, and units that nobody derived."""
+    """A writer was killed between its two commits, and some units are not derived."""
     monkeypatch.setattr(UnitCommits, "append_rows", lambda *_: 0)
     append(made, "documents", document_row(2))
     made.append_units([given for given in made_units(3) if given.record["doc"] == "d2"])
@@ -418,7 +419,7 @@ def test_an_edited_plan(study: Store) -> None:
 
 
 def test_a_control_that_moved(study: Store) -> None:
-    """In a file whose name is right, so that the row of ``units`` tells, and so does what is derived."""
+    """The events are in a file with a correct name, so the row of ``units`` and derived rows show the fault."""
     one = min((row for row in study.read("units").to_pylist() if row["action"] == "full"), key=lambda row: row["doc"])
 
     def move(rows: list[dict[str, Any]]) -> None:
@@ -442,11 +443,12 @@ def test_a_unit_that_is_there_twice(made: Store) -> None:
 
 @pytest.mark.parametrize("table", [*NUMBERED, "units"])
 def test_a_file_that_is_there_twice(made: Store, table: str) -> None:
-    """Another program added its bytes once more, under a name of its own: each unit of it is named, and mended."""
+    """Another program added the bytes again under another name: each unit in them is named, and repaired."""
     before, path = rows_of(made, table), made.paths(table)[0]
     units = len(made.rows_by_unit(table, path)) if table in NUMBERED else made.row_count("units")
     data = made.read_bytes(table, path)
     add_file(made, table, data, "part-00000.parquet")
+    assert re.search("lost|twice", refused(open_views, Store.open(made.location), error=DamagedStoreError))
     twice = {
         "events": r"events: unit \(.*\): has \d+ of \d+ rows$",
         "units": r"units \(.*\): 2 rows have this key, must be 1$",
@@ -533,7 +535,7 @@ def number_of(store: Store, **values: Any) -> int:
 
 
 def test_events_of_no_unit(made: Store) -> None:
-    """Neither a row of ``units`` nor a footer names their unit, and they are not all of it."""
+    """Neither a row of ``units`` nor a footer names their unit, and they are not the whole unit."""
     rows = made.read("events").slice(0, 5)
     at = rows.schema.get_field_index("unit")
     add_file(made, "events", encode_parquet(rows.set_column(at, rows.schema.field(at), pa.array([7] * 5))))
@@ -588,8 +590,8 @@ def test_derived_rows_of_units_that_are_lost(made: Store) -> None:
     made.withdraw_units("events", number)
     assert_found(
         made,
-        r"^branchings: 3 rows of 1 unit that events do not have, must be of units that are there$",
-        rf"^branching_depths: {3 * H} rows of 1 unit that events do not have, must be of units that are there$",
+        r"^branchings: 3 rows of 1 unit that events do not have, must be of units that are stored$",
+        rf"^branching_depths: {3 * H} rows of 1 unit that events do not have, must be of units that are stored$",
     )
 
 
@@ -680,7 +682,7 @@ def test_a_plan_from_after_the_evaluation_began(made: Store) -> None:
 
 
 def test_later_revisions_of_a_plan(made: Store) -> None:
-    """They may come after evaluation documents, which they say, and what is estimated under them says so too."""
+    """Later revisions may come after evaluation documents, which they state; estimates under them state it, too."""
     late = made.version("events")
     append(made, "plans", plan_row(0), plan_row(late, 1, revision=1, seen=True))
     seen = plan_row(late, 1, revision=1, seen=True)["plan_sha256"]
@@ -722,7 +724,7 @@ def test_citations_of_what_is_not_there(made: Store) -> None:
 
 
 def test_what_cannot_be_read_is_not_blamed_on_others(made: Store) -> None:
-    """Results cite a plan, units name documents and actions: with those files gone there is no telling."""
+    """Results cite a plan, and units name documents and actions; with those files gone nothing can be said."""
     append(made, "plans", plan_row(0))
     append(made, "results", result_row(1, plan_row(0)["plan_sha256"]))
     assert file_faults(made) == []
@@ -744,7 +746,7 @@ def test_a_damaged_log(made: Store, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_no_store_is_the_users_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    """Also where it might be mended: no store is made of another folder."""
+    """A repair is refused, too, since another folder must not become a store."""
     code, out, err = call(capsys, "verify", tmp_path, *options)
     assert (code, out) == (2, "")
     assert "is not a kvdrift store" in err
@@ -766,7 +768,7 @@ def test_every_flipped_bit_is_found(made: Store, table: str) -> None:
 
 
 def test_page_checksums_and_text_that_is_no_text(made: Store) -> None:
-    """Of a file that another program wrote, whose name says no digest, pages are all there is at the first look."""
+    """A file of another program has no digest in its name, so a first check has only the pages' checksums."""
     DeltaTable(f"{made.location}/steps").optimize.z_order(["t"])
     path = path_of(made, "steps")
     rows = pq.read_table(place(made, "steps", path))

@@ -1,4 +1,4 @@
-"""Each query of ``docs/cookbook.md`` is asked of a finished study, and what can be known otherwise is held against it."""
+"""Ask each query of ``docs/cookbook.md`` of a finished study, and compare the answers with independent values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README says of ``studies/frontier.toml``."""
+"""The README's statements about ``studies/frontier.toml``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAID = {"int8": "8 bits", "int4": "4 bits", "snapkv-half": "half of the entries"
 
 @pytest.mark.slow
 def test_the_frontier_is_as_the_readme_has_it(tmp_path: Path) -> None:
-    """To within the widths of intervals: processors round 16 bits in different ways, as the README says."""
+    """Numbers agree within the widths of intervals: processors round 16 bits differently, as the README says."""
     study = ROOT / "studies" / "frontier.toml"
     command = [sys.executable, "-m", "kvdrift", "run", study, "--store", tmp_path / "store"]
     subprocess.run(command, check=True, timeout=1800, capture_output=True)

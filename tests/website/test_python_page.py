@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 
 def shown(module: str) -> set[str]:
-    """What the page takes of a module."""
+    """Return the names that the page uses from a module."""
     return set(re.findall(rf"^::: {re.escape(module)}\.(\w+)$", PAGE, re.MULTILINE))
 
 

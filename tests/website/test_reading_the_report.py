@@ -1,4 +1,4 @@
-"""``docs/reading-the-report.md`` explains what the page has: its parts and every question, in their order."""
+"""``docs/reading-the-report.md`` explains every part and every question of the page, in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README is short, says what its words mean before it uses them, and has the numbers of the shipped studies."""
+"""README is short, explains its words before it uses them, and has the numbers of the shipped studies."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_what_would_be_fetched_is_found() -> None:
 
 def test_the_reference_has_what_docstrings_say(site: Path) -> None:
     page = (site / "python.html").read_text(encoding="utf-8")
-    for text in ("folder or URL of a store", "MissingStoreError", "There is no store where one was looked for"):
+    for text in ("folder or URL of a store", "MissingStoreError", "There is no store at the given location"):
         assert text in page
 
 

@@ -1,4 +1,4 @@
-"""``docs/tutorial.md`` is done as it says: its files written, its commands called, in their order."""
+"""Follow ``docs/tutorial.md``: write its files and call its commands in their order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CODES = {"--baseline snapkv --margin": 1}  # of a gate that says worse; all else
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """What the install leaves: the clone, and its commands on the path."""
+    """Return the state after installation: the clone, with its commands on the path."""
     (tmp_path / "kvdrift").symlink_to(ROOT)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -41,7 +41,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def do(block: str, clone: Path) -> str:
-    """What a block of commands prints; the first one enters the tutorial's folder, the others are there already."""
+    """Return the output of a block of commands; the first block enters the tutorial's folder."""
     beside = clone.parent
     place = beside / "tutorial"
     environment = os.environ | {"PATH": f"{beside / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
@@ -85,7 +85,7 @@ def test_the_files_are_what_the_study_needs(clone: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_the_page_works_as_it_stands(clone: Path) -> None:
-    """Every command as printed, from a fresh clone on; what the page shows of their output is what they print."""
+    """Every command is called as printed, from a fresh clone on; its output equals the page's."""
     assert "make venv" in INSTALL
     printed = []
     for block in COMMANDS:

@@ -1,1 +1,1 @@
-"""Events that arrive as a stream: Beam transforms that assemble replicates, derive them, and read and write a store."""
+"""Beam transforms for streams of events: assemble replicates, derive them, and read and write a store."""

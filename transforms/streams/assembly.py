@@ -1,8 +1,8 @@
-"""One replicate whose rows come in any order, late or twice: which positions are there, as bytes that a state holds.
+"""Assemble one replicate whose rows come in any order, late or twice; its state is a few bytes.
 
-No Beam here. While positions are missing, the state has one byte for each position, and the rows wait elsewhere. When
-the replicate is whole, the state has a checksum of each row, four bytes, which tells whether a row that comes again is
-the row that was there.
+This module does not use Beam. While positions are missing, the state has one byte for each position, and the rows wait
+elsewhere. Once the replicate is whole, the state has a four-byte checksum of each row. The checksum tells whether a row
+that comes again equals the first.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ LATE_CONTRADICTION = "the row contradicts one of a replicate that was whole befo
 
 
 def is_whole(state: bytes | None) -> bool:
-    """Tell whether a replicate was whole when its state was written."""
+    """Tell from its state whether a replicate is whole."""
     return state is not None and state.startswith(_WHOLE)
 
 
 def latest_of(state: bytes | None) -> int:
-    """Return the event time of the latest row of a replicate that is not whole, in microseconds."""
+    """Return the event time of the latest row of an incomplete replicate, in microseconds."""
     return -(2**63) if state is None else int(np.frombuffer(state, np.int64, 1, offset=1)[0])
 
 
 def with_positions(state: bytes | None, rows: Rows, horizon: int, latest: int) -> tuple[bytes, bool]:
-    """Add rows to a replicate that is not whole.
+    """Add rows to an incomplete replicate.
 
     Args:
         state: The state; None before the first row.
         rows: Rows at positions 1..H.
         horizon: H.
-        latest: The event time of the latest row, these rows included, in microseconds.
+        latest: The event time of the latest row, including these rows, in microseconds.
 
     Returns:
-        The new state, and whether every position is there.
+        The new state, and whether every position is present.
 
     """
     there = np.zeros(horizon, np.bool_) if state is None else np.frombuffer(state, np.bool_, offset=9).copy()
@@ -51,10 +51,10 @@ def with_positions(state: bytes | None, rows: Rows, horizon: int, latest: int) -
 
 
 def put_together(pieces: Iterable[bytes]) -> tuple[Rows, bool]:
-    """Put the packed rows of one replicate together.
+    """Merge the packed rows of one replicate.
 
     Returns:
-        The rows by position, without those that came again; or all rows, and true, if two rows of a position differ.
+        The rows by position, each once, and False; or all rows, and True, if two rows of a position differ.
 
     """
     rows = np.concatenate([np.empty(0, ROW), *map(unpacked, pieces)])
@@ -64,18 +64,18 @@ def put_together(pieces: Iterable[bytes]) -> tuple[Rows, bool]:
 
 
 def whole_state(rows: Rows) -> bytes:
-    """Return the state of a replicate whose rows, [H], are whole."""
+    """Return the state of a whole replicate with ``rows``, [H]."""
     return _WHOLE + _checksums(rows).tobytes()
 
 
 def contradicts(state: bytes, rows: Rows) -> bool:
-    """Tell whether rows of a whole replicate that come again differ from those that were there."""
+    """Tell whether rows that come again for a whole replicate differ from the first rows."""
     known = np.frombuffer(state, np.uint32, offset=1)
     return bool((known[rows["t"] - 1] != _checksums(rows)).any())
 
 
 def _checksums(rows: Rows) -> npt.NDArray[np.uint32]:
-    """Return a checksum of each row, [N]: its 22 bytes as three words, each times an odd number, added up."""
+    """Return a checksum of each row, [N]: the sum of its 22 bytes as three words, each word times an odd number."""
     padded = np.zeros((len(rows), 24), np.uint8)
     padded[:, : ROW.itemsize] = rows.view(np.uint8).reshape(len(rows), ROW.itemsize)
     mixed = (padded.view("<u8") * _ODD).sum(axis=1, dtype=np.uint64)

@@ -1,7 +1,7 @@
-"""Events of any number of replicates, cut into one packed piece for each replicate, and put back into a table.
+"""Divide events into one packed piece for each replicate, and turn pieces back into a table.
 
-A piece is what one batch has of one replicate: a key, and the replicate's rows in a packed record of 22 bytes each. The
-names, which are most of an event's bytes, are in the key alone.
+A piece is the rows that one batch has of one replicate: a key, and 22 bytes for each row. Names, which are most of an
+event's bytes, are only in the key.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _REASONS = (
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of one replicate, or rows that belong to none.
+    """Rows of one replicate, or rows that belong to no replicate.
 
     Attributes:
-        key: The replicate, as ``key_of`` writes it; empty if the rows belong to no replicate.
-        data: Packed rows; rows without a key are an Arrow IPC stream as they came.
-        reason: Why the rows can go no further; empty for rows that can.
+        key: The replicate's key, written by ``key_of``; empty if the rows belong to no replicate.
+        data: Packed rows; without a key, the original rows as an Arrow IPC stream.
+        reason: The reason why the rows are refused; empty for valid rows.
 
     """
 
@@ -71,16 +71,16 @@ def batch_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
 
 
 def cut(batch: Batch, horizons: Horizons) -> Iterator[Piece]:
-    """Cut a batch into a piece for each replicate.
+    """Divide a batch into one piece for each replicate.
 
     Args:
         batch: N events with the columns of a coupled pair, in any order, of types that can be cast without loss.
             ``action_revision``, ``unit`` and ``kind`` may be absent.
-        horizons: H, of all studies or by study.
+        horizons: H, for all studies or by study.
 
     Yields:
-        The pieces in order of their keys. Rows outside of 1..H, of unknown studies, of other kinds and with nulls are
-        pieces with a reason.
+        The pieces in the order of their keys. Rows outside 1..H, of unknown studies, of other kinds or with nulls are
+            pieces with a reason.
 
     """
     try:
@@ -107,7 +107,7 @@ def cut(batch: Batch, horizons: Horizons) -> Iterator[Piece]:
 
 
 def refused(batch: Batch, reason: str) -> Piece:
-    """Return rows that belong to no replicate, as they came."""
+    """Return the piece of rows that belong to no replicate, unchanged."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write(batch)
@@ -115,7 +115,7 @@ def refused(batch: Batch, reason: str) -> Piece:
 
 
 def unpacked(data: bytes) -> Rows:
-    """Return packed rows as an array of ``ROW``, which cannot be written to."""
+    """Return packed rows as a read-only array of ``ROW``."""
     return np.frombuffer(data, ROW)
 
 
@@ -135,7 +135,7 @@ def table_of(replicates: Sequence[tuple[str, Rows]]) -> pa.Table:
 
 
 def events_of(piece: Piece) -> pa.Table:
-    """Return the rows of a piece: events of a replicate, or rows that belong to none as they came."""
+    """Return the rows of a piece as a table: events of a replicate, or the original rows."""
     if piece.key:
         return table_of([(piece.key, unpacked(piece.data))])
     return pa.ipc.open_stream(piece.data).read_all()

@@ -1,8 +1,8 @@
-"""Rows of events in any order, late or twice -> whole replicates -> trajectories and steps, as Beam transforms.
+"""Beam transforms from rows of events in any order, late or twice, to whole replicates, trajectories and steps.
 
-The arithmetic is in ``transforms.streams.assembly`` and ``transforms.derivation``. A batch of events is cut into one
-piece for each replicate. Pieces wait in the runner's state under the replicate's key. Whole replicates are derived
-together. So Python runs once for each piece and batch, and never for each row.
+The arithmetic is in ``transforms.streams.assembly`` and ``transforms.derivation``. A batch of events is divided into
+one piece for each replicate. Pieces wait in the runner's state under the replicate's key. Whole replicates are derived
+together. So Python code runs once for each piece and batch, never for each row.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class DeadLetter:
     """Rows that become no trajectory.
 
     Attributes:
-        reason: Why.
-        events: The rows, in the columns of events, or as they came if they do not fit these.
+        reason: The reason why.
+        events: The rows in the columns of events, or unchanged if they do not fit these columns.
 
     """
 
@@ -65,11 +65,11 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class WholeReplicates:
-    """Whole replicates that were put together.
+    """Assembled replicates.
 
     Attributes:
-        events: Their rows, by replicate and position.
-        letters: Rows that are of no whole replicate, and never will be.
+        events: The rows of whole replicates, by replicate and position.
+        letters: Rows that cannot become part of a whole replicate.
 
     """
 
@@ -79,7 +79,7 @@ class WholeReplicates:
 
 @dataclass(frozen=True)
 class DerivedReplicates:
-    """What whole replicates become: rows of the schemas TRAJECTORIES and STEPS, sorted by key; and dead letters."""
+    """The derived rows of whole replicates, in the schemas TRAJECTORIES and STEPS, sorted by key; and dead letters."""
 
     trajectories: pa.Table = field(default_factory=TRAJECTORIES.schema.empty_table)
     steps: pa.Table = field(default_factory=STEPS.schema.empty_table)
@@ -87,18 +87,18 @@ class DerivedReplicates:
 
 
 class AssembleReplicates(beam.PTransform):
-    """A PCollection of events in any order -> one of ``WholeReplicates``.
+    """Assemble a PCollection of events in any order into a PCollection of ``WholeReplicates``.
 
-    An element is an Arrow table or record batch of events, or a dict with the values of one event. A replicate comes
-    out once, as soon as every position 1..H is there. A row that comes twice counts once. If two rows of a position
-    differ, the replicate is a dead letter.
+    An element is an Arrow table or record batch of events, or a dict with the values of one event. A replicate is
+    emitted once, as soon as every position 1..H is present. A row that comes twice counts once. If two rows of a
+    position differ, the replicate becomes a dead letter.
 
     Args:
-        horizon: H, of all studies or by the name of the study.
-        patience: Seconds of event time without a new row after which a replicate that is not whole becomes a dead
-            letter. Rows that come again are recognized for as long.
-        grouped: Put replicates together by a GroupByKey, for a bounded PCollection and runners without state, such as
-            Dask's; ``patience`` then has no meaning.
+        horizon: H, for all studies or by the name of the study.
+        patience: Seconds of event time without a new row after which an incomplete replicate becomes a dead letter.
+            Repeated rows are recognized for the same time.
+        grouped: Assemble replicates by a GroupByKey, for a bounded PCollection and runners without state, such as
+            Dask's; ``patience`` then has no effect.
 
     """
 
@@ -125,13 +125,13 @@ class AssembleReplicates(beam.PTransform):
 
 
 class DeriveTrajectories(beam.PTransform):
-    """A PCollection of events -> one of ``DerivedReplicates``: trajectories, steps and dead letters.
+    """Derive a PCollection of events into a PCollection of ``DerivedReplicates``.
 
-    The rows are, to the bit, those that ``kvdrift derive`` makes of the same events.
+    The rows equal, to the bit, those that ``kvdrift derive`` makes of the same events.
 
     Args:
-        horizon: H, of all studies or by the name of the study; None if each element is a table of whole replicates, as
-            those of ``ReadEvents`` are.
+        horizon: H, for all studies or by the name of the study; None if each element is a table of whole replicates,
+            such as those of ``ReadEvents``.
         patience: See ``AssembleReplicates``.
         grouped: See ``AssembleReplicates``.
 
@@ -148,10 +148,10 @@ class DeriveTrajectories(beam.PTransform):
 
 
 def derive(whole: WholeReplicates) -> DerivedReplicates:
-    """Derive whole replicates.
+    """Return the derived rows of whole replicates.
 
     Raises:
-        InputError: A table that is said to have whole replicates lacks a column, or has a value that no event has.
+        InputError: A table lacks a column, or has a value that no event has.
 
     """
     derived = derive_trajectories(whole.events)
@@ -159,7 +159,7 @@ def derive(whole: WholeReplicates) -> DerivedReplicates:
 
 
 class _Cut(beam.DoFn):
-    """Batches and single events -> (key, (packed rows, reason)), for many elements of a bundle at once."""
+    """Map batches and single events to (key, (packed rows, reason)), for many elements of a bundle at once."""
 
     def __init__(self, horizons: Horizons) -> None:
         self._horizons = horizons
@@ -189,7 +189,7 @@ class _Cut(beam.DoFn):
 
 
 class _Assemble(beam.DoFn):
-    """Pieces of a replicate -> the whole replicate, once; and what never gets whole, with the reason."""
+    """Map pieces of a replicate to the whole replicate, once, and rows that can never become whole to a reason."""
 
     ROWS = BagStateSpec("rows", BytesCoder())
     SEEN = ReadModifyWriteStateSpec("seen", BytesCoder())
@@ -237,7 +237,7 @@ class _Assemble(beam.DoFn):
         rows: Any = beam.DoFn.StateParam(ROWS),
         seen: Any = beam.DoFn.StateParam(SEEN),
     ) -> Iterator[Piece]:
-        """Let go of a replicate: of one that is whole silently, of another one as a dead letter."""
+        """Drop the state of a replicate; an incomplete replicate becomes a dead letter."""
         state = seen.read()
         if state is not None and not assembly.is_whole(state):
             yield never_whole(key, assembly.put_together(list(rows.read())), self._horizons)
@@ -246,7 +246,7 @@ class _Assemble(beam.DoFn):
 
 
 class _Gather(beam.DoFn):
-    """Whole replicates and dead letters, one by one -> ``WholeReplicates``, many at once."""
+    """Collect single whole replicates and dead letters into ``WholeReplicates``."""
 
     def start_bundle(self) -> None:
         self._pieces, self._size, self._latest = list[Piece](), 0, MIN_TIMESTAMP
@@ -265,7 +265,7 @@ class _Gather(beam.DoFn):
 
 
 def cut_all(elements: Sequence[Any], horizons: Horizons) -> Iterator[Piece]:
-    """Cut batches and single events: those of equal columns together."""
+    """Divide batches and single events into pieces; elements with equal columns are divided together."""
     batches, singles = dict[pa.Schema, list[pa.Table]](), list[dict[str, Any]]()
     for element in elements:
         if isinstance(element, pa.RecordBatch):
@@ -288,14 +288,14 @@ def cut_all(elements: Sequence[Any], horizons: Horizons) -> Iterator[Piece]:
 
 
 def never_whole(key: str, together: tuple[Rows, bool], horizons: Horizons) -> Piece:
-    """Return the dead letter of a replicate that lacks positions, from what ``put_together`` returned."""
+    """Return the dead letter of a replicate that lacks positions, from the result of ``put_together``."""
     rows, contradictory = together
     there = f"{len(np.unique(rows['t']))} of {horizon_of(key, horizons)} positions came"
     return Piece(key, rows.tobytes(), f"{there}, and {assembly.CONTRADICTION}" if contradictory else there)
 
 
 def gathered(pieces: Iterable[Piece]) -> WholeReplicates:
-    """Put whole replicates into one table, and dead letters beside it."""
+    """Return whole replicates as one table, together with the dead letters."""
     pieces = list(pieces)
     whole = sorted((piece.key, piece.data) for piece in pieces if not piece.reason)
     letters = tuple(DeadLetter(piece.reason, events_of(piece)) for piece in pieces if piece.reason)
@@ -303,12 +303,12 @@ def gathered(pieces: Iterable[Piece]) -> WholeReplicates:
 
 
 def _sharded(element: Any, horizons: Horizons) -> list[tuple[int, Piece]]:
-    """Cut an element; a shard has all pieces of its replicates."""
+    """Divide an element into pieces by shard; a shard gets all pieces of its replicates."""
     return [(zlib.crc32(piece.key.encode()) % SHARDS, piece) for piece in cut_all([element], horizons)]
 
 
 def _assembled(shard: tuple[int, Iterable[Piece]], horizons: Horizons) -> WholeReplicates:
-    """Put the replicates of a shard together."""
+    """Assemble the replicates of a shard."""
     by_key, done = defaultdict[str, list[bytes]](list), list[Piece]()
     for piece in shard[1]:
         if piece.reason:

@@ -1,7 +1,7 @@
-"""A store as source and sink of Beam pipelines: events as their units are committed, derived rows, whole replicates.
+"""A store as source and sink of Beam pipelines: read events as units are committed, write derived rows and replicates.
 
-A commit leaves out units and replicates that are there. So a bundle that a runner tries again changes nothing, and
-every unit and derived row is there exactly once.
+A commit leaves out units and replicates that the store has. So a bundle that a runner tries again changes nothing, and
+every unit and derived row is stored exactly once.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _NAMES: Final = (*GROUP_KEY, "replicate")
 
 
 class ReadEvents(beam.PTransform):
-    """The events of a store's units of coupled pairs, as Arrow tables of whole units, without those of branches.
+    """Read the events of a store's units of coupled pairs, without branches, as tables of whole units.
 
     The source can be split by versions of table ``units``. Its watermark is the time at which a version was read.
 
     Args:
         location: Folder or URL of the store, as workers see it.
         after: The version of ``units`` whose units were read before; -1 for none.
-        follow: Go on with units that are committed later, until the pipeline is stopped. Without it the source ends
-            with the version that is there when the pipeline is made.
-        poll: Seconds between looks for later units.
+        follow: Whether to go on with units that are committed later, until the pipeline is stopped. Otherwise the
+            source ends with the latest version at the time the pipeline is made.
+        poll: Seconds between two checks for later units.
 
     """
 
@@ -75,7 +75,7 @@ class ReadEvents(beam.PTransform):
 
 
 class _Versions(RestrictionProvider):
-    """The versions of ``units`` that one element stands for."""
+    """A range of versions of ``units`` that one element stands for."""
 
     def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
         return OffsetRestrictionTracker(restriction)
@@ -88,7 +88,7 @@ class _Versions(RestrictionProvider):
 
 
 class _ReadVersions(beam.DoFn):
-    """(location, first version, end) -> tables of the units that came with these versions."""
+    """Map (location, first version, end) to tables of the units that these versions added."""
 
     def __init__(self, poll: float) -> None:
         self._poll = poll
@@ -118,11 +118,11 @@ class _ReadVersions(beam.DoFn):
 
 @beam.DoFn.unbounded_per_element()
 class _FollowVersions(_ReadVersions):
-    """The same without an end."""
+    """Map (location, first version) to tables of the units added from that version on, without an end."""
 
 
 def _units_of_versions(store: Store, first: int, last: int) -> Iterator[pa.Table]:
-    """Yield the events of plain units that versions ``first`` to ``last`` of ``units`` brought."""
+    """Yield the events of the plain units that versions ``first`` to ``last`` of ``units`` added."""
     before = _plain_units(store, first - 1) if first else np.zeros(0, np.int64)
     new = np.setdiff1d(_plain_units(store, last), before)
     for segment in segments_of(store, dict.fromkeys(DERIVED[PLAIN], new), store.version("events")):
@@ -138,9 +138,9 @@ def _plain_units(store: Store, version: int) -> np.ndarray[tuple[int], np.dtype[
 
 
 class WriteDerived(beam.PTransform):
-    """``DerivedReplicates`` of a store's own events -> that store, and how many units were new in each element.
+    """Write ``DerivedReplicates`` of a store's own events to the store; emit the number of new units of each element.
 
-    Each element must have whole units, as the tables of ``ReadEvents`` have. An element is one commit to each table.
+    Each element must have whole units, like the tables of ``ReadEvents``. An element is one commit to each table.
 
     Args:
         location: Folder or URL of the store, as workers see it.
@@ -160,10 +160,10 @@ def write_derived(derived: DerivedReplicates, location: str) -> int:
     """Commit derived rows of whole units.
 
     Returns:
-        How many units have rows now that had none.
+        The number of units that had no derived rows before.
 
     Raises:
-        InputError: A row has no unit, or an element has a part of a unit's rows.
+        InputError: A row has no unit, or an element has only a part of a unit's rows.
 
     """
     store = Store.open(location)
@@ -187,14 +187,15 @@ def _check_whole_units(store: Store, derived: DerivedReplicates) -> None:
 
 
 class WriteReplicates(beam.PTransform):
-    """``WholeReplicates`` of another generator -> derived units of a store, and ``DeadLetter`` of what does not go in.
+    """Write ``WholeReplicates`` of another generator to a store; emit a ``DeadLetter`` for refused rows.
 
     Events are checked as ``kvdrift ingest`` checks them. Replicates that the store has with equal content change
     nothing. An element is one commit.
 
     Args:
-        location: Folder or URL of the store, as workers see it; the store is made if there is none.
-        documents: CSV, JSONL or Parquet file of documents, as workers see it; without it the store must know them.
+        location: Folder or URL of the store, as workers see it; a missing store is made.
+        documents: CSV, JSONL or Parquet file of documents, as workers see it; without it the store must know the
+            documents.
 
     """
 

@@ -1,1 +1,1 @@
-"""Attention of decoding streams by two operations that one launch each computes on CUDA."""
+"""Attention of decoding streams by two operations, each of which is one launch on CUDA."""

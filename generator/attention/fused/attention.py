@@ -13,22 +13,22 @@ from generator.attention.parts import PartialAttention
 
 
 def attention_fault(device: torch.device) -> str | None:
-    """Why attention of decoding streams is not computed by fused operations on a CUDA device; None where it is."""
+    """Return why fused operations cannot compute attention of decoding streams on a CUDA device; None if they can."""
     return prompt_attention.fault(device) or suffix_attention.fault(device)
 
 
 def are_fused(devices: Iterable[torch.device], wanted: bool | None) -> bool:  # noqa: FBT001 - as ``Savings.fused`` is
-    """Whether fused operations are used on some devices, if ``Savings.fused`` is ``wanted``."""
+    """Tell whether fused operations are used on some devices, if ``Savings.fused`` is ``wanted``."""
     if wanted is False:
         return False
     return all(attention_fault(device) is None if device.type == "cuda" else wanted is True for device in devices)
 
 
 class FusedAttention:
-    """What the operations are told of the caches and the open streams.
+    """Attention of open streams by the two fused operations, with tables of caches and streams.
 
     Args:
-        layers: Of each layer, the keys and the values of all caches, [KV heads, m, size] each.
+        layers: For each layer the keys and the values of all caches, [KV heads, m, size] each.
         group: Query heads of a KV head.
     """
 
@@ -41,15 +41,15 @@ class FusedAttention:
         self._partials = 0
 
     def pack(self, stream_cache: Tensor, slots: Tensor, rows: int) -> dict[str, Tensor]:
-        """Take up the open streams.
+        """Take over the open streams.
 
         Args:
-            stream_cache: The cache of each, ascending, int64 [streams], on the CPU.
-            slots: The slot of each among the model's rows, int64 [streams], on the CPU.
+            stream_cache: The cache of each stream, ascending, int64 [streams], on the CPU.
+            slots: The slot of each stream among the model's rows, int64 [streams], on the CPU.
             rows: The number of rows that the model computes.
 
         Returns:
-            What ``attend`` needs on the layers' devices, by name.
+            The vectors that ``attend`` needs on the layers' devices, by name.
         """
         packed, tiles, places, self._partials = tables(
             stream_cache, slots, rows, self._chunks, self._group, self._queries
@@ -66,14 +66,14 @@ class FusedAttention:
             layer: The layer's number.
             query: [rows, heads, 1, size].
             key: [rows, KV heads, 1, size].
-            value: Likewise.
+            value: [rows, KV heads, 1, size].
             suffix: Keys and values of this layer's suffixes, [slots, KV heads, H, size] each.
-            indices: What ``pack`` returned, on the layer's device; and "length", the entries of every suffix with the
-                new one, int64 [1].
-            scaling: What products of queries and keys are multiplied by.
+            indices: The vectors that ``pack`` returned, on the layer's device; and "length", the entries of every
+                suffix including the new one, int64 [1].
+            scaling: The factor of products of queries and keys.
 
         Returns:
-            [rows, heads, 1, size]; zeros where there is no stream.
+            [rows, heads, 1, size]; zeros in rows without a stream.
         """
         caches, new = self._caches[layer], query[:, :, 0]
         chunks: PartialAttention = prompt_attention.prompt_attention(

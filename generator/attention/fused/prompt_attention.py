@@ -1,7 +1,7 @@
 """Attention of all open streams to their caches' prompt entries, in chunks: one operation, one launch on CUDA.
 
-The streams of a cache are multiplied with its entries at once, tile by tile. Tiles and chunks have fixed sizes: what a
-stream gets does not depend on the streams beside it.
+The queries of all streams of a cache are multiplied with its entries together, tile by tile. Tiles and chunks have
+fixed sizes, so a stream's result does not depend on the streams beside it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def plain_prompt_attention(
 
     Args:
         query: Rotated queries of all slots, [rows, heads, size]; those of one KV head lie beside each other.
-        keys: Of each cache, [KV heads, m, size]; m may differ.
-        values: Likewise.
+        keys: For each cache the keys, [KV heads, m, size]; m may differ.
+        values: For each cache the values, of the same shapes.
         caches: ``cache_table`` of both.
         packed: The slot of each stream, grouped by cache, int64 [streams].
         tiles: As ``tables`` makes them.
         partials: The number of partial results.
-        scaling: What products of queries and keys are multiplied by.
+        scaling: The factor of products of queries and keys.
 
     Returns:
         For each stream and chunk the output, float32 [partials, heads, size], and the logarithm of the sum of
@@ -59,7 +59,7 @@ def plain_prompt_attention(
 
 
 def _elements(first: int, last: int, group: int) -> tuple[Tensor, Tensor]:
-    """The stream of a cache, and the query of its group, of elements ``first .. last - 1``."""
+    """Return the stream of a cache, and the query within its group, of elements ``first .. last - 1``."""
     element = torch.arange(first, last)
     return element // group, element % group
 
@@ -76,9 +76,9 @@ def _on_cuda(*arguments: Any) -> PartialAttention:
 
 @tried_once
 def fault(device: torch.device) -> str | None:
-    """Why the kernel cannot be used on a device; None where it can. Tried once, on two small caches.
+    """Return why the kernel cannot be used on a device; None if it can. It is tried once, on two small caches.
 
-    Triton builds a kernel when it is first used, which takes a C compiler on this machine.
+    Triton builds a kernel at its first use, which needs a C compiler on this machine.
     """
     query, *caches = (
         torch.linspace(-1, 1, streams * 2 * 16).sin().view(streams, 2, 16).to(device) for streams in (3, 70, 40)

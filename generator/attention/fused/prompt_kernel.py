@@ -1,6 +1,6 @@
-"""Attention of decoding streams to chunks of their caches' prompt entries: a Triton kernel for CUDA.
+"""A Triton kernel for CUDA: attention of decoding streams to chunks of their caches' prompt entries.
 
-``generator.attention.fused.prompt_attention`` says what it computes, and does the same without it.
+``generator.attention.fused.prompt_attention`` specifies the result, and computes it without the kernel, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPTIONS = {"enable_fp_fusion": True}  # of the compiler
 
 
 def shape(dtype: torch.dtype, size: int) -> dict[str, int]:
-    """What one program computes with at a time, whatever the number of streams: queries, keys, warps and stages."""
+    """Return the sizes of one program, whatever the number of streams: queries, keys, warps and stages."""
     width = max(triton.next_power_of_2(size), 16)
     if dtype == torch.float32:  # products without tensor cores, from registers
         return {"QUERIES": tile_queries(dtype), "KEYS": 32, "WIDTH": width, "num_warps": 8, "num_stages": 2}
@@ -30,7 +30,7 @@ def shape(dtype: torch.dtype, size: int) -> dict[str, int]:
 
 
 def constants(heads: int, kv_heads: int, size: int) -> dict[str, int | float]:
-    """What the kernel is compiled for."""
+    """Return the constants for which the kernel is compiled."""
     return {
         "GROUP": heads // kv_heads, "HEADS": heads, "SIZE": size, "CHUNK": CHUNK, "CACHE_COLUMNS": CACHE_COLUMNS,
         "TILE_COLUMNS": TILE_COLUMNS, "LN_2": _LN_2,
@@ -77,7 +77,7 @@ def _attend_chunk(  # type: ignore[no-untyped-def]
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One tile of queries of one cache, one KV head, one chunk of entries; scores are to base 2."""
+    """Compute one tile of queries of one cache, one KV head and one chunk of entries; scores are to base 2."""
     kv_head = tl.program_id(1)
     tiles += tl.program_id(0) * TILE_COLUMNS
     caches += tl.load(tiles) * CACHE_COLUMNS

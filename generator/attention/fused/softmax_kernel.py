@@ -1,4 +1,4 @@
-"""A step of a softmax over entries that come some at a time, for the Triton kernels of both operations."""
+"""One step of a softmax over entries that come in several parts, for the Triton kernels of both operations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import triton.language as tl
 def attend_entries(  # type: ignore[no-untyped-def] # noqa: ANN201
     query, key, value, entry, present, place, inside, top, total, sums, scale, SIZE: tl.constexpr
 ):
-    """Attend to some more entries.
+    """Attend to some more entries, and return ``top``, ``total`` and ``sums``.
 
-    ``top`` is the largest score so far, to base 2, ``total`` the sum of weights relative to it, ``sums`` that of
-    weighted values; returns all three. Of ``entry`` those count that are ``present``, of ``place`` in a head those
-    ``inside``.
+    ``top`` is the largest score so far, to base 2; ``total`` is the sum of weights relative to it; ``sums`` is the sum
+    of weighted values. Only entries that are ``present`` count, and only places of a head that are ``inside``.
     """
     where = entry[:, None] * SIZE + place[None, :]
     read = present[:, None] & inside[None, :]

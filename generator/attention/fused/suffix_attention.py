@@ -21,18 +21,18 @@ def plain_suffix_attention(
     Args:
         query: Rotated queries of all slots, [rows, heads, size].
         key: Rotated keys of the new tokens, [rows, KV heads, size].
-        value: Likewise, not rotated.
+        value: Values of the new tokens, [rows, KV heads, size].
         suffix_key: [slots, KV heads, H, size].
-        suffix_value: Likewise.
+        suffix_value: [slots, KV heads, H, size].
         length: Entries of every suffix, the new one included, int64 [1].
-        chunk_output: What ``prompt_attention`` returned, float32 [partials, heads, size].
-        chunk_mass: Likewise, float32 [partials, heads].
+        chunk_output: The first result of ``prompt_attention``, float32 [partials, heads, size].
+        chunk_mass: The second result of ``prompt_attention``, float32 [partials, heads].
         places: As ``tables`` makes them, [rows, PLACE_COLUMNS].
         caches: ``cache_table`` of this layer's prompt entries.
-        scaling: What products of queries and keys are multiplied by.
+        scaling: The factor of products of queries and keys.
 
     Returns:
-        The attention output of every slot, [rows, heads, size]; zeros where there is no stream.
+        The attention output of every slot, [rows, heads, size]; zeros in slots without a stream.
     """
     (rows, heads, size), kv_heads, entries = query.shape, key.shape[1], int(length)
     open_slots = (places[:, 0] >= 0).nonzero().squeeze(-1)
@@ -67,9 +67,9 @@ def _on_cuda(*arguments: Any) -> Tensor:
 
 @tried_once
 def fault(device: torch.device) -> str | None:
-    """Why the kernel cannot be used on a device; None where it can. Tried once, on two streams.
+    """Return why the kernel cannot be used on a device; None if it can. It is tried once, on two streams.
 
-    Triton builds a kernel when it is first used, which takes a C compiler on this machine.
+    Triton builds a kernel at its first use, which needs a C compiler on this machine.
     """
     query, key, value, suffix_key, suffix_value, output = (
         torch.linspace(-1, phase, 2 * 2 * entries * 16).sin().view(2, 2, entries, 16).to(device)

@@ -1,6 +1,6 @@
-"""Attention of decoding streams to their own suffixes, joined with that to their prompts: a Triton kernel for CUDA.
+"""A Triton kernel for CUDA: attention of decoding streams to their suffixes, joined with attention to their prompts.
 
-``generator.attention.fused.suffix_attention`` says what it computes, and does the same without it.
+``generator.attention.fused.suffix_attention`` specifies the result, and computes it without the kernel, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPTIONS = {"enable_fp_fusion": True}  # of the compiler
 
 
 def shape(dtype: torch.dtype, group: int, size: int) -> dict[str, int]:
-    """What one program computes with at a time, whatever the number of streams: queries, keys, warps and stages."""
+    """Return the sizes of one program, whatever the number of streams: queries, keys, warps and stages."""
     width = max(triton.next_power_of_2(size), 16)
     keys = 32 if dtype == torch.float32 or width > 128 else 64
     queries = max(triton.next_power_of_2(group), 16)
@@ -33,7 +33,7 @@ def shape(dtype: torch.dtype, group: int, size: int) -> dict[str, int]:
 
 
 def constants(heads: int, kv_heads: int, size: int) -> dict[str, int | float]:
-    """What the kernel is compiled for."""
+    """Return the constants for which the kernel is compiled."""
     return {
         "GROUP": heads // kv_heads, "HEADS": heads, "SIZE": size, "CHUNK": CHUNK, "CACHE_COLUMNS": CACHE_COLUMNS,
         "PLACE_COLUMNS": PLACE_COLUMNS, "LOG2_E": _LOG2_E,
@@ -91,7 +91,7 @@ def _attend_suffix(  # type: ignore[no-untyped-def]
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One slot and KV head: the new entry, those before it, then the chunks in their order; scores are to base 2."""
+    """Compute one slot and KV head: the new entry, earlier entries, then the chunks; scores are to base 2."""
     slot, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     number = query.dtype.element_ty
     member, place = tl.arange(0, QUERIES), tl.arange(0, WIDTH)

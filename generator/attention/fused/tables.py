@@ -1,6 +1,6 @@
-"""What the two operations of a decoding step are told: where caches lie, which tiles there are, what a slot needs.
+"""Tables of integers for the two operations of a decoding step: addresses of caches, tiles, and places of slots.
 
-All of it is int64. The caches' table is made once; tiles and places change with the open streams, and are the same in
+All tables are int64. The table of caches is made once. Tiles and places change with the open streams, and are equal in
 all layers.
 """
 
@@ -19,16 +19,16 @@ PLACE_COLUMNS = 3  # cache or -1, first partial result, and how far the next chu
 
 
 def tile_queries(dtype: torch.dtype) -> int:
-    """How many queries a tile has: a constant of the type, so that no result depends on the number of streams."""
+    """Return the number of queries of a tile: a constant of the type, whatever the number of streams."""
     return 32 if dtype == torch.float32 else 128
 
 
 def cache_table(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-    """The caches of one layer, [caches, CACHE_COLUMNS], on their device.
+    """Return the table of one layer's caches, [caches, CACHE_COLUMNS], on their device.
 
     Args:
-        keys: Of each cache, [KV heads, m, size]; a KV head's entries lie one after the other.
-        values: Likewise.
+        keys: For each cache, [KV heads, m, size]; a KV head's entries lie one after the other.
+        values: For each cache, the values of the same shape.
     """
     rows = [
         [_address(key), _address(value), key.shape[1], key.stride(0), value.stride(0)]
@@ -40,19 +40,19 @@ def cache_table(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
 def tables(
     stream_cache: Tensor, slots: Tensor, rows: int, chunks: Tensor, group: int, queries: int
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Deal the queries of all streams into tiles.
+    """Divide the queries of all streams into tiles.
 
     Args:
         stream_cache: The cache of each stream, ascending, int64 [streams].
         slots: The slot of each stream, int64 [streams].
         rows: The number of rows that the model computes.
-        chunks: How many chunks each cache has, in its longest layer, int64 [caches].
+        chunks: The number of chunks of each cache in its longest layer, int64 [caches].
         group: Queries of a stream and KV head.
         queries: Queries of a tile.
 
     Returns:
         The slot of each packed row, [streams]; tiles [tiles, TILE_COLUMNS]; places [rows, PLACE_COLUMNS]; and the
-        number of partial results.
+            number of partial results.
     """
     caches, counts = torch.unique_consecutive(stream_cache, return_counts=True)
     first_row = counts.cumsum(0) - counts
@@ -77,7 +77,7 @@ def tables(
 
 
 def chunks_of(entries: Tensor) -> Tensor:
-    """How many chunks so many entries make, int64 of any shape."""
+    """Return the number of chunks for each number of entries, int64 of any shape."""
     return -(-entries // CHUNK)
 
 

@@ -1,1 +1,1 @@
-"""What streams hold and read while they are decoded: slots, suffixes, states, prompts, what rules of caches keep."""
+"""The state of streams during decoding: slots, suffixes, states, prompts, and the scores that caches' rules keep."""

@@ -1,6 +1,6 @@
-"""Attention of decoding streams to prompt entries: streams that read the same entries are multiplied with them at once.
+"""Attention of decoding streams to prompt entries; streams that read the same entries are multiplied together.
 
-Caches with equal entries, as the reference's and a control's are, have the same tensors: their streams read together.
+Caches with equal entries (the reference's and a control's) hold the same tensors, so their streams read together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from generator.attention.streams.rows import Tile, pack_tiles
 class PrefixLayer:
     """One layer of one cache: its prompt keys and values, [KV heads, m, size] each, and the layer's terms.
 
-    If its attention has a window, the entries are the prompt's last ones, in every cache of the prompt.
+    If the layer's attention has a window, the entries are the prompt's last entries, in every cache of the prompt.
     """
 
     key: Tensor
@@ -30,13 +30,13 @@ class PrefixLayer:
 
 @dataclass(frozen=True)
 class PackedLayer(PrefixLayer):
-    """A layer whose keys are also there as ``packed_keys`` returns them: nothing changes its entries."""
+    """A layer that also holds its keys as ``packed_keys`` returns them; nothing changes its entries."""
 
     keys: Sequence[Sequence[Tensor]] | None = None
 
 
 def with_packed_keys(layers: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
-    """Pack the keys of layers from which oneDNN multiplies all at once; others stay as they are."""
+    """Pack the keys of layers whose keys oneDNN multiplies all at once; leave the other layers as they are."""
     return tuple(
         PackedLayer(layer.key, layer.value, layer.terms, packed_keys(layer.key))
         if layer.terms.window is None and layer.terms.softcap is None and by_onednn(layer.key, layer.key)
@@ -46,19 +46,19 @@ def with_packed_keys(layers: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
 
 
 def same_entries(one: Sequence[PrefixLayer], other: Sequence[PrefixLayer]) -> bool:
-    """Whether two caches have equal keys and values in all layers."""
+    """Tell whether two caches have equal keys and values in all layers."""
     pairs = list(zip(one, other, strict=True))
     return all(torch.equal(own.key, its.key) and torch.equal(own.value, its.value) for own, its in pairs)
 
 
 class PromptReads:
-    """Which streams read which entries together, and their attention to these.
+    """The groups of streams that read the same prompt entries, and the attention of these groups.
 
     Args:
-        caches: Per cache, its layers.
-        at_once: Of each cache, how many streams read its entries together, at most.
-        multiple: What the streams of a tile are filled up to a multiple of.
-        few: The same for products of oneDNN, which need less of it.
+        caches: The layers of each cache.
+        at_once: For each cache the most streams that read its entries together.
+        multiple: The number of a tile's streams is padded to a multiple of this.
+        few: The same for products of oneDNN, which need less padding.
     """
 
     def __init__(
@@ -74,20 +74,21 @@ class PromptReads:
 
         Args:
             stream_cache: The cache of each stream, ascending, int64 [streams].
-            slots: The slot of each, int64 [streams].
+            slots: The slot of each stream, int64 [streams].
 
         Returns:
-            Of each stream, in their new order, the cache whose entries it reads, ascending, and its slot.
+            For each stream, in the new order: the cache whose entries the stream reads, ascending, and the stream's
+                slot.
         """
         read, order = self._read[stream_cache].sort(stable=True)
         return read, slots[order]
 
     def pack(self, stream_cache: Tensor, slots: Tensor) -> dict[str, Tensor]:
-        """Take up the open streams; returns what ``attend`` needs on the layers' devices, by name.
+        """Pack the open streams; return the indices that ``attend`` needs on the layers' devices, by name.
 
         Args:
             stream_cache: The cache of each stream, ascending, int64 [streams].
-            slots: The slot of each, int64 [streams].
+            slots: The slot of each stream, int64 [streams].
         """
         self._tiles, indices = pack_tiles(*self.alike(stream_cache, slots), self._at_once, self._multiple)
         return indices
@@ -96,19 +97,20 @@ class PromptReads:
         self, layer: int, grouped: Tensor, indices: Mapping[str, Tensor], scaling: float, length: int,
         replaced: Callable[[int], bool],
     ) -> PartialAttention:  # fmt: skip
-        """Attend from one new token per row to what its cache has of the prompt.
+        """Attend from one new token per row to the prompt entries of the row's cache.
 
         Args:
             layer: The layer's number.
-            grouped: Queries, [rows, KV heads, query heads of it, size].
-            indices: What ``pack`` has returned, on the layer's device.
-            scaling: What products of queries and keys are multiplied by.
-            length: The entries of every suffix.
-            replaced: Whether a cache's attention is computed elsewhere, except in layers with windows.
+            grouped: Queries, [rows, KV heads, query heads per KV head, size].
+            indices: The indices that ``pack`` returned, on the layer's device.
+            scaling: The factor of products of queries and keys.
+            length: The number of entries of every suffix.
+            replaced: Tells whether a cache's attention is computed elsewhere; not asked in layers with windows.
 
         Returns:
-            Of each stream, by its slot: the output, [streams, KV heads, query heads of it, size], and the logarithm of
-            the sum of exponentials, float32; minus infinity if a window has left all of its prompt entries.
+            For each stream, by its slot: the output, [streams, KV heads, query heads per KV head, size], and the
+                logarithm of the sum of exponentials, float32; minus infinity if a window has left all prompt entries of
+                the cache.
         """
         _, kv_heads, group, size = grouped.shape
         terms = self._caches[0][layer].terms
@@ -137,11 +139,11 @@ class PromptReads:
 
 
 def _tensors(cache: Sequence[PrefixLayer]) -> list[int]:
-    """Which tensors a cache reads."""
+    """Return the identities of the tensors that a cache reads."""
     return [id(part) for layer in cache for part in (layer.key, layer.value)]
 
 
 def _first_alike(kinds: Sequence[tuple[int, ...]]) -> list[int]:
-    """Of each of some things, the place of the first one that is equal to it."""
+    """Return for each kind the place of the first kind that is equal to it."""
     places = {kind: place for place, kind in reversed(list(enumerate(kinds)))}
     return [places[kind] for kind in kinds]

@@ -1,4 +1,4 @@
-"""How many rows are computed at once, and how streams of each cache are packed into tiles: bookkeeping in integers."""
+"""Integer bookkeeping: how many rows are computed at once, and how the streams of each cache are packed into tiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, 
 
 @dataclass(frozen=True)
 class Tile:
-    """Streams of one cache: packed rows ``first .. last - 1``, of which those after ``streams`` are copies."""
+    """Streams of one cache: packed rows ``first .. last - 1``; rows after the first ``streams`` of them are copies."""
 
     cache: int
     first: int
@@ -24,20 +24,20 @@ class Tile:
     streams: int
 
     def rows(self, multiple: int) -> slice:
-        """As many rows as the streams take if they are filled up to this multiple, at most all."""
+        """Return the rows of the streams, padded to this multiple; at most all rows of the tile."""
         return slice(self.first, min(self.first + rounded(self.streams, multiple), self.last))
 
 
 def pack_tiles(
     stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int
 ) -> tuple[list[Tile], dict[str, Tensor]]:
-    """Gather the streams of each cache in tiles, and fill these up to a multiple of rows.
+    """Pack the streams of each cache into tiles, and pad the tiles to a multiple of rows.
 
     Args:
         stream_cache: The cache of each stream, ascending, int64 [streams].
-        slots: The slot of each, int64 [streams].
-        at_once: Of each cache, how many streams a tile has at most.
-        multiple: What the rows of a tile are a multiple of.
+        slots: The slot of each stream, int64 [streams].
+        at_once: For each cache the most streams of a tile.
+        multiple: The rows of a tile are a multiple of this.
 
     Returns:
         The tiles, the slot of each packed row ("packed"), and a packed row of each slot ("unpacked").
@@ -56,17 +56,18 @@ def pack_tiles(
 
 
 def tile_of(key: Tensor, multiple: int) -> int:
-    """How many streams' queries are multiplied with a prompt's keys at once, at most, with a multiple of rows.
+    """Return how many streams' queries are multiplied with a prompt's keys at once, given a multiple of rows.
 
-    If the multiple is ``TILE``, there is one number of them only.
+    If the multiple is ``TILE``, the number is always the same.
     """
     return 2 * TILE if multiple < TILE and fits_onednn(key) else TILE
 
 
 def few_rows(streams: int, multiple: int) -> int:
-    """A number of rows for so many streams, at most an eighth above them, or below the next multiple.
+    """Return a number of rows for ``streams`` streams, at most an eighth above it, or below the next multiple.
 
-    A GPU's libraries choose their kernels by the number of rows. Between a number and its double there are eight.
+    A GPU's libraries choose their kernels by the number of rows. Between a number and its double there are eight
+    choices.
     """
     step = multiple
     while streams > 2 * _STEPS * step:
@@ -75,5 +76,5 @@ def few_rows(streams: int, multiple: int) -> int:
 
 
 def rounded(count: int, multiple: int) -> int:
-    """The next multiple."""
+    """Return ``count`` rounded up to a multiple."""
     return -(-count // multiple) * multiple

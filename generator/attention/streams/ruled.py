@@ -1,4 +1,4 @@
-"""Streams of caches that have rules: which rows they are, the scores of their entries, and attention by the rule."""
+"""Streams of caches that have rules: their rows, the scores of their entries, and attention by the rule."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from generator.attention.layer_terms import LayerTerms
 
 @dataclass(frozen=True)
 class _Part:
-    """Streams of one cache that are computed together: entries ``first .. last - 1`` of the slots that are sent.
+    """Streams of one cache that are computed together: entries ``first .. last - 1`` of the sent slots.
 
-    Those after the first ``streams`` are copies of the first one.
+    Entries after the first ``streams`` are copies of the first stream.
     """
 
     cache: int
@@ -26,16 +26,16 @@ class _Part:
 
 
 class RuledStreams:
-    """The streams of the caches that have rules; ``SharedPrefix`` has one where any cache has.
+    """The streams of the caches that have rules; ``SharedPrefix`` has this object if any cache has a rule.
 
     Args:
-        rules: Of each cache, its rule, if any.
-        caches: Of each cache and layer, keys and values of the prompt entries, [KV heads, m, size] each.
-        slots: How many streams can be open or parked.
-        horizon: How many tokens a stream can have.
-        terms: Of each layer, what its attention has beside a softmax over all entries.
+        rules: For each cache its rule, if any.
+        caches: For each cache and layer the keys and values of the prompt entries, [KV heads, m, size] each.
+        slots: The most streams that can be open or parked.
+        horizon: The most tokens of a stream.
+        terms: For each layer the terms of its attention besides a softmax over all entries.
 
-    Layers whose attention has a window are left out, and the others are numbered from 0.
+    Layers whose attention has a window are left out, and the other layers are numbered from 0.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class RuledStreams:
         return all(rule.cuts_back for rule in self._rules.values())
 
     def columns(self, length: int) -> slice:
-        """The scores that streams with suffixes of so many entries have, in the last dimension of ``buffers``."""
+        """Return the columns of ``buffers`` with the scores of streams whose suffixes have ``length`` entries."""
         return slice(self._prompt + length)
 
     def open(self, stream_cache: Tensor) -> None:
-        """Give stream i, which lies in slot i and is at the end of its prompt, the scores of its prompt's entries.
+        """Give each stream the scores of its prompt's entries; stream i is in slot i and at the end of its prompt.
 
         Args:
             stream_cache: The cache of each stream, ascending, int64 [streams], on the CPU.
@@ -78,16 +78,16 @@ class RuledStreams:
                     scores[rows, :, self._prompt :] = 0.0
 
     def pack(self, stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int) -> Tensor:
-        """Take up the open streams.
+        """Take over the open streams.
 
         Args:
-            stream_cache: The cache of each, ascending, int64 [streams], on the CPU.
-            slots: The slot of each, int64 [streams], on the CPU.
-            at_once: Of each cache, how many streams are computed at once at most.
-            multiple: What they are filled up to a multiple of.
+            stream_cache: The cache of each stream, ascending, int64 [streams], on the CPU.
+            slots: The slot of each stream, int64 [streams], on the CPU.
+            at_once: For each cache the most streams computed at once.
+            multiple: The streams are padded to a multiple of this.
 
         Returns:
-            The slots that ``before_step`` and ``attend`` need on the layers' devices, int64 [filled-up streams].
+            The slots that ``before_step`` and ``attend`` need on the layers' devices, int64 [padded streams].
         """
         self._parts, packed, first = [], [], 0
         for cache in self._rules:
@@ -102,11 +102,11 @@ class RuledStreams:
     def before_step(
         self, slots: Mapping[torch.device, Tensor], suffixes: Sequence[Sequence[Tensor]], length: int
     ) -> None:
-        """Let every rule with open streams change entries before the token is fed that makes L = ``length``.
+        """Let every rule with open streams change entries, before the token is fed that makes L = ``length``.
 
         Args:
-            slots: What ``pack`` returned, on every device.
-            suffixes: Of each layer, keys and values of all slots, [slots, KV heads, H, size] each.
+            slots: The slots that ``pack`` returned, on every device.
+            suffixes: For each layer the keys and values of all slots, [slots, KV heads, H, size] each.
             length: L.
         """
         for cache in dict.fromkeys(part.cache for part in self._parts):
@@ -118,22 +118,22 @@ class RuledStreams:
                     buffer[:, own[buffer.device], :, self._prompt + length - 1] = 0.0
 
     def replaced(self, cache: int, length: int) -> bool:
-        """Whether ``attend`` computes the attention of a cache's streams."""
+        """Tell whether ``attend`` computes the attention of a cache's streams."""
         return cache in self._rules and self._rules[cache].replaces(length)
 
     def attend(
         self, layer: int, query: Tensor, suffix: Sequence[Tensor], slots: Tensor, length: int, scaling: float,
         result: Tensor,
     ) -> None:  # fmt: skip
-        """Let the rules attend, and write what they return into ``result``.
+        """Let the rules attend, and write their results into ``result``.
 
         Args:
             layer: The layer's number.
             query: [rows, heads, 1, size]; a stream's row is its slot.
             suffix: Keys and values of all slots, [slots, KV heads, H, size] each, with the new entries.
-            slots: What ``pack`` returned, on the layer's device.
+            slots: The slots that ``pack`` returned, on the layer's device.
             length: L, the entries of every suffix.
-            scaling: What products of queries and keys are multiplied by.
+            scaling: The factor of products of queries and keys.
             result: Attention of all rows, [rows, heads, 1, size].
         """
         kv_heads, size = suffix[0].shape[1], suffix[0].shape[3]

@@ -1,6 +1,6 @@
-"""In which slot of the suffixes each open stream lies, what is copied where, and how streams are packed: bookkeeping.
+"""Bookkeeping of slots: in which slot each open stream is, and which suffixes are copied where.
 
-All of it is on the CPU, in integers. What follows from it on the devices is ``generator.attention.shared_prefix``'s.
+Everything is in integers on the CPU. ``generator.attention.shared_prefix`` does the copies on the devices.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class StreamSlots:
     """The slots of open and parked streams.
 
-    Of n open streams, stream i lies in slot ``slots[i]``, a number below n. A stream stays in its slot unless that is n
-    or above; only streams that move or fork are copied. Parked streams are copied to the slots from ``streams`` on, at
-    the next step: what a step moves goes to the devices at once.
+    Of n open streams, stream i is in slot ``slots[i]``, a number below n. A stream stays in its slot unless its number
+    is n or above; only streams that move or fork are copied. Parked streams are copied, at the next step, to the slots
+    from ``streams`` on, so that all copies of a step are sent to the devices together.
 
     Args:
-        streams: How many streams can be open at once.
+        streams: The most streams that can be open at once.
     """
 
     def __init__(self, streams: int) -> None:
@@ -41,13 +41,13 @@ class StreamSlots:
         self.slots = torch.arange(len(caches))
 
     def select(self, rows: Tensor) -> bool:
-        """Replace the open streams: new stream i continues open stream ``rows[i]``; parked ones are counted after them.
+        """Replace the open streams: new stream i continues open stream ``rows[i]``; higher numbers are parked streams.
 
         Args:
             rows: int64 [streams], grouped by cache in ascending order.
 
         Returns:
-            Whether any stream is another one than before.
+            Whether any stream changes.
         """
         streams, count = len(self.slots), len(rows)
         if torch.equal(rows, torch.arange(streams)):
@@ -69,9 +69,9 @@ class StreamSlots:
         return True
 
     def park(self, rows: Tensor, places: Tensor) -> None:
-        """Keep the suffixes of open streams ``rows``, at their present length, as the parked streams ``places``.
+        """Keep the suffixes of open streams ``rows``, at their current length, as the parked streams ``places``.
 
-        Who is parked at a place already is given up. Both are int64 [parked].
+        A stream that is already parked at such a place is given up. Both are int64 [parked].
         """
         more = int(places.max()) + 1 - len(self._parked_caches)
         if more > 0:
@@ -88,9 +88,9 @@ class StreamSlots:
         self._source = self._target = _NONE
 
     def copies(self) -> tuple[Tensor, Tensor, int]:
-        """What is to be copied now, all at once: from which slots, to which, int64 [copies], and up to which length.
+        """Return all copies to make: source slots, target slots, int64 [copies], and the length to copy.
 
-        They are then counted as made, so this is asked for once a step, after ``select`` and before a token is fed.
+        The copies then count as made, so call this once a step, after ``select`` and before a token is fed.
         """
         source, target, length = self._source, self._target, self.length
         self._source = self._target = _NONE

@@ -1,6 +1,6 @@
-"""States of a hybrid's layers, by the contents of ``config.json``: which layers have no attention, and bytes of states.
+"""Sizes of states in hybrid models, computed from ``config.json``.
 
-The states of families whose numbers are not known here count as 0 bytes before a model is loaded.
+For families that are not known here, states count as 0 bytes before a model is loaded.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ _RECURRENT_BYTES = 4  # recurrent states are float32, whatever the model's dtype
 
 
 def layers_without_attention(config: Mapping[str, Any]) -> int:
-    """Count the layers that have a state in the place of entries."""
+    """Return the number of layers that have a state in place of entries."""
     return sum(kind in ("conv", "linear_attention") for kind in config.get("layer_types") or ())
 
 
 def state_bytes(config: Mapping[str, Any], item_bytes: int) -> int:
-    """Count bytes of all states of one stream.
+    """Return the bytes of all states of one stream.
 
     Args:
         config: The contents of ``config.json``.
@@ -44,7 +44,7 @@ def _kinds(config: Mapping[str, Any], item_bytes: int) -> list[tuple[int, int]]:
 
 
 def _delta_net(config: Mapping[str, Any], item_bytes: int) -> int:
-    """A layer with the gated delta rule (Qwen3-Next, Qwen3.5): a matrix for each value head."""
+    """Return the bytes of a layer with the gated delta rule (Qwen3-Next, Qwen3.5): a matrix for each value head."""
     if "linear_num_key_heads" not in config:
         return 0
     key, value = int(config["linear_key_head_dim"]), int(config["linear_value_head_dim"])

@@ -1,8 +1,8 @@
-"""States of layers that a prompt's entries do not grow: the last inputs of a convolution, a recurrent matrix.
+"""States of layers whose size does not grow with the prompt: the last inputs of a convolution, a recurrent matrix.
 
-Layers of transformers ask a cache for their states by the layer's number and the state's number within the layer, and
-write states back. Here a prompt has its states once, after its last token, and every stream has a copy of its own, of
-constant size. Keys and values do not go through these objects: attention layers get back what they hand over.
+Layers of transformers ask a cache for a state by the layer's number and the state's number within the layer, and write
+states back. A prompt has its states once, after its last token. Every stream has a copy of its own, of constant size.
+Keys and values do not go through these objects: attention layers get back what they hand over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CONVOLUTION, _RECURRENT = "convolution", "recurrent"
 
 
 class LayerStates:
-    """What a network's layers take for a cache: states of a batch of rows, empty at first.
+    """A cache for a network's layers that holds states of a batch of rows, empty at first.
 
     Attributes:
         found: The states, [rows, ...] each.
@@ -35,7 +35,7 @@ class LayerStates:
         return sum(state.nbytes for state in self.found.values())
 
     def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Return an attention layer's new keys and values, which are stored elsewhere."""
+        """Return an attention layer's new keys and values unchanged; they are stored elsewhere."""
         return key, value
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
@@ -49,10 +49,10 @@ class LayerStates:
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
     ) -> Tensor:
-        """Append inputs of a convolution, [rows, channels, T], and keep the last ones, as many as the kernel has.
+        """Append inputs of a convolution, [rows, channels, T], and keep the last inputs, as many as the kernel has.
 
         Returns:
-            The inputs with those that were kept before them.
+            The inputs, with the inputs kept before in front.
         """
         kernel, before = conv_kernel_size or conv_states.shape[-1], self.get_conv_state(layer_idx, state_idx)
         missing = max(kernel - conv_states.shape[-1], 0)
@@ -65,11 +65,11 @@ class LayerStates:
         return self._keep((_RECURRENT, layer_idx, state_idx), recurrent_states)
 
     def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
-        """Whether a layer has a state, that is, has seen a token."""
+        """Tell whether a layer has a state, that is, has seen a token."""
         return any((kind, layer_idx, state_idx) in self.found for kind in (_CONVOLUTION, _RECURRENT))
 
     def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002 - part of transformers' calling convention
-        """Whether states before the last one are kept; never."""
+        """Tell whether states before the last one are kept; always False."""
         return False
 
     def _keep(self, place: _Place, state: Tensor) -> Tensor:
@@ -84,10 +84,10 @@ class StreamStates(LayerStates):
     """States of streams: row r of a step has the states of slot r.
 
     Args:
-        starts: Of each cache, the states that its streams begin with, of one row.
-        streams: How many streams can be open at once.
-        rows: How many rows a step computes at most; those without a stream have states, too.
-        parked: How many streams can be parked.
+        starts: For each cache the first states of its streams, for one row.
+        streams: The most streams that can be open at once.
+        rows: The most rows of a step; rows without a stream have states, too.
+        parked: The most streams that can be parked.
     """
 
     def __init__(self, starts: Sequence[LayerStates], streams: int, rows: int, parked: int) -> None:
@@ -99,14 +99,14 @@ class StreamStates(LayerStates):
 
     @property
     def devices(self) -> set[torch.device]:
-        """Where the states lie."""
+        """The devices of the states."""
         return {buffer.device for buffer in self._buffers.values()}
 
     def open(self, caches: Sequence[int]) -> None:
-        """Give stream i, which lies in slot i, the states that streams of cache ``caches[i]`` begin with.
+        """Give stream i, in slot i, the first states of cache ``caches[i]``.
 
         Args:
-            caches: Ascending.
+            caches: The cache of each stream, ascending.
         """
         first = 0
         for cache, streams in itertools.groupby(caches):
@@ -116,11 +116,12 @@ class StreamStates(LayerStates):
             first = last
 
     def take(self, indices: Mapping[torch.device, Mapping[str, Tensor]], rows: int) -> None:
-        """Copy the states that move to other slots, and lay out those of a step's rows.
+        """Copy the states that move to other slots, and arrange the states of a step's rows.
 
         Args:
-            indices: On every device, from which slots ("source") to which ("target") streams go, int64 [copies] each.
-            rows: How many rows the step computes.
+            indices: For every device the slots from which ("source") and to which ("target") streams move, int64
+                [copies] each.
+            rows: The number of rows of the step.
         """
         for place, buffer in self._buffers.items():
             own = indices[buffer.device]
@@ -130,5 +131,5 @@ class StreamStates(LayerStates):
             self.found[place] = buffer[:rows]
 
     def _beyond_rows(self, slots: Tensor) -> Tensor:
-        """The places of slots: parked streams lie behind the rows without a stream."""
+        """Return the places of slots; parked streams are behind the rows without a stream."""
         return torch.where(slots >= self._streams, slots + self._spare, slots)

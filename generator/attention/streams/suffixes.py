@@ -1,4 +1,4 @@
-"""Keys and values of what streams generate: room for them in every layer, and their copies from slot to slot."""
+"""Buffers for the keys and values of generated tokens in every layer, and copies from slot to slot."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Suffixes = list[Tensor]  # keys and values of one layer
 
 
 def suffix_buffers(layers: Sequence[Sequence[Tensor]], slots: int, horizon: int) -> tuple[list[Tensor], list[Suffixes]]:
-    """Room for suffixes: parts of one device and shape in one buffer, [parts, slots, KV heads, H, size].
+    """Allocate buffers for suffixes; parts of one device and shape share a buffer, [parts, slots, KV heads, H, size].
 
     Args:
-        layers: Of each layer, a prompt's keys and values, [KV heads, m, size].
-        slots: How many streams there is room for.
+        layers: For each layer a prompt's keys and values, [KV heads, m, size].
+        slots: The number of streams for which there is room.
         horizon: H.
 
     Returns:
-        The buffers, and of each layer its keys and values in them, [slots, KV heads, H, size] each.
+        The buffers, and for each layer its keys and values in them, [slots, KV heads, H, size] each.
     """
     kinds = [(part.device, part.dtype, part.shape[0], part.shape[2]) for layer in layers for part in layer]
     rooms, buffers = {}, []

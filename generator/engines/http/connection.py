@@ -1,7 +1,7 @@
-"""Requests to one server: time-outs, servers that are gone and come back, and no more requests at once than allowed.
+"""Send requests to one server, with time-outs, waits for a lost server, and a limit on requests at once.
 
-What a request means is not known here. A server that was lost is waited for; what it says of itself is then held
-against what it said before, since another server may have taken its place.
+This module does not know what requests mean. After a lost server is back, its report of itself is compared with the
+earlier report, since another server may have taken its place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from generator.engines.http.settings import Requests
 from schema.errors import InputError, OperationError
 
 KEY: Final = "KVDRIFT_SERVER_KEY"
-"""The environment variable with the key that servers ask for, if they do; it is stored nowhere."""
+"""The environment variable with the key that servers may require; the key is stored nowhere."""
 
 _BUSY: Final = (429, 502, 503, 504)  # answers of a server that loads its model, or of what stands before one
 _CONNECT, _PAUSE, _LONGEST_PAUSE = 10.0, 0.1, 2.0  # seconds
@@ -33,7 +33,7 @@ _Found = TypeVar("_Found")
 
 
 class LostServerError(Exception):
-    """A server was gone, and is back: what it held of streams is lost."""
+    """A server was gone, and is back; its caches of streams are lost."""
 
 
 class Connection:
@@ -41,11 +41,11 @@ class Connection:
 
     Args:
         url: The server's address.
-        requests: How it is asked.
-        health: The path that answers if the server is ready.
+        requests: Limits on requests.
+        health: The path that answers once the server is ready.
 
     Attributes:
-        on_return: Is called when the server is back; it raises an error if another one is there.
+        on_return: Called when the server is back; raises an error if another server is there.
         received: Bytes of all answers so far.
     """
 
@@ -75,11 +75,11 @@ class Connection:
         self._late: dict[str, float] = {}  # of each path whose answers are late, since when
 
     def ask(self, path: str, body: Any = None) -> Any:
-        """Send a request and return the answer's JSON; it is repeated if the server is gone and comes back.
+        """Send a request and return the answer's JSON; repeat it if the server is gone and comes back.
 
         Args:
-            path: Of the request, from the server's address on.
-            body: What is posted, as JSON; None gets.
+            path: The path of the request, relative to the server's address.
+            body: The body to post, as JSON; None sends a GET.
         """
         while True:
             try:
@@ -100,7 +100,7 @@ class Connection:
             raise OperationError(f"{self.url}{path}: the answer is no JSON: {answer.text[:80]!r}") from None
 
     def said(self, path: str, body: Any = None) -> dict[str, Any]:
-        """Return the JSON object of a path that not every server has; {} without it."""
+        """Return the JSON object of a path that not every server has; {} if the server lacks it."""
         while True:
             try:
                 answer = self._answered(path, body)
@@ -112,12 +112,12 @@ class Connection:
             return found if isinstance(found, dict) else {}
 
     def at_once(self, items: Sequence[_Item], function: Callable[[_Item], _Found], most: int = 0) -> list[_Found]:
-        """Apply a function that makes requests to some items, and return what it found in their order.
+        """Apply a function that makes requests to some items at once, and return the results in their order.
 
         Args:
-            items: What it is applied to.
+            items: The items.
             function: Makes requests, one after the other.
-            most: How many the server can work on at once; 0 if it does not say.
+            most: The most items that the server can work on at once; 0 if it does not say.
         """
         threads = min(self._requests.at_once or most or _DEFAULT_AT_ONCE, len(items))
         if threads <= 1:
@@ -160,7 +160,7 @@ class Connection:
         return answer
 
     def _check_late(self, path: str) -> None:
-        """Give up a server that is there and does not answer in time, again and again."""
+        """Raise an error if a server is reachable but repeatedly does not answer in time."""
         since = self._late.setdefault(path, time.monotonic() - self._requests.timeout)
         if time.monotonic() - since > self._requests.timeout + self._requests.patience:
             raise OperationError(
@@ -172,7 +172,7 @@ class Connection:
         return self._client.get(path) if body is None else self._client.post(path, json=body)
 
     def _wait(self, losses: int, why: str) -> None:
-        """Wait until the server is ready, and let ``on_return`` look at it; one thread does so for all."""
+        """Wait until the server is ready, and call ``on_return``; one thread does so for all."""
         with self._returning:
             if self._losses != losses:
                 return  # another thread has waited

@@ -1,4 +1,4 @@
-"""What a position costs on a server, measured before a run."""
+"""Measure the time and bytes of a position on a server, before a run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _POSITIONS = 8
 
 @dataclass(frozen=True)
 class PositionCost:
-    """What one stream takes on one server.
+    """The cost of one stream on one server.
 
     Attributes:
         side: The server.
-        prompt_seconds: Of reading the prompt once.
-        seconds: Of a position.
-        bytes: Of a position's answer.
+        prompt_seconds: Seconds to read the prompt once.
+        seconds: Seconds of a position.
+        bytes: Bytes of a position's answer.
     """
 
     side: ServerSide
@@ -29,7 +29,7 @@ class PositionCost:
 
     @property
     def words(self) -> str:
-        """All of it in words."""
+        """The cost in words."""
         server = self.side.server
         slots = f", {server.slots} slots" if server.slots else ""
         version = next((str(server.said[key]) for key in ("build_info", "version") if server.said.get(key)), "")

@@ -1,4 +1,4 @@
-"""The adapter of servers: a side is one server, which says what it is before and after each document."""
+"""The adapter of servers: a side is one server, which reports about itself before and after each document."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Servers:
     """Servers over HTTP.
 
     Attributes:
-        requests: How they are asked.
+        requests: Limits on requests.
     """
 
     requests: Requests
 
     def description(self) -> Mapping[str, Any]:
-        """What asks the servers; what they are is each side's own."""
+        """Describe the client; each side describes its own server."""
         return {"engine": HTTP, "library": f"httpx {httpx.__version__}", "environment": {}}
 
     def side(self, url: str, settings: Mapping[str, Any], where: str) -> ServerSide:
@@ -61,11 +61,11 @@ class ServerSide:
     """One server.
 
     Attributes:
-        connection: To the server.
-        settings: What the study file says of it.
-        server: What it says of itself.
-        where: What error lines name.
-        part: Which of how many equal parts of its slots are this side's, counted from 0.
+        connection: The connection to the server.
+        settings: The study file's settings of the server.
+        server: The server's report of itself.
+        where: The name of the side for error lines.
+        part: The number of this side's share of the slots, from 0, and the number of equal shares.
     """
 
     connection: Connection
@@ -76,36 +76,36 @@ class ServerSide:
 
     @property
     def facts(self) -> SideFacts:
-        """What the server says of its model."""
+        """The server's facts about its model."""
         own = self.server
         return SideFacts(own.vocabulary, own.positions, own.eos_tokens, own.tokenizer_sha256)
 
     @property
     def asked(self) -> Mapping[str, Any]:
-        """What the study file says of the server."""
+        """The study file's settings of the server."""
         return self.settings.asked
 
     @property
     def said(self) -> Mapping[str, Any]:
-        """What decides the server's laws, as far as it says so."""
+        """The reported facts that determine the server's laws."""
         return self.server.said
 
     @property
     def capabilities(self) -> Capabilities:
-        """Nothing is promised of rows: which requests share a batch is the server's to choose."""
+        """The side's capabilities; rows are not invariant, since the server chooses which requests share a batch."""
         streams = len(self._slots) if self.server.slots else _MOST_HISTORIES
         return Capabilities(row_invariant=False, most_streams=streams, full_laws=self.settings.api != OPENAI)
 
     @property
     def weights_sha256(self) -> None:
-        """No server says what its weights are."""
+        """None, since no server reports its weights."""
 
     def halves(self) -> tuple[ServerSide, ServerSide]:
         """Return two sides with half of the slots each, which share no stream."""
         return replace(self, part=(0, 2)), replace(self, part=(1, 2))
 
     def open(self, entries: int) -> Session:  # noqa: ARG002 - a server has the room that it has
-        """Open a session; the server must be the one that it was.
+        """Open a session; the server must be the same as before.
 
         Raises:
             OperationError: It is another server, or gone.
@@ -119,15 +119,15 @@ class ServerSide:
         return LawSession(self.connection, api, self.server, read_back)
 
     def cache_bytes(self, entries: int) -> int:  # noqa: ARG002 - it is in the server's memory
-        """Nothing of this machine."""
+        """Return 0: the cache takes no memory of this machine."""
         return 0
 
     def weight_bytes(self) -> int:
-        """Nothing of this machine."""
+        """Return 0: the weights take no memory of this machine."""
         return 0
 
     def check_same(self) -> None:
-        """Refuse a server that is another one than before."""
+        """Raise an error if the server is not the same as before."""
         now = _facts(self.connection, self.settings, self.where)
         before = {**self.server.said, "tokenizer": self.server.tokenizer_sha256}
         for name, value in {**now.said, "tokenizer": now.tokenizer_sha256}.items():
@@ -154,7 +154,7 @@ class ServerSide:
 
 
 def _facts(connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
-    """What a server says of itself; answers of an unknown form are those of another kind of server."""
+    """Return a server's report of itself; an answer of unknown form becomes an error about the kind of server."""
     try:
         return _APIS[settings.api].facts(connection, settings, where)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -164,7 +164,7 @@ def _facts(connection: Connection, settings: ServerSettings, where: str) -> Serv
 
 
 def check_slots(side: ServerSide, where: str) -> None:
-    """Refuse a server with slots that has too few: each replicate has two streams of a side."""
+    """Raise an error if a server with slots has too few: each replicate has two streams of a side."""
     needed = _STREAMS * side.part[1]
     if 0 < side.server.slots < needed:
         floor = " of the reference, and two of the floor" if side.part[1] > 1 else ""
@@ -175,7 +175,7 @@ def check_slots(side: ServerSide, where: str) -> None:
 
 
 def check_same_model(action: str, reference: ServerSide, side: ServerSide) -> None:
-    """Refuse a server of another model: one that says it has another width or another number of weights."""
+    """Raise an error if a server reports another width or number of weights than the reference: another model."""
     for name, what in (("n_embd", "channels"), ("n_params", "weights")):
         ours, theirs = reference.said.get(name), side.said.get(name)
         if None not in (ours, theirs) and ours != theirs:

@@ -1,4 +1,4 @@
-"""What a study file says of a server, and of how servers are asked."""
+"""The study file's settings of a server, and its limits on requests."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MOST_VOCABULARY, _MOST_SECONDS = 1 << 22, 86_400
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What is said of one side's server.
+    """The settings of one side's server.
 
     Attributes:
-        api: How the server is spoken to, one of ``APIS``. "openai" has tokens at temperature 0 alone.
-        started: How the server was started, in the user's words; no server says all of it.
-        vocabulary: V, how many tokens there are; 0 if the server says so itself.
-        eos_tokens: Ids of the tokens that end a text, with commas; "" if the server says so itself.
-        ahead: With "openai", how many tokens one request has the server write.
+        api: The server's interface, one of ``APIS``. "openai" gives tokens at temperature 0 only.
+        started: How the server was started, in the user's words, since no server reports all of it.
+        vocabulary: V, the number of tokens; 0 if the server reports it.
+        eos_tokens: Ids of the tokens that end a text, separated by commas; "" if the server reports them.
+        ahead: With "openai", the number of tokens that the server writes in a request.
     """
 
     api: str = LLAMA_SERVER
@@ -37,7 +37,7 @@ class ServerSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> ServerSettings:
-        """Return the settings with those that a study file gives.
+        """Return the settings, with the values that a study file gives.
 
         Raises:
             InputError: An unknown setting, or a value that it does not take.
@@ -69,7 +69,7 @@ class ServerSettings:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """How the server is spoken to, and the settings that are given."""
+        """Return the interface, and the settings that are given."""
         return {name: value for name, value in asdict(self).items() if name == "api" or value != _DEFAULTS[name]}
 
 
@@ -78,12 +78,12 @@ _DEFAULTS: Final = asdict(ServerSettings())
 
 @dataclass(frozen=True)
 class Requests:
-    """How servers are asked; nothing of it decides what they answer.
+    """Limits on requests to servers; they do not change the answers.
 
     Attributes:
-        at_once: How many requests a server has at once, at most; 0 is as many as llama-server has slots, else 8.
-        timeout: Seconds for which an answer is waited for.
-        patience: Seconds for which a server that is gone, or still loads its model, is waited for.
+        at_once: The most requests of a server at once; 0 for the number of llama-server's slots, else 8.
+        timeout: Seconds to wait for an answer.
+        patience: Seconds to wait for a server that is gone or still loads its model.
     """
 
     at_once: int = 0
@@ -92,7 +92,7 @@ class Requests:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Requests:
-        """Return the settings with those that a study file gives under ``model.requests``.
+        """Return the limits, with the values that a study file gives under ``model.requests``.
 
         Raises:
             InputError: An unknown setting, or a value that it does not take.

@@ -1,1 +1,1 @@
-"""A model's files: where they are, what they say, their fingerprints, and what was proven of them."""
+"""A model's files: their places, their content, their fingerprints, and proofs about them."""

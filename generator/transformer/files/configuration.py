@@ -1,4 +1,4 @@
-"""A model's configuration, read through transformers, and what of it is supported."""
+"""Read a model's configuration through transformers, and check whether it is supported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KERNELS = "transformers.integrations.hub_kernels"  # the logger of what chooses
 
 @functools.cache
 def library() -> Any:
-    """Transformers, imported on the first call: it takes seconds, and what is left to do shows without it."""
+    """Return transformers, imported at the first call, since the import takes seconds."""
     import transformers  # noqa: PLC0415
 
     if sys.flags.optimize >= 2:
@@ -44,7 +44,7 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
 
 
 def read_configuration(model_id: str, revision: str | None) -> Any:
-    """Load the model's configuration, downloading it if need be; of a multimodal checkpoint its language model's."""
+    """Return the model's configuration, downloaded if necessary; of a multimodal model, the language model's."""
     source = model_source(model_id)
     layers = (local_configuration(model_id, revision) or {}).get("num_hidden_layers")
     if type(layers) is int and layers > _MOST_LAYERS:
@@ -61,7 +61,7 @@ def read_configuration(model_id: str, revision: str | None) -> Any:
 
 
 def causal_class(config: Any) -> str | None:
-    """Return the name of the causal language model that transformers has of a configuration's type, if it has one."""
+    """Return the name of transformers' causal language model for a type of configuration; None if there is none."""
     name = library().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     return name if name is not None and name.endswith("ForCausalLM") else None
 
@@ -72,12 +72,12 @@ def position_limit(model_id: str, *, revision: str | None = None) -> int:
 
 
 def vocabulary_size(model_id: str, *, revision: str | None = None) -> int:
-    """Return how many tokens a model knows, by its configuration."""
+    """Return the number of a model's tokens, by its configuration."""
     return _number(model_id, revision, "vocab_size")
 
 
 def head_size(model_id: str, *, revision: str | None = None) -> int:
-    """Return how many channels a head has, by the model's configuration."""
+    """Return the number of channels of a head, by the model's configuration."""
     stated = local_configuration(model_id, revision) or {}
     if not {"hidden_size", "num_attention_heads"} <= set(stated):
         stated = read_configuration(model_id, revision).to_dict()
@@ -95,7 +95,7 @@ def _number(model_id: str, revision: str | None, name: str) -> int:
 
 
 def check_supported(config: Any, model_id: str) -> None:
-    """Refuse what is not a causal language model of keys and values, as far as its configuration says so."""
+    """Raise an error if the configuration shows that the model is not a causal language model with keys and values."""
     with reading(f"model.id = '{model_id}': cannot load its configuration", TypeError, AttributeError):
         problem = _unsupported(config)
     if problem is not None:
@@ -137,7 +137,7 @@ def rope_switch(config: Any) -> int | None:
 
 
 def position_switch(model_id: str, *, revision: str | None = None) -> int | None:
-    """Return ``rope_switch`` of a model by its configuration, which is read through transformers only if it has one."""
+    """Return ``rope_switch`` of a model; transformers reads the configuration only if it names a type of RoPE."""
     stated = local_configuration(model_id, revision) or {}
     ropes = [stated.get(name) for name in ("rope_parameters", "rope_scaling")]
     named = {str(rope.get("rope_type") or rope.get("type")) for rope in ropes if isinstance(rope, dict)}
@@ -145,7 +145,7 @@ def position_switch(model_id: str, *, revision: str | None = None) -> int | None
 
 
 def has_states(config: Any) -> bool:
-    """Whether some layers have a convolution's or a recurrent state."""
+    """Tell whether some layers have a convolution's or a recurrent state."""
     return not _STATES.isdisjoint(_layer_types(config))
 
 
@@ -159,29 +159,29 @@ def known_by_family(config: Any) -> bool:
 
 
 def eos_tokens(model_id: str, generation: Any, config: Any) -> tuple[int, ...]:
-    """EOS tokens of a generation configuration or, where it has none, of the model's configuration.
+    """Return the EOS tokens of a generation configuration or, if it has none, of the model's configuration.
 
-    Those that the vocabulary lacks are left out.
+    Tokens that the vocabulary lacks are left out.
     """
     ids = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
     return tuple(token for token in _tokens(model_id, ids) if 0 <= token < config.vocab_size)
 
 
 def absent_eos_tokens(model_id: str, revision: str | None = None) -> tuple[tuple[int, ...], bool]:
-    """Return the EOS tokens that the vocabulary lacks, by the files on this machine, and whether it has another one."""
+    """Return the EOS tokens that the vocabulary lacks, by the files on this machine, and whether others remain."""
     tokens, size = _named_eos_tokens(model_id, revision)
     absent = tuple(token for token in tokens if size is not None and not 0 <= token < size)
     return absent, len(absent) < len(tokens)
 
 
 def configured_eos_tokens(model_id: str, revision: str | None = None) -> tuple[int, ...]:
-    """Return the EOS tokens by the files on this machine, ascending, without those that the vocabulary lacks."""
+    """Return the EOS tokens by the files on this machine, ascending, without tokens that the vocabulary lacks."""
     tokens, size = _named_eos_tokens(model_id, revision)
     return tuple(sorted(token for token in tokens if size is None or 0 <= token < size))
 
 
 def _named_eos_tokens(model_id: str, revision: str | None) -> tuple[tuple[int, ...], int | None]:
-    """The EOS tokens that a model's files name, and how many tokens it has, if they say so."""
+    """Return the EOS tokens that a model's files name, and its number of tokens, None if they do not say it."""
     config = local_configuration(model_id, revision) or {}
     ids = local_generation_configuration(model_id, revision).get("eos_token_id")
     size = config.get("vocab_size")
@@ -213,6 +213,6 @@ def quiet() -> Iterator[None]:
 
 
 def _layer_types(config: Any) -> list[str]:
-    """The attention of each layer; architectures without such a list would ignore a sliding window."""
+    """Return the attention of each layer; architectures without such a list would ignore a sliding window."""
     whole = ["sliding_attention"] if getattr(config, "sliding_window", None) else []
     return list(getattr(config, "layer_types", None) or whole)

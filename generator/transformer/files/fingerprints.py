@@ -1,8 +1,8 @@
-"""Fingerprints of a model's files, without loading the model.
+"""Compute fingerprints of a model's files, without loading the model.
 
-Every byte is hashed, once: the digest of a file is remembered by its path, size and time of modification in the user's
-cache folder. A file that is younger than ``_YOUNG_NS`` may change again without a change of that time, and is hashed
-anew. Where the remembered digests are missing or damaged, everything is hashed.
+Every byte is hashed once: the digest of a file is kept in the user's cache folder, by path, size and time of
+modification. A file younger than ``_YOUNG_NS`` may change again without a change of that time, and is always hashed. If
+the kept digests are missing or damaged, everything is hashed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Digests = dict[str, tuple[int, int, str]]
 def model_identity(model_id: str, revision: str | None = None) -> ModelIdentity:
     """Return the fingerprints of a model's weights, with its configuration, and of its tokenizer.
 
-    Each is None where the files are not on this machine, the tokenizer's also where it has none.
+    A fingerprint is None if the files are not on this machine; the tokenizer's is also None if the model has none.
     """
     folder = model_folder(model_id, revision)
     weights = None if folder is None else _fingerprint(weight_files(folder))
@@ -39,13 +39,13 @@ def model_identity(model_id: str, revision: str | None = None) -> ModelIdentity:
 
 
 def tokenizer_sha256(model_id: str, revision: str | None = None) -> str | None:
-    """Return the fingerprint of a model's tokenizer; None where it has none, or its files are not on this machine."""
+    """Return the fingerprint of a model's tokenizer; None if it has none, or its files are not on this machine."""
     folder = model_folder(model_id, revision)
     return None if folder is None else _fingerprint(tokenizer_files(folder))
 
 
 def file_sha256(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal, remembered as those of a model's files are."""
+    """Return the SHA-256 of a file, in hexadecimal, kept like those of a model's files."""
     known = _remembered()
     digests = dict(known)
     found = _digest(file, digests)
@@ -55,7 +55,7 @@ def file_sha256(file: Path) -> str:
 
 
 def digests_path() -> Path | None:
-    """Where digests are remembered: in XDG_CACHE_HOME, or else in ~/.cache; None where there is no home folder."""
+    """Return the file of kept digests, in XDG_CACHE_HOME or ~/.cache; None if there is no home folder."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
         folder = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
@@ -65,7 +65,7 @@ def digests_path() -> Path | None:
 
 
 def _fingerprint(files: Sequence[Path]) -> str | None:
-    """SHA-256 of the files' names and digests; None of no files."""
+    """Return the SHA-256 of the files' names and digests; None without files."""
     if not files:
         return None
     known = _remembered()
@@ -77,7 +77,7 @@ def _fingerprint(files: Sequence[Path]) -> str | None:
 
 
 def _digest(file: Path, remembered: Digests) -> str:
-    """SHA-256 of a file, remembered or else computed and added to ``remembered``."""
+    """Return the SHA-256 of a file, from ``remembered`` or else computed and added to it."""
     key = str(file.resolve())  # a Hugging Face snapshot has links to its files
     try:
         with file.open("rb") as opened:
@@ -96,7 +96,7 @@ def _digest(file: Path, remembered: Digests) -> str:
 
 
 def read_remembered(path: Path | None) -> dict[str, Any]:
-    """Read a JSON object of the user's cache folder; it is empty if the file is missing, damaged or nowhere."""
+    """Read a JSON object of the user's cache folder; empty if there is no file, or it is damaged."""
     try:
         content = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -105,7 +105,7 @@ def read_remembered(path: Path | None) -> dict[str, Any]:
 
 
 def write_remembered(path: Path, content: Mapping[str, Any]) -> None:
-    """Put a JSON object in the place of a file of the user's cache folder, at once; if that fails, the file stays."""
+    """Replace a file of the user's cache folder by a JSON object, in one step; if that fails, the file stays."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -124,6 +124,6 @@ def _remembered() -> Digests:
 
 
 def _remember(digests: Digests) -> None:
-    """Write the digests of files that are still there."""
+    """Write the digests of files that still exist."""
     if (path := digests_path()) is not None:
         write_remembered(path, {key: entry for key, entry in digests.items() if Path(key).exists()})

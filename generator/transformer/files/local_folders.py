@@ -1,4 +1,4 @@
-"""What ``model.id`` names, and what of it lies on this machine, in a folder or in the Hugging Face cache.
+"""Find the model that ``model.id`` names, and its files on this machine, in a folder or in the Hugging Face cache.
 
 Nothing is loaded or downloaded here.
 """
@@ -51,9 +51,9 @@ def local_folder(model_id: str) -> Path | None:
 
 
 def model_location(section: ModelSection) -> str:
-    """Return where a study file's transformer is: an absolute path, a Hugging Face id or the embedded model's.
+    """Return the place of a study file's transformer: an absolute path, a Hugging Face id or the embedded model's id.
 
-    A relative path begins at the study file's folder. The store calls the model what the file calls it.
+    A relative path is relative to the study file's folder. The store uses the name as written in the file.
     """
     if section.engine == HTTP:
         return section.id  # a name of the user's own, or an id whose tokenizer prompts go through
@@ -63,7 +63,7 @@ def model_location(section: ModelSection) -> str:
 
 
 def transformer_location(written: str, folder: Path | None, key: str) -> str:
-    """Return where a transformer is that a study file in ``folder`` names: as ``model_location`` of a ``key``."""
+    """Return the place of a transformer that a study file in ``folder`` names under ``key``."""
     if folder is None or written in EMBEDDED_FOLDERS or written.startswith(("/", "~")):
         return written
     beside = os.path.normpath(folder / written)
@@ -82,15 +82,15 @@ def transformer_location(written: str, folder: Path | None, key: str) -> str:
 
 
 def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
-    """Check that the name of no folder can be a Hugging Face id, which a hub would otherwise be asked for.
+    """Raise an error if a name can only be that of a missing folder, so that it is not looked up on a hub.
 
-    Ids of supported models are OWNER/NAME; others may be in the Hugging Face cache. A name that begins with a folder
-    that is there, or as no owner on the hub is called, is that of a folder.
+    Ids of supported models are OWNER/NAME; others may be in the Hugging Face cache. A name counts as a folder's name if
+    it begins with an existing folder, or with a name that no owner on the hub can have.
 
     Args:
-        model_id: What is written, with no folder of this name.
-        folder: Where relative paths begin.
-        key: What the name was given as.
+        model_id: The name, of which there is no folder.
+        folder: The folder to which relative paths are relative.
+        key: The key under which the name was given.
     """
     owner, _, name = model_id.partition("/")
     is_folder = owner in _NO_OWNERS or (bool(owner) and (folder / owner).is_dir())
@@ -104,7 +104,7 @@ def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
 
 
 def gguf_file(written: str, folder: Path | None = None) -> Path:
-    """Return the GGUF file that a study file names: one of the embedded model's, or a path from its folder on."""
+    """Return the GGUF file that a study file names: one of the embedded model's, or a path relative to its folder."""
     embedded = EMBEDDED_GGUF / written.removeprefix("kvdrift/")
     if written.startswith("kvdrift/") and embedded.is_file():
         return embedded
@@ -112,9 +112,9 @@ def gguf_file(written: str, folder: Path | None = None) -> Path:
 
 
 def tokenizer_location(section: ModelSection) -> str:
-    """Return where a study file's tokenizer is: where its model is, unless it names another place for an engine.
+    """Return the place of a study file's tokenizer: the model's place, unless it names another for an engine.
 
-    The embedded model's GGUF files have none, and go with its own.
+    The embedded model's GGUF files have no tokenizer, and use the embedded model's.
     """
     if section.engine is None:
         return model_location(section)
@@ -125,13 +125,13 @@ def tokenizer_location(section: ModelSection) -> str:
 
 
 def tokenizer_of(location: str) -> str:
-    """Return where the tokenizer of a model is: the model's own place, or the embedded model's for its GGUF files."""
+    """Return the place of a model's tokenizer: the model's own, or the embedded model's for its GGUF files."""
     file = gguf_file(location) if location.endswith(GGUF) else None
     return EMBEDDED_ID if file is not None and file.parent == EMBEDDED_GGUF else location
 
 
 def model_source(model_id: str) -> str:
-    """Return what transformers loads the model from: a folder with a configuration, or a Hugging Face id."""
+    """Return the source of a model for transformers: a folder with a configuration, or a Hugging Face id."""
     folder = local_folder(model_id)
     if folder is None:
         if model_id.startswith((".", "/", "~")):
@@ -144,9 +144,9 @@ def model_source(model_id: str) -> str:
 
 
 def local_configuration(model_id: str, revision: str | None = None) -> dict[str, Any] | None:
-    """Return the contents of ``config.json``; None where it is not on this machine or cannot be read.
+    """Return the contents of ``config.json``; None if it is not on this machine or cannot be read.
 
-    Of a multimodal checkpoint, what is said of its language model comes first.
+    For a multimodal checkpoint, the values of its language model come first.
     """
     content = _json(model_id, "config.json", revision)
     text = content and content.get("text_config")
@@ -154,12 +154,12 @@ def local_configuration(model_id: str, revision: str | None = None) -> dict[str,
 
 
 def is_multimodal(model_id: str, revision: str | None = None) -> bool:
-    """Whether a checkpoint on this machine has a language model and more."""
+    """Tell whether a checkpoint on this machine has more than a language model."""
     return isinstance((_json(model_id, "config.json", revision) or {}).get("text_config"), dict)
 
 
 def local_generation_configuration(model_id: str, revision: str | None = None) -> dict[str, Any]:
-    """Return the contents of ``generation_config.json``; {} where there is none on this machine."""
+    """Return the contents of ``generation_config.json``; {} if it is not on this machine."""
     file = _file(model_id, "generation_config.json", revision)
     if file is None:
         return {}
@@ -171,7 +171,7 @@ def local_generation_configuration(model_id: str, revision: str | None = None) -
 
 
 def has_local_weights(model_id: str, revision: str | None = None) -> bool:
-    """Whether all of the model's weights are on this machine."""
+    """Tell whether all of the model's weights are on this machine."""
     folder = local_folder(model_id)
     if folder is not None:
         return any(any(folder.glob(pattern)) for pattern in _WHOLE_WEIGHTS.values())
@@ -186,13 +186,13 @@ def has_local_weights(model_id: str, revision: str | None = None) -> bool:
 
 
 def model_folder(model_id: str, revision: str | None = None) -> Path | None:
-    """Return the folder with the model's files, a local one or a snapshot of the cache; None where there is none."""
+    """Return the folder with the model's files, a local one or a snapshot of the cache; None if there is none."""
     configuration = _file(model_id, "config.json", revision)
     return None if configuration is None else configuration.parent
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that loading a folder's model reads; [] where a file of weights is not there."""
+    """Return the files that loading a folder's model reads; [] if a file of weights is missing."""
     for whole, pattern in _WHOLE_WEIGHTS.items():
         index = folder / f"{whole}.index.json"
         if (folder / whole).is_file():
@@ -211,19 +211,19 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_bytes(model_id: str, revision: str | None = None) -> int | None:
-    """Return the bytes of the files that hold a model's weights; None where they are not on this machine."""
+    """Return the bytes of a model's weight files; None if they are not on this machine."""
     folder = model_folder(model_id, revision)
     files = [] if folder is None else weight_files(folder)
     return sum(file.stat().st_size for file in files if file.suffix != ".json") or None
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files of a folder's tokenizer; [] where it has none."""
+    """Return the files of a folder's tokenizer; [] if it has none."""
     return sorted({file for pattern in _TOKENIZER for file in folder.glob(pattern) if file.is_file()})
 
 
 def safetensors_files(model_id: str, revision: str | None = None) -> list[Path]:
-    """Return the safetensors files that transformers loads; [] where there are none, or not all on this machine."""
+    """Return the safetensors files that transformers loads; [] if there are none, or not all are on this machine."""
     whole = _file(model_id, "model.safetensors", revision)
     if whole is not None:
         return [whole]
@@ -252,7 +252,7 @@ def _json(model_id: str, name: str, revision: str | None) -> dict[str, Any] | No
 
 
 def _content(file: Path) -> dict[str, Any]:
-    """The object of a JSON file; {} where it cannot be read."""
+    """Return the object of a JSON file; {} if it cannot be read."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

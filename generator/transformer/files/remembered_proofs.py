@@ -1,7 +1,7 @@
-"""Proofs that were made on this machine, in the user's cache folder beside the digests of files.
+"""Keep the proofs of models that were made on this machine, in the user's cache folder.
 
-A proof is of the weights' fingerprint, the versions of torch and transformers, the dtype and the kind of device. A file
-that is missing or damaged makes every model be proven anew.
+A proof belongs to the weights' fingerprint, the versions of torch and transformers, the dtype and the kind of device.
+If the file is missing or damaged, every model is proven again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PROOFS = 2  # version of what a proof tries
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found of a model when it was loaded.
+    """The result of trying a model when it was loaded.
 
     Attributes:
-        refusal: Why it was refused; None if it was proven.
+        refusal: The reason of a refusal; None if the model was proven.
         softcap: As in ``LayerTraits``.
-        turned_by_halves: Likewise.
+        turned_by_halves: As in ``LayerTraits``.
     """
 
     refusal: str | None
@@ -35,16 +35,16 @@ class Proof:
 
     @classmethod
     def of(cls, traits: LayerTraits) -> Proof:
-        """A model that was proven."""
+        """Return the proof of a model with these traits."""
         return cls(None, traits.softcap, bool(traits.turned_by_halves))
 
     def traits(self, kind: str) -> LayerTraits:
-        """What selectors may need to know of the model, which is of some type."""
+        """Return the traits of the model, whose type is ``kind``, for selectors."""
         return LayerTraits(kind, self.softcap, self.turned_by_halves)
 
 
 def remembered(weights_sha256: str | None, dtype: str, device: str) -> Proof | None:
-    """Return what was found of a model; None if it was not tried."""
+    """Return the kept result about a model; None if it was not tried."""
     found = read_remembered(_path()).get(_key(weights_sha256, dtype, device)) if weights_sha256 else None
     try:
         refusal, softcap, halves = (found[name] for name in ("refusal", "softcap", "turned_by_halves"))  # type: ignore[index]
@@ -55,7 +55,7 @@ def remembered(weights_sha256: str | None, dtype: str, device: str) -> Proof | N
 
 
 def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str, proof: Proof) -> None:
-    """Remember what was found; if that fails, or the weights have no fingerprint, nothing happens."""
+    """Keep the result about a model; do nothing if that fails, or if the weights have no fingerprint."""
     path = _path()
     if path is None or weights_sha256 is None:
         return
@@ -64,7 +64,7 @@ def remember(weights_sha256: str | None, dtype: str, device: str, model_id: str,
 
 
 def results() -> dict[str, str | None]:
-    """Return the models that these versions tried on this machine, each with why it was refused, if it was."""
+    """Return the models that these versions tried on this machine, each with the reason of its refusal, or None."""
     made = read_remembered(_path()).items()
     entries = [one for key, one in made if key.endswith(f" {_versions()}") and isinstance(one, dict)]
     return {str(one.get("model")): one.get("refusal") for one in entries}

@@ -1,4 +1,4 @@
-"""Whether a model's weight files hold every tensor that its configuration needs, by their headers alone."""
+"""Check, by headers alone, that a model's weight files hold every tensor that its configuration needs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _Shape = tuple[int, ...]
 
 
 def check_tensors(model_id: str, config: Any, revision: str | None) -> bool:
-    """Hold names and sizes of the stored tensors against the configuration; nothing is loaded.
+    """Compare names and sizes of the stored tensors with the configuration; nothing is loaded.
 
     Args:
-        model_id: What the study file calls the model.
+        model_id: The model's name in the study file.
         config: Its configuration, as transformers reads it.
-        revision: Of a Hugging Face id.
+        revision: The revision of a Hugging Face id.
 
     Returns:
-        Whether that could be done: not where the weights are not on this machine, are no safetensors or are packed.
+        Whether the comparison was possible; it is not if the weights are elsewhere, packed, or not safetensors.
     """
     if getattr(config, "quantization_config", None) is not None:
         return False
@@ -45,7 +45,7 @@ def check_tensors(model_id: str, config: Any, revision: str | None) -> bool:
 
 
 def check_complete(model_id: str, absent: list[str]) -> None:
-    """Refuse a model of which tensors are absent."""
+    """Raise an error if tensors of a model are absent."""
     if absent:
         raise InputError(
             f"model.id = '{model_id}': its weights lack {len(absent)} tensor(s) of the configured size: {min(absent)}"

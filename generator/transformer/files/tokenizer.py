@@ -1,4 +1,4 @@
-"""A model's tokenizer, without the model."""
+"""Load a model's tokenizer, without the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from schema.errors import InputError
 
 
 def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
-    """Load the tokenizer that prompts of text need."""
+    """Load the tokenizer for prompts of text."""
     if model_id.endswith(GGUF):
         found = load_gguf_tokenizer(Path(model_id))
         if found is None:
@@ -42,13 +42,13 @@ def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
 
 
 def token_reader(model_id: str, *, revision: str | None = None) -> Callable[[int], str] | None:
-    """Return a function from a token to its text, for people to read; None where the tokenizer cannot be loaded."""
+    """Return a function from a token to readable text; None if the tokenizer cannot be loaded."""
     tokenizer = _known_tokenizer(model_id, revision)
     return None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
 
 
 def token_texts(model_id: str, *, revision: str | None = None) -> dict[int, str] | None:
-    """Return the text of every token by its id, as ``token_reader`` reads it; None where no tokenizer can be loaded."""
+    """Return the text of every token by its id, as ``token_reader`` gives it; None if no tokenizer can be loaded."""
     tokenizer = _known_tokenizer(model_id, revision)
     if tokenizer is None:
         return None
@@ -58,9 +58,9 @@ def token_texts(model_id: str, *, revision: str | None = None) -> dict[int, str]
 def text_decoder(
     model_id: str, *, revision: str | None = None
 ) -> Callable[[Sequence[tuple[int, ...]]], list[str]] | None:
-    """Return a function from continuations to their texts; None where the tokenizer cannot be loaded.
+    """Return a function from continuations to their texts; None if the tokenizer cannot be loaded.
 
-    Special tokens are left out, and nothing is tidied up: texts are as servers send them.
+    Special tokens are left out, and nothing is tidied up, so texts are as servers send them.
     """
     tokenizer = _known_tokenizer(model_id, revision)
     if tokenizer is None:
@@ -76,9 +76,9 @@ def text_decoder(
 
 
 def tokens_sha256(model_id: str, *, revision: str | None = None) -> str | None:
-    """Return a digest of a tokenizer's tokens and of how it cuts texts; None where the tokenizer cannot be loaded.
+    """Return a digest of a tokenizer's tokens and of how it cuts texts; None if it cannot be loaded.
 
-    Chat templates, and which tokens are special, are left out: files that differ in these alone have equal tokens.
+    Chat templates and the marks of special tokens are left out, so files that differ only in these have equal digests.
     """
     tokenizer = _known_tokenizer(model_id, revision)
     if tokenizer is None:
@@ -112,7 +112,7 @@ def _known_tokenizer(model_id: str, revision: str | None) -> Any:
 
 @functools.cache
 def _is_on_hub(model_id: str, revision: str | None) -> bool:
-    """Whether a hub has the model, asked once in a process: loading a tokenizer that is not there asks many times."""
+    """Tell whether a hub has the model, asked once in a process, since loading a missing tokenizer asks many times."""
     try:
         return file_exists(model_id, "config.json", revision=revision)  # without trying again, as a download would
     except Exception:  # noqa: BLE001 - no connection, no access, an id that no model can have: each library its own

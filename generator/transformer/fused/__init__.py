@@ -1,1 +1,1 @@
-"""A decoder's layers in few operations for a step of decoding: each is one launch on CUDA, and plain elsewhere."""
+"""A decoding step of a decoder's layers in few operations: each is one launch on CUDA, and plain torch elsewhere."""

@@ -1,4 +1,4 @@
-"""What decoding does without on a GPU, and why, in a line."""
+"""Say why decoding on a GPU is slower than it could be."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from generator.transformer.fused.layers import layers_fault
 
 
 def slower(network: Any, device: str) -> str | None:
-    """Say in a line that decoding on a device takes longer than it could, and why; None where it does not.
+    """Return a line that says why decoding on a device is slower than it could be; None if it is not.
 
     Args:
         network: A transformers causal language model, on the device.
-        device: As torch names it.
+        device: The device, as torch names it.
     """
     if torch.device(device).type != "cuda":
         return None

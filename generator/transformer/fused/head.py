@@ -1,8 +1,8 @@
-"""Next-token laws from last hidden states: the head's product, and a softmax or what a study draws by instead.
+"""Next-token laws from last hidden states: the head's product, and a softmax or the study's law.
 
-On a GPU a row of logits takes a multiple of 16 bytes, filled up with logits of minus infinity, whose probabilities are
-exactly 0. Else rows would begin at other places of the 16 bytes that are read at once, and a softmax would add up each
-in another order.
+On a GPU a row of logits is padded to a multiple of 16 bytes with logits of minus infinity, whose probabilities are
+exactly 0. Otherwise rows would begin at different places within the 16 bytes that are read at once, and a softmax would
+sum each row in another order.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Head:
 
     Args:
         network: A transformers causal language model.
-        device: Where hidden states come from and laws go, as torch names it.
+        device: The device of hidden states and laws, as torch names it.
         logits_dtype: "float32", or None for the weights' own, to which logits are then rounded.
-        law: What is made of the logits.
+        law: The law applied to logits.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Head:
         self._scaling, self._softcap = _logit_terms(network)
 
     def room(self, rows: int) -> Tensor:
-        """Make room for so many laws, [rows, columns]: float32 where V is large, else float64."""
+        """Return an empty array for laws, [rows, columns]: float32 for a large V, else float64."""
         dtype = torch.float64 if self._vocabulary <= DOUBLE_VOCABULARY else torch.float32
         return torch.empty((rows, self._columns), dtype=dtype, device=self._device)
 
@@ -50,7 +50,7 @@ class Head:
 
         Args:
             hidden: Last hidden states, [rows, width].
-            room: As many rows of ``room``, where they are written.
+            room: An array of ``room`` for these rows; the laws are written into it.
         """
         # On other devices than a CPU, products of other numbers of rows may round differently: all rows go together.
         at_once = _ROWS if self._device.type == "cpu" else len(hidden)
@@ -67,7 +67,7 @@ class Head:
         return self._vocabulary if self._device.type == "cpu" else padded_vocabulary(self._vocabulary)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """[rows, columns], on the head's device."""
+        """Return logits [rows, columns], on the head's device."""
         wide = self._wide and self._dtype != torch.float32
         if self._device.type == "cpu" and not wide:
             own: Tensor = self._layer(hidden)
@@ -94,7 +94,7 @@ class Head:
 
 
 def _logit_terms(network: Any) -> tuple[float, float | None]:
-    """What a network's logits are multiplied by, and their soft cap; 1 and None of most networks."""
+    """Return the factor of a network's logits, and their soft cap; 1 and None for most networks."""
     config = network.config
     times, divisor = (
         float(next((own for name in names if (own := getattr(config, name, None))), 1.0))
@@ -104,7 +104,7 @@ def _logit_terms(network: Any) -> tuple[float, float | None]:
 
 
 def _wide_product(hidden: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Multiply float32 [rows, width] with weights of 16 bits, [V, width], whose products float32 holds exactly."""
+    """Multiply float32 [rows, width] with weights of 16 bits, [V, width]; float32 holds their products exactly."""
     by_onednn = hidden.device.type == "cpu" and has_product()
     for part, columns in zip(torch.split(weight, _TOKENS), torch.split(out, _TOKENS, dim=1), strict=True):
         columns.copy_(product(hidden, part.float()) if by_onednn else hidden @ part.float().t())

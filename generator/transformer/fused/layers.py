@@ -1,8 +1,8 @@
 """A step of decoding over the weights of transformers' own modules, in ten operations a layer.
 
-Four of them are matrix products: those of queries, keys and values are one over weights that lie together in memory,
-and so are the MLP's two first ones. The modules' own weights are then views of these, so that transformers prefills a
-prompt as before, and memory is taken once.
+Four operations are matrix products. Queries, keys and values are one product over weights that are joined in memory,
+and so are the MLP's first two products. The modules' own weights become views of the joined ones, so that transformers
+prefills a prompt as before, and memory is used once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _JOINT = "joint_proj"  # what their product is called beside them
 
 
 class FusedLayers:
-    """The layers of a network without ``layout_fault``; their weights are laid together.
+    """The layers of a network without ``layout_fault``; their weights are joined in memory.
 
     Args:
         network: A transformers causal language model.
@@ -36,12 +36,12 @@ class FusedLayers:
         self._decoder = network.model
 
     def hidden_states(self, tokens: Tensor, positions: Tensor, attention: LayerAttention) -> Tensor:
-        """Compute the last hidden states of one new token per row.
+        """Return the last hidden states of one new token per row.
 
         Args:
             tokens: int64 [rows], on the network's device.
-            positions: int64 [rows, 1], or [1, 1] where all rows have one.
-            attention: Attends in every layer.
+            positions: int64 [rows, 1], or [1, 1] if all rows have one position.
+            attention: The attention of every layer.
 
         Returns:
             [rows, width], normed for the head.
@@ -61,7 +61,7 @@ class FusedLayers:
 
 
 def _attend(module: Any, normed: Tensor, cos: Tensor, sin: Tensor, attention: LayerAttention) -> Tensor:
-    """The attention block of a layer, [rows, width] -> [rows, width]."""
+    """Return the output of a layer's attention block, [rows, width] -> [rows, width]."""
     rows, size = len(normed), module.head_dim
     heads, kv_heads = module.q_proj.out_features // size, module.k_proj.out_features // size
     weights, epsilon = (None, None), 0.0
@@ -76,7 +76,7 @@ def _attend(module: Any, normed: Tensor, cos: Tensor, sin: Tensor, attention: La
 
 
 def fused_layers(network: Any, fused: bool | None) -> FusedLayers | None:  # noqa: FBT001 - as in ``Savings``
-    """Return what computes the network's layers in few operations; None where transformers' own forward does.
+    """Return the network's fused layers; None if transformers' own forward is to be used.
 
     Args:
         network: A transformers causal language model.
@@ -90,12 +90,12 @@ def fused_layers(network: Any, fused: bool | None) -> FusedLayers | None:  # noq
 
 
 def layers_fault(network: Any) -> str | None:
-    """Why a network on CUDA is computed by transformers' own forward; None where it is not."""
+    """Return why a network on CUDA is computed by transformers' own forward; None if its layers are fused."""
     return layout_fault(network) or fault(next(network.parameters()).device)
 
 
 def layout_fault(network: Any) -> str | None:
-    """Why the layers of a network cannot be fused; None where they are as transformers makes them."""
+    """Return why the layers of a network cannot be fused; None if they are as transformers makes them."""
     kind = network.config.model_type
     own = f"transformers.models.{kind}.modeling_{kind}"
     if kind not in ARCHITECTURES.values():
@@ -115,7 +115,7 @@ def layout_fault(network: Any) -> str | None:
 
 
 def join_weights(network: Any) -> None:
-    """Lay the weights of each layer's joint products together; where they do already, nothing happens."""
+    """Join the weights of each layer's common products in memory; do nothing if they are joined."""
     for layer in network.model.layers:
         for place, names in _JOINED.items():
             module = layer.get_submodule(place)
@@ -126,7 +126,7 @@ def join_weights(network: Any) -> None:
 
 
 def _joint(parts: list[Any]) -> nn.Linear:
-    """One product in place of several of the same input, whose weights become views of its own."""
+    """Return one product in place of several with the same input, whose weights become views of its own."""
     joint = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), device="meta")
     for name in ("weight", "bias"):
         whole = None

@@ -1,7 +1,7 @@
-"""What lies between the matrix products of a layer, one operation each: norms, rotation and the MLP's activation.
+"""The operations between the matrix products of a layer: norms, rotation and the MLP's activation.
 
-On CUDA each is one launch of ``generator.transformer.fused.triton_kernels``. Elsewhere it is computed by torch as
-transformers computes it, with the same roundings: norms in float32 and then in the weights' dtype, all else in the
+On CUDA each is one launch of ``generator.transformer.fused.triton_kernels``. Elsewhere torch computes it as
+transformers does, with the same roundings: norms in float32 and then in the weights' dtype, everything else in the
 weights' dtype.
 """
 
@@ -18,9 +18,9 @@ from schema.errors import tried_once
 
 @tried_once
 def fault(device: torch.device) -> str | None:
-    """Why the operations cannot be launched on a CUDA device; None where they can. Tried once, with small rows.
+    """Return why the operations cannot be launched on a CUDA device; None if they can. Tried once, with small rows.
 
-    Triton builds a kernel when it is first used, which takes a C compiler on this machine.
+    Triton builds a kernel at its first use, which needs a C compiler on this machine.
     """
     near = all(torch.allclose(one.cpu(), own, atol=1e-5) for one, own in zip(_tried(device), _tried(), strict=True))
     return None if near else "the kernels' values are wrong"
@@ -63,15 +63,15 @@ def rotate(
     key_weight: Tensor | None,
     epsilon: float,
 ) -> None:
-    """Norm the heads of queries and keys, where there are weights to do so, and rotate them, in place.
+    """Norm the heads of queries and keys, if there are weights for it, and rotate them, in place.
 
     Args:
         projected: Queries, keys and values, [rows, heads + 2 KV heads, size], contiguous.
-        cos: [rows, size], or [1, size] where all rows have one position.
-        sin: Likewise.
+        cos: [rows, size], or [1, size] if all rows have one position.
+        sin: [rows, size], or [1, size].
         heads: The number of query heads.
-        query_weight: Of the queries' RMSNorm, [size], or None.
-        key_weight: Of the keys' RMSNorm, [size], or None.
+        query_weight: The weight of the queries' RMSNorm, [size], or None.
+        key_weight: The weight of the keys' RMSNorm, [size], or None.
         epsilon: Is added to the mean square.
     """
     kv_heads = (projected.shape[1] - heads) // 2
@@ -83,7 +83,7 @@ def rotate(
 
 @custom_op("kvdrift::silu_times", mutates_args=())
 def silu_times(projected: Tensor) -> Tensor:
-    """SiLU of the first half of the columns, times the second half.
+    """Return SiLU of the first half of the columns, times the second half.
 
     Args:
         projected: [rows, 2 x inner width], contiguous.

@@ -1,8 +1,8 @@
-"""Triton kernels of ``generator.transformer.fused.operations``, which says what each computes.
+"""Triton kernels of ``generator.transformer.fused.operations``, which specifies each result.
 
 A value is rounded to the tensors' dtype wherever torch would have stored it. Sums are in float32, and products and sums
-are not contracted, so that values differ from torch's by the order of a row's sum and by the last bit of roots and
-exponentials only.
+are not contracted. So values differ from torch's only by the order of a row's sum and by the last bit of roots and
+exponentials.
 """
 
 from __future__ import annotations

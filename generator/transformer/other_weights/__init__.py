@@ -1,1 +1,1 @@
-"""Actions with weights of their own: a second model beside the reference's, which prefills and decodes by itself."""
+"""Actions with weights of their own: a second model beside the reference's, with its own prefill and decoding."""

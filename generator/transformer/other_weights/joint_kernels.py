@@ -15,11 +15,11 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class JointKernels:
     """``StreamKernels`` of caches that several models decode.
 
-    Open streams are counted through; within a part they keep their order, and parked streams keep their places.
+    Open streams have one numbering; within a part they keep their order, and parked streams keep their places.
 
     Args:
         parts: The kernels of each model; laws are on one device and of one vocabulary.
-        caches: Of each cache, the part that decodes it and the cache's number there, ascending within a part.
+        caches: For each cache the part that decodes it and the cache's number there, ascending within a part.
     """
 
     def __init__(self, parts: Sequence[StreamKernels], caches: Sequence[tuple[int, int]]) -> None:
@@ -31,7 +31,7 @@ class JointKernels:
 
     @property
     def eos_tokens(self) -> tuple[int, ...]:
-        """Those that all models have."""
+        """The EOS tokens, equal in all models."""
         return self._parts[0].eos_tokens
 
     @property
@@ -61,7 +61,7 @@ class JointKernels:
         return self._laws(lambda part, rows: part.advance(tokens[rows]))
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams by rows, int64 [streams], of the open streams and then of the parked ones."""
+        """Replace the open streams by ``rows``, int64 [streams]; numbers after the open streams are parked ones."""
         streams = len(self._owner)
         within = torch.empty_like(self._owner)  # each stream's row in its own part
         for own in self._rows:
@@ -99,12 +99,12 @@ class JointKernels:
             part.rewind()
 
     def _assign(self, owner: Tensor) -> None:
-        """Let open stream i be one of part ``owner[i]``."""
+        """Assign open stream i to part ``owner[i]``."""
         self._owner = owner
         self._rows = [(owner == number).nonzero().squeeze(-1) for number in range(len(self._parts))]
 
     def _laws(self, of_part: Callable[[StreamKernels, Tensor], Tensor]) -> Tensor:
-        """Laws of the open streams, [streams, V], from those of each part that has some."""
+        """Return the laws of the open streams, [streams, V], from those of each part that has some."""
         found = [(rows, of_part(part, rows)) for part, rows in zip(self._parts, self._rows, strict=True) if len(rows)]
         if len(found) == 1:
             return found[0][1]

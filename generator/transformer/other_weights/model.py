@@ -31,9 +31,9 @@ class ModelWithOthers:
     """``generator.generation.model.Model`` of a study in which actions have weights of their own.
 
     Attributes:
-        reference: The model that the reference and the other actions have.
-        others: The models of the actions with weights of their own, by action; several may be one.
-        law: The law that tokens are drawn by.
+        reference: The model of the reference and of actions without own weights.
+        others: The models of the actions with weights of their own, by action; several actions may share one.
+        law: The law of tokens.
     """
 
     reference: LoadedModel
@@ -62,22 +62,22 @@ class ModelWithOthers:
 
     @property
     def logits_dtype(self) -> str | None:
-        """That of all models' logits; None where it is theirs."""
+        """The floating-point type of all models' logits; None if it is the models' own."""
         return self.reference.logits_dtype
 
     @property
     def row_multiple(self) -> int:
-        """What the number of the reference's rows is a multiple of."""
+        """The number of the reference's rows is a multiple of this."""
         return self.reference.row_multiple
 
     @property
     def batch_deviation(self) -> float:
-        """The largest of all models."""
+        """The largest deviation of all models."""
         return max(model.batch_deviation for model in self.models)
 
     @property
     def pairs_at_once(self) -> int:
-        """Up to how many pairs documents are decoded side by side: the fewest of all models."""
+        """Documents are decoded side by side up to this number of pairs: the smallest number of all models."""
         return min(model.pairs_at_once for model in self.models)
 
     @property
@@ -87,7 +87,7 @@ class ModelWithOthers:
 
     @property
     def shape(self) -> ModelShape:
-        """The reference's."""
+        """The numbers of the reference."""
         return self.reference.shape
 
     def twins(self, count: int, before: Callable[[], None]) -> Iterator[ModelWithOthers]:
@@ -99,14 +99,14 @@ class ModelWithOthers:
             yield replace(self, reference=of[id(self.reference)], others=others)
 
     def identity(self, action: Action) -> ActionIdentity:
-        """What makes the units of an action: the reference's weights, and the action's own beside its parts."""
+        """Return the identity of an action's units: the reference's weights, its own weights, and its parts."""
         own = self.reference.identity(action)
         if action.name not in self.others:
             return own
         return with_weights(own, self.others[action.name].files.weights_sha256)
 
     def weight_bytes(self, action: Action) -> int | None:
-        """Bytes of the files that hold the weights of an action's side."""
+        """Return the bytes of the weight files of an action's side."""
         return self.others.get(action.name, self.reference).stored_bytes
 
     def computing(self) -> AbstractContextManager[None]:
@@ -115,7 +115,7 @@ class ModelWithOthers:
         return replace(self.reference, threads=None if None in threads else max(filter(None, threads))).computing()
 
     def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PrefilledSides:
-        """Process the document's prompt by every model that one of ``actions`` has, and by the reference's."""
+        """Process the document's prompt by the reference's model, and by every model of ``actions``."""
         sides = list({id(model): model for model in self.others.values()}.values())
         places: list[tuple[int, int]] = []
         own: list[list[Action]] = [[] for _ in range(1 + len(sides))]
@@ -139,7 +139,7 @@ class PrefilledSides:
     Attributes:
         reference: The reference's model.
         prompts: By side, the prompt under its model; side 0 is the reference's.
-        places: Of each action, its side and its number there, from 1.
+        places: For each action its side and its number there, from 1.
     """
 
     reference: LoadedModel
@@ -159,8 +159,8 @@ class PreparedSides:
     Attributes:
         reference: The reference's model.
         prompts: By side, the prompt and the caches of its actions.
-        places: Of each action, its side and its number there, from 1.
-        seconds: What the reference's prefill took.
+        places: For each action its side and its number there, from 1.
+        seconds: The seconds of the reference's prefill.
     """
 
     reference: LoadedModel
@@ -171,7 +171,7 @@ class PreparedSides:
     def kernels(
         self, streams: int, savings: Savings, beside: Sequence[PreparedSides] = (), parked: int = 0
     ) -> StreamKernels:
-        """Make kernels of all sides; each has room for so many streams."""
+        """Return kernels of all sides; each has room for ``streams`` streams."""
         documents = (self, *beside)
         sides = sorted({side for one in documents for side in one.prompts})
         caches: list[tuple[int, int]] = []
@@ -187,13 +187,13 @@ class PreparedSides:
         return JointKernels(parts, caches)
 
     def under(self, law: SamplingLaw) -> PreparedSides:
-        """The same caches where tokens are drawn by another law."""
+        """Return the same caches, with tokens drawn by another law."""
         return replace(self, prompts={side: prompt.under(law) for side, prompt in self.prompts.items()})
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
-        """How many replicates of each of so many actions fit the memory that is left now; at least 1.
+        """Return how many replicates of each action fit into the memory that is left now; at least 1.
 
-        Of ``actions``, those of several documents, each side has the share that it has of this one's.
+        ``actions`` counts those of several documents; each side gets the same share of them as of this document's.
         """
         needed = 0
         for side, prompt in self.prompts.items():
@@ -203,7 +203,7 @@ class PreparedSides:
         return replicates_within(int(self.reference.memory_share * available), needed)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
-        """What ``units`` says of cache ``number``, from 1."""
+        """Return the columns of ``units`` about cache ``number``, from 1."""
         side, own = self.places[number - 1]
         said = self.prompts[side].record(own, streams)
         if side:
@@ -211,6 +211,6 @@ class PreparedSides:
         return said
 
     def kept(self, number: int) -> tuple[KeptEntries, ...]:
-        """Return what cache ``number`` has of the prompt's entries."""
+        """Return the prompt entries that cache ``number`` has."""
         side, own = self.places[number - 1]
         return self.prompts[side].kept(own)

@@ -1,4 +1,4 @@
-"""What an action's ``weights`` name, and how they enter its identity. Nothing is loaded here."""
+"""Find the weights that an action names, and include them in its identity. Nothing is loaded here."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from schema.study import ActionSection, Study
 
 
 def with_own_weights(study: Study) -> list[ActionSection]:
-    """Return the actions of a study of a transformer that have weights of their own."""
+    """Return the actions of a transformer's study that have weights of their own."""
     return [action for action in study.actions if action.weights is not None]
 
 
 def weights_location(study: Study, action: ActionSection) -> str:
-    """Return where an action's weights are, as ``model_location`` does of the reference's."""
+    """Return the place of an action's weights, as ``model_location`` returns that of the reference's."""
     key = f"action '{action.name}': weights = "
     return transformer_location(action.weights or "", study.model.folder, key)
 
 
 @contextmanager
 def told_of(action: ActionSection, location: str) -> Iterator[None]:
-    """Let errors of a model inside the block name the action whose weights it has, in place of ``model.id``."""
+    """Let errors about a model inside the block name the action with these weights, in place of ``model.id``."""
     try:
         yield
     except InputError as error:
@@ -38,7 +38,7 @@ def told_of(action: ActionSection, location: str) -> Iterator[None]:
 
 
 def identities(study: Study, files: ModelIdentity) -> Callable[[Action], ActionIdentity]:
-    """Return what makes the units of a study's actions, by the files that are on this machine.
+    """Return a function that gives an action's identity, from the files on this machine.
 
     Args:
         study: A study of a transformer.
@@ -58,7 +58,7 @@ def identities(study: Study, files: ModelIdentity) -> Callable[[Action], ActionI
 
 
 def with_weights(identity: ActionIdentity, weights_sha256: str | None) -> ActionIdentity:
-    """Return an action's identity where its side has other weights; None where these are not known here."""
+    """Return an action's identity with other weights; their SHA-256 is None if they are not known here."""
     if weights_sha256 is None:
         return replace(identity, selector_sha256=None)
     said = json.dumps([identity.selector_sha256, weights_sha256])

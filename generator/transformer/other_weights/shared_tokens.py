@@ -1,4 +1,4 @@
-"""Whether the weights of an action have the tokens of the reference: without that there is no pair."""
+"""Check that an action's weights have the same tokens as the reference, since otherwise there are no pairs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from schema.study import Study
 
 
 def check_shared(study: Study, *, fetch: bool) -> None:
-    """Refuse actions whose weights have another vocabulary, other EOS tokens or another tokenizer.
+    """Raise an error for actions whose weights have another vocabulary, other EOS tokens or another tokenizer.
 
-    A folder without a tokenizer goes with the reference's.
+    A folder without a tokenizer uses the reference's.
 
     Args:
         study: A study of a transformer.
-        fetch: Whether files that are not on this machine are downloaded; else they are not compared.
+        fetch: Whether to download files that are not on this machine; otherwise they are not compared.
     """
     ours, revision = model_location(study.model), study.model.revision
     for action in with_own_weights(study):
@@ -40,7 +40,7 @@ def check_shared(study: Study, *, fetch: bool) -> None:
 
 
 def _tokenizers(ours: str, theirs: str, revision: str | None, *, fetch: bool) -> tuple[str | None, str | None]:
-    """Digests of what two models' tokens are; equal where one of them has no tokenizer, or none on this machine."""
+    """Return digests of two models' tokens; equal if one of them has no tokenizer, or none on this machine."""
     files = tokenizer_sha256(ours, revision), tokenizer_sha256(theirs)
     fetched = [fetch and local_folder(place) is None for place in (ours, theirs)]
     known = all(digest is not None or late for digest, late in zip(files, fetched, strict=True))

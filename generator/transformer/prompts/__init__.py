@@ -1,1 +1,1 @@
-"""A prompt under a transformer: prefilled once, evicted for each action, and made ready to be decoded from."""
+"""A prompt under a transformer: prefilled once, evicted for each action, and made ready for decoding."""

@@ -1,4 +1,4 @@
-"""Eviction after prefill: a selector's choice is checked, hashed, and gathered into a compact cache."""
+"""Eviction after prefill: check a selector's choice, hash it, and gather the kept entries into a compact cache."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _INTEGERS = (torch.int64, torch.int32)
 
 @dataclass(frozen=True)
 class CompactCache:
-    """What is kept of a prompt.
+    """The kept entries of a prompt.
 
     Attributes:
         layers: Keys and values of the kept entries, as attention reads them.
         indices: Per layer, the kept positions, int32 [KV heads, kept entries of the layer], ascending.
         extents: The true prompt length n and the kept entries of each layer, int64 [layers, 2].
         kept_sha256: Per layer, the SHA-256 of the indices as little-endian int32.
-        payload_bytes: Bytes of the kept keys and values as they are stored.
+        payload_bytes: Bytes of the kept keys and values as stored.
         scale_bytes: Bytes of their scales and zero points.
         indexed: Whether the kept positions are stored. A cache from which nothing is ever removed needs no index.
-        read_checksums: Per layer, the checksum of keys and values as they are read back; None if they are as computed.
+        read_checksums: Per layer, the checksum of keys and values as read back; None if they are stored as computed.
     """
 
     layers: tuple[PrefixLayer, ...]
@@ -53,7 +53,7 @@ class CompactCache:
 
     @property
     def kept_entries(self) -> int:
-        """m, per KV head and layer: the exact mean where layers keep different numbers."""
+        """m, per KV head and layer: the exact mean if layers keep different numbers."""
         return sum(index.shape[-1] for index in self.indices) // len(self.indices)
 
     def kept_by_position(self, entries: int, left: Left | None = None, step: int = 0) -> KeptEntries:
@@ -61,8 +61,8 @@ class CompactCache:
 
         Args:
             entries: n.
-            left: What streams have left of these entries after a step; by default all.
-            step: That step.
+            left: The entries that streams have left after a step; by default all.
+            step: The number of generated tokens.
         """
         streams = 1 if left is None else left.streams
         of_layer = []
@@ -74,7 +74,7 @@ class CompactCache:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all that is stored: payload, scales, index and metadata."""
+        """Bytes of everything that is stored: payload, scales, index and metadata."""
         return self.payload_bytes + self.scale_bytes + self.index_bytes + self.metadata_bytes
 
     @property
@@ -89,13 +89,13 @@ class CompactCache:
 
 
 class SharedScores:
-    """The scores of a prompt's layers, computed once for all those of some selectors that differ in nothing.
+    """The scores of a prompt's layers, computed once for all selectors that differ in nothing.
 
-    Scores do not depend on how many entries are kept. So actions that differ in their retention alone rank the same
-    ones, and keep what they would keep by themselves.
+    Scores do not depend on how many entries are kept. So actions that differ only in their retention rank the same
+    scores, and keep the same entries as each would alone.
 
     Attributes:
-        spared_seconds: What computing scores anew would have taken so far.
+        spared_seconds: The seconds saved so far by not computing scores again.
     """
 
     def __init__(self, selectors: Iterable[Selector]) -> None:
@@ -110,7 +110,7 @@ class SharedScores:
         ]
 
     def of(self, selector: Selector) -> Selector:
-        """The selector, or one that keeps the same and takes scores that others have computed."""
+        """Return the selector, or an equivalent one that uses scores already computed."""
         own = _traits(selector) if self._twins else ()
         return next((twin for traits, twin in self._twins if traits == own), selector)
 
@@ -119,7 +119,7 @@ class SharedScores:
         self._twins.clear()
 
     def _twin(self, selector: ScoringSelector) -> Selector:
-        """A copy of the selector that computes the scores of a layer once."""
+        """Return a copy of the selector that computes the scores of a layer once."""
         known: dict[int, tuple[PromptLayer, Tensor, float]] = {}
 
         def score(layer: PromptLayer) -> Tensor:
@@ -140,20 +140,20 @@ class SharedScores:
 
 
 def _ranks_scores(selector: ScoringSelector) -> bool:
-    """Whether a selector does with its scores what the base does: another ``keep`` might change them."""
+    """Tell whether a selector treats its scores as the base class does; another ``keep`` might change them."""
     return type(selector).keep is ScoringSelector.keep
 
 
 def _traits(selector: Selector) -> tuple[Any, ...]:
-    """The class and all parameters."""
+    """Return the class and all parameters."""
     return type(selector), *(getattr(selector, field.name) for field in fields(selector))  # type: ignore[arg-type]
 
 
 def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding: Holding | None = None) -> CompactCache:
-    """Evict all but the entries that a selector chooses, and hold these as ``holding`` says; by default as computed.
+    """Evict all entries but those that a selector chooses, and store these by ``holding``; by default as computed.
 
-    m is ``kept``, per KV head and layer; a selector with budgets keeps as many on average over layers. It is not asked
-    where everything is kept.
+    m is ``kept``, per KV head and layer; a selector with budgets keeps this number on average over layers. If
+    everything is kept, the selector is not asked.
     """
     entries = prompt[0].key.shape[1]
     chooser: Selector = Full() if kept >= entries else selector  # m >= n keeps everything, whatever the scores
@@ -180,7 +180,7 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
 
 
 def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[int]:
-    """Ask a selector for the budget m of each layer, and check them: whole numbers, range, count and sum."""
+    """Ask a selector for the budget m of each layer, and check the budgets: whole numbers, range, count and sum."""
     try:
         given = list(selector.budgets(kept, entries, layers))
     except KvdriftError:

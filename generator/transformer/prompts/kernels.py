@@ -21,15 +21,16 @@ from generator.transformer.fused.layers import fused_layers
 
 @dataclass(frozen=True)
 class PromptCaches:
-    """What streams of one prompt start from.
+    """The starting point of a prompt's streams.
 
     Attributes:
         entries: n, the prompt's tokens.
         first_law: The law of position 1, [V].
         caches: Layers of the whole prompt and of each action's cache.
-        tiles: Of each of them, how many rows read it at once, at most; 0 for the usual number.
-        rules: Of each of them, what it does with its entries while streams are decoded, if anything.
-        states: Of each of them, states of layers without attention after the prompt; None if there are no such layers.
+        tiles: For each cache the most rows that read it at once; 0 for the usual number.
+        rules: For each cache its rule, if any.
+        states: For each cache the states of layers without attention after the prompt; None if there are no such
+            layers.
     """
 
     entries: int
@@ -41,12 +42,12 @@ class PromptCaches:
 
 
 class TransformerKernels:
-    """``StreamKernels`` of some prompts, whose caches are numbered on from one to the next.
+    """``StreamKernels`` of some prompts, whose caches are numbered through.
 
     Args:
         prompts: At least one.
-        streams: How many streams can be open at once.
-        parked: How many streams can be parked.
+        streams: The most streams that can be open at once.
+        parked: The most streams that can be parked.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class TransformerKernels:
 
     @property
     def slots(self) -> Tensor:
-        """The row that each open stream is computed in, int64 [streams], on the CPU."""
+        """The row in which each open stream is computed, int64 [streams], on the CPU."""
         return self._attention.slots
 
     @property
@@ -94,7 +95,7 @@ class TransformerKernels:
     def open(self, caches: Sequence[int]) -> Tensor:
         """Start one stream for each of ``caches``, which ascend, and return the laws of position 1, [streams, V].
 
-        Eviction follows prefill, so these laws are all the same for one prompt.
+        Eviction follows prefill, so these laws are equal for one prompt.
         """
         self._position = 0
         self._attention.open(caches)
@@ -108,7 +109,7 @@ class TransformerKernels:
         return self._first_laws[own["prompts"]]
 
     def send(self, indices: Tensor) -> None:
-        """Let integers go to the laws' device together with what the next ``open`` or ``advance`` needs there.
+        """Send integers to the laws' device together with the data that the next ``open`` or ``advance`` needs there.
 
         Args:
             indices: int64, of any shape, on the CPU.
@@ -116,7 +117,7 @@ class TransformerKernels:
         self._to_send = indices
 
     def select(self, rows: Tensor) -> None:
-        """Replace the open streams: new stream i continues open stream ``rows[i]``; parked ones are counted after."""
+        """Replace the open streams: new stream i continues stream ``rows[i]``; higher numbers are parked ones."""
         self._attention.select(rows)
 
     @property
@@ -129,7 +130,7 @@ class TransformerKernels:
 
         Args:
             rows: int64 [parked], on the CPU.
-            places: Likewise.
+            places: int64 [parked], on the CPU.
         """
         self._attention.park(rows, places)
 
@@ -139,11 +140,11 @@ class TransformerKernels:
         self._attention.rewind()
 
     def fill(self, contents: Tensor) -> None:
-        """Let slot s have the suffix ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
+        """Set the suffix of slot s to ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""
         self._attention.fill(contents)
 
     def counts_to_try(self, streams: int) -> list[int]:
-        """Up to so many streams, numbers of them with which steps are tried, the largest first."""
+        """Return numbers of streams, up to ``streams``, with which steps are tried, the largest first."""
         return self._attention.counts_to_try(streams)
 
     def advance(self, tokens: Tensor) -> Tensor:
@@ -174,7 +175,7 @@ class TransformerKernels:
             return self._head.laws(hidden, self._laws[: len(hidden)])[: len(tokens)]
 
     def _hidden_states(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """The last hidden states, [rows, width], of one new token per row."""
+        """Return the last hidden states, [rows, width], of one new token per row."""
         if self._layers is not None:
             return self._layers.hidden_states(tokens, positions, self._attention)
         output: Tensor = self._model.network.model(
@@ -184,7 +185,7 @@ class TransformerKernels:
         return output[:, 0].to(self.device)  # with a device map, the last layers may lie elsewhere
 
     def _positions(self) -> Tensor:
-        """Positions of the tokens that are fed: [1, 1] where all rows have the same, else [rows, 1]."""
+        """Return the positions of the fed tokens: [1, 1] if all rows have the same, else [rows, 1]."""
         attention, after = self._attention, self._position - 1
         if len(self._entries) == 1:
             return torch.full((1, 1), self._entries[0] + after)
@@ -193,6 +194,6 @@ class TransformerKernels:
         return positions[:, None]
 
     def _head_rows(self) -> Tensor:
-        """The rows of the streams, and as many more as the model computes."""
+        """Return the rows of the streams, padded to the number of rows that the model computes."""
         slots = self._attention.slots
         return torch.cat([slots, slots[:1].expand(self._attention.rows - len(slots))])

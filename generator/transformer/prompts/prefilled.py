@@ -1,4 +1,4 @@
-"""A document's prompt, prefilled for all its actions, and what each of them evicts."""
+"""A document's prompt, prefilled for all its actions, and the eviction of each action."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class PrefilledPrompt:
     """``PrefilledDocument`` of a transformer.
 
     Args:
-        sharing: How many actions share the prefill's time, if not ``actions`` alone.
+        sharing: The number of actions that share the prefill's time, if not ``actions`` alone.
 
     Attributes:
-        seconds: What prefill took.
+        seconds: The seconds of prefill.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PrefilledPrompt:
     def evict(self) -> PreparedPrompt:
         """Make one compact cache for each action; repeated actions share one cache and its time.
 
-        Each of several actions that share scores has the seconds that it would have taken alone.
+        If several actions share scores, each is charged the seconds that it would have taken alone.
         """
         shared = self.seconds / self._sharing
         times = Counter(action.name for action, _ in self._actions)
@@ -116,7 +116,7 @@ class PrefilledPrompt:
         )  # fmt: skip
 
     def _prompt_of(self, action: Action) -> Prompt:
-        """The prompt whose entries an action keeps: the reference's, or one that is prefilled in other chunks."""
+        """Return the prompt from which an action keeps entries: the reference's, or one prefilled in other chunks."""
         chunk = action.prefill_chunk
         if chunk is None or min(chunk, self._entries) == min(PREFILL_CHUNK, self._entries):
             return self._prompt

@@ -1,4 +1,4 @@
-"""A prompt with the caches of its actions, from which streams are decoded, and what is recorded of each cache."""
+"""A prompt with the caches of its actions, ready to decode streams, and the columns of ``units`` about each cache."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from schema.sampling import SamplingLaw
 
 @dataclass(frozen=True)
 class PreparedCache:
-    """What an action's streams start from.
+    """The cache from which an action's streams start.
 
     Attributes:
-        compact: What is kept of the prompt.
-        layers: Kept entries, and those of windows, of every layer with attention.
-        states: What other layers have after the prompt; None if there are none.
-        entries: What its bytes are counted of, per KV head and layer: the kept entries, and with a decode-time policy
-            the most that a step reads.
-        tile: How many rows read it at once, at most; 0 for the usual number.
-        rule: What a decode-time policy does with the entries, unless m is never too few; or a codec, with those that
-            are generated.
+        compact: The kept entries of the prompt.
+        layers: Kept entries, and entries of windows, for every layer with attention.
+        states: The states of other layers after the prompt; None if there are none.
+        entries: The number of entries, per KV head and layer, whose bytes count: the kept entries, and with a
+            decode-time policy the most that a step reads.
+        tile: The most rows that read the cache at once; 0 for the usual number.
+        rule: The rule of a decode-time policy, unless m is never too few; or of a codec that codes generated entries.
     """
 
     compact: CompactCache
@@ -46,7 +45,7 @@ class PreparedCache:
 
     @property
     def counted_bytes(self) -> tuple[int, int]:
-        """Bytes of payload and index of so many entries."""
+        """Bytes of payload and index of ``entries`` entries."""
         compact = self.compact
         payload, index, kept = compact.payload_bytes, compact.index_bytes, compact.kept_entries
         if self.entries != kept:  # a policy's, which holds all entries alike
@@ -59,8 +58,8 @@ class PreparedPrompt:
 
     Args:
         whole: Layers of the whole prompt.
-        caches: One for each action.
-        seconds: Of each action, what prefill and eviction took.
+        caches: One cache for each action.
+        seconds: For each action the seconds of prefill and eviction.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class PreparedPrompt:
     def kernels(
         self, streams: int, savings: Savings, beside: Sequence[PreparedPrompt] = (), parked: int = 0
     ) -> TransformerKernels:
-        """Make kernels with room for so many streams; they share the memory of the prompts and the caches."""
+        """Return kernels with room for open and parked streams; all kernels share the memory of prompts and caches."""
         prompts = [prompt.caches for prompt in (self, *beside)]
         longest = max(prompt.entries for prompt in prompts)
         rules = [cache.rule for cache in self._caches]
@@ -81,13 +80,13 @@ class PreparedPrompt:
         return TransformerKernels(self._model, prompts, streams, self._horizon, savings, parked)
 
     def under(self, law: SamplingLaw) -> PreparedPrompt:
-        """The same caches where tokens are drawn by another law."""
+        """Return the same caches, with tokens drawn by another law."""
         model = replace(self._model, law=law)
         return PreparedPrompt(model, self._prompt, self._whole, self._caches, self._seconds, self._horizon)
 
     @property
     def caches(self) -> PromptCaches:
-        """What its streams start from."""
+        """The starting point of the prompt's streams."""
         layers = [self._whole, *(cache.layers for cache in self._caches)]
         tiles, rules = [cache.tile for cache in self._caches], [cache.rule for cache in self._caches]
         states = [cache.states for cache in self._caches]
@@ -97,17 +96,17 @@ class PreparedPrompt:
         )
 
     def replicates_at_once(self, actions: int, estimator: str) -> int:
-        """How many replicates of each of so many actions fit the memory that is left now; at least 1."""
+        """Return how many replicates of each action fit into the memory that is left now; at least 1."""
         available = int(self._model.memory_share * available_bytes(self._model.device))
         return replicates_within(available, self.replicate_bytes(actions, estimator))
 
     def replicate_bytes(self, actions: int, estimator: str) -> int:
-        """How many bytes decoding one replicate of each of so many actions takes."""
+        """Return how many bytes decoding one replicate of each action takes."""
         scored = max((cache.rule.scores for cache in self._caches if cache.rule is not None), default=0)
         return self._model.shape.replicate_bytes(actions, self._prompt.entries, self._horizon, estimator, scored)
 
     def record(self, number: int, streams: int) -> dict[str, Any]:
-        """What ``units`` says of cache ``number``, from 1; resident bytes are those of its streams before step 1."""
+        """Return the columns of ``units`` about cache ``number``, from 1; resident bytes are those before step 1."""
         compact, (payload, index) = self._caches[number - 1].compact, self._caches[number - 1].counted_bytes
         # What a layer with a window holds does not grow beyond it, and is the same whatever an action keeps.
         suffix = sum(
@@ -130,7 +129,7 @@ class PreparedPrompt:
         }  # fmt: skip
 
     def kept(self, number: int) -> tuple[KeptEntries, ...]:
-        """Return what cache ``number`` has of the prompt's entries right after prefill, and after steps of a policy."""
+        """Return the prompt entries that cache ``number`` has right after prefill, and after steps of a policy."""
         cache, entries = self._caches[number - 1], self._prompt.entries
         kept = [cache.compact.kept_by_position(entries)]
         if isinstance(cache.rule, WatchedRule):
@@ -140,7 +139,7 @@ class PreparedPrompt:
 
 
 def beside_windows(prompt: Sequence[PromptLayer], kept: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
-    """Put what is kept of the layers without a window between those with a window, which keep what they hold."""
+    """Return the kept entries of layers without a window and the entries of layers with a window, in order."""
     own = iter(kept)
     return tuple(
         replace(next(own), terms=layer.terms)

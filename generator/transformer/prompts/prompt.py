@@ -23,17 +23,17 @@ from schema.sampling import SamplingLaw
 
 
 class Prompt:
-    """A prefilled prompt: what selectors see of every layer, and the law of position 1.
+    """A prefilled prompt: the data of every layer for selectors, and the law of position 1.
 
     Args:
-        window: How many last queries to keep.
-        statistics: What to gather over all queries.
-        at_once: How many tokens are processed at once; PREFILL_CHUNK by default.
+        window: The number of last queries to keep.
+        statistics: The statistics to gather over all queries.
+        at_once: The number of tokens processed at once; PREFILL_CHUNK by default.
         first: The position of the first token.
 
     Attributes:
         entries: n.
-        layers: What is kept of each layer with attention.
+        layers: The recorded data of each layer with attention.
         states: States of the other layers after the last token; None if there are none.
     """
 
@@ -73,7 +73,7 @@ class Prompt:
         return self.first_law_under(self._model.law)
 
     def first_law_under(self, law: SamplingLaw) -> Tensor:
-        """The law of position 1, [V], where tokens are drawn by ``law``."""
+        """Return the law of position 1, [V], if tokens are drawn by ``law``."""
         if law not in self._first_laws:
             self._first_laws[law] = self._first_law(law)
         return self._first_laws[law]
@@ -84,15 +84,15 @@ class Prompt:
             return head.laws(self._last, head.room(1))[0]
 
     def forget_statistics(self) -> None:
-        """Drop what was gathered for selectors; it may take as much memory as the cache."""
+        """Drop the values gathered for selectors, which may take as much memory as the cache."""
         self._gathering.forget()
 
 
 @contextlib.contextmanager
 def frequencies_of(network: Any, entries: int) -> Iterator[None]:
-    """Let RoPE that switches (LongRoPE) have the frequencies that one pass over the prompt would have, in all chunks.
+    """Let RoPE that switches frequencies (LongRoPE) use, in all chunks, those of one pass over the prompt.
 
-    A copy of the embedding that is made inside the block keeps them, too.
+    A copy of the embedding made inside the block keeps these frequencies, too.
     """
     if rope_switch(network.config) is None:
         yield

@@ -1,4 +1,4 @@
-"""Whole steps that are tried before the first one of their size is made: does a row depend on those beside it?"""
+"""Try whole steps before the first step of their size, to find out whether a row depends on the rows beside it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def try_steps(
     model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, savings: Savings,
     rules: Sequence[CacheRule | None],
 ) -> None:  # fmt: skip
-    """Try steps of such sizes, unless larger ones were tried; the memory taken is free again afterwards.
+    """Try steps of these sizes, unless larger ones were tried; the memory is freed afterwards.
 
     Args:
-        model: What computes them.
-        prompt: Gives the shapes of layers.
-        entries: Of the longest prompt.
+        model: The model.
+        prompt: A prompt that gives the shapes of layers.
+        entries: Entries of the longest prompt.
         horizon: H.
-        streams: How many are open at once.
-        savings: Which computations are shared.
-        rules: Of the caches.
+        streams: The number of streams open at once.
+        savings: The computations to share.
+        rules: The rules of the caches.
     """
     entries, streams = tried_entries(entries), tried_streams(streams, horizon, model.shape.entry_bytes)
     tried: Sequence[CacheRule | None] = _to_try(rules, horizon) or [None]
@@ -51,7 +51,7 @@ def try_steps(
 
 
 def _to_try(rules: Sequence[CacheRule | None], horizon: int) -> list[CacheRule]:
-    """Of rules that ever attend one of a policy, and one of a codec."""
+    """Return the rules to try: of the rules that ever attend, one of a policy and one of a codec."""
     attending = [rule for rule in rules if rule and not rule.passes(horizon - 1)]
     kinds = [[rule for rule in attending if isinstance(rule, CodedStreams) is coded] for coded in (False, True)]
     return [max(some, key=lambda one: one.scores) for some in kinds if some]
@@ -60,9 +60,9 @@ def _to_try(rules: Sequence[CacheRule | None], horizon: int) -> list[CacheRule]:
 def _step_deviation(
     model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, savings: Savings, rule: CacheRule | None
 ) -> float:
-    """``step_deviation`` with a prompt of random keys and values, the same ones in all layers, and the prompt's states.
+    """Return ``step_deviation`` for a prompt of random keys and values, equal in all layers, and the prompt's states.
 
-    The last cache has such a rule as a policy's or a codec's.
+    The last cache has a rule like a policy's or a codec's.
     """
     layers = prompt.layers
     whole, copy, half = (_random_layers(layers, entries, step) for step in (1, 1, 2))

@@ -1,1 +1,1 @@
-"""The proof, made when a model is loaded, that decoding here gives what transformers' own forward pass gives."""
+"""Prove, when a model is loaded, that decoding here gives the results of transformers' own forward pass."""

@@ -1,4 +1,4 @@
-"""What transformers alone computes on a probe: by its eager attention, with entries that are really removed."""
+"""Compute a probe by transformers alone: with eager attention, and with entries that are really removed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from generator.transformer.files.configuration import library, rope_switch
 _SWITCH = "original_max_position_embeddings"
 
 ENTRIES, CHUNK, WINDOW, KEPT, STEPS = 48, 32, 24, 20, 8
-"""Of the probe: prompt tokens, how many are prefilled at once, entries of a window, kept entries, decoded tokens."""
+"""Sizes of the probe: prompt tokens, tokens prefilled at once, entries of a window, kept entries, decoded tokens."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What one way to compute gave.
+    """The results of one way to compute the probe.
 
     Attributes:
-        layers: Of each layer, the hidden states after it, [rows, width]: the prompt's, then a row for each stream and
+        layers: For each layer the hidden states after it, [rows, width]: the prompt's, then a row for each stream and
             step.
-        laws: The laws of the same rows but those of the prompt's tokens before the last one, float64 [rows, V].
+        laws: The laws of these rows, without those of the prompt's tokens before the last, float64 [rows, V].
     """
 
     layers: Sequence[Tensor]
@@ -35,20 +35,20 @@ class Found:
 
 @dataclass(frozen=True)
 class Probe:
-    """Tokens that a model is tried with: a prompt, and two continuations that part."""
+    """The tokens with which a model is tried: a prompt, and two continuations that part."""
 
     prompt: Tensor  # int64 [ENTRIES]
     continuations: Tensor  # int64 [2, STEPS]
 
     @classmethod
     def of(cls, vocabulary: int) -> Probe:
-        """Draw tokens, always the same ones."""
+        """Draw the tokens; they are always the same."""
         drawn = torch.randint(vocabulary, (ENTRIES + 2 * STEPS,), generator=torch.Generator().manual_seed(0))
         return cls(drawn[:ENTRIES], drawn[ENTRIES:].view(2, STEPS))
 
 
 def kept_positions(layer: int, kv_heads: int) -> Tensor:
-    """Which prompt entries the evicted cache keeps, int64 [KV heads, KEPT], ascending, unlike ones in each head."""
+    """Return the prompt entries that the evicted cache keeps, int64 [KV heads, KEPT], ascending."""
     generator = torch.Generator().manual_seed(1 + layer)
     ranked = torch.rand(kv_heads, ENTRIES, generator=generator).argsort(-1)
     return ranked[:, :KEPT].sort(-1).values
@@ -56,9 +56,9 @@ def kept_positions(layer: int, kv_heads: int) -> Tensor:
 
 @contextlib.contextmanager
 def short_lengths(network: Any) -> Iterator[None]:
-    """Let windows, and the length where RoPE switches, be shorter than the probe inside the block.
+    """Make windows, and the length at which RoPE switches, shorter than the probe inside the block.
 
-    A model's code does the same with lengths of any size.
+    A model's code treats lengths of any size in the same way.
     """
     holders = [network.config, *network.modules()]
     named = [(one, vars(one)["sliding_window"]) for one in holders if type(vars(one).get("sliding_window")) is int]
@@ -80,7 +80,7 @@ def short_lengths(network: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def outputs_of_layers(network: Any) -> Iterator[list[list[Tensor]]]:
-    """Collect what each layer of a network returns inside the block, [rows, width] of each pass."""
+    """Collect the output of each layer of a network inside the block, [rows, width] for each pass."""
     found: list[list[Tensor]] = [[] for _ in network.model.layers]
 
     def listen(own: list[Tensor], output: Any) -> None:
@@ -122,7 +122,7 @@ def own_forward(network: Any, probe: Probe) -> Found:
 
 
 def remove(cache: Any) -> None:
-    """Take all entries but the kept ones out of the layers with full attention."""
+    """Remove all entries except the kept ones from the layers with full attention."""
     number = 0
     for layer in cache.layers:
         if getattr(layer, "is_sliding", False) or not hasattr(layer, "keys"):

@@ -1,4 +1,4 @@
-"""Whether a loaded model's prompts, caches and streams give what transformers' own forward pass gives on a probe."""
+"""Check whether a loaded model gives the results of transformers' own forward pass on a probe."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ from generator.transformer.proof.forward import (
 from schema.errors import first_line
 
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
-"""By dtype, how far a row may be off, relative to its norm. With 16 bits half of the rows must be within: a router of
-experts whose two best scores are nearly equal may choose otherwise, whatever computes them."""
+"""The largest error of a row, relative to its norm, by dtype.
+
+With 16 bits only half of the rows must be within it: a router of experts with two nearly equal best scores may choose
+differently, whatever computes the scores.
+"""
 
 
 def refusal(model: Decoder, probe: Probe, own: Found) -> str | None:
-    """Hold a model against transformers' own forward pass.
+    """Compare a model with transformers' own forward pass.
 
     Args:
         model: A loaded model.
-        probe: What it is tried with.
-        own: What transformers gives.
+        probe: The tokens to try.
+        own: The results of transformers.
 
     Returns:
-        None if it gives the same, else what differs, by how much, in one line.
+        None if the results agree; else a line that says what differs, and by how much.
     """
     try:
         with model.computing():
@@ -59,7 +62,7 @@ def refusal(model: Decoder, probe: Probe, own: Found) -> str | None:
 
 
 def difference(one: Tensor, other: Tensor, dtype: str) -> float:
-    """How far rows are off, [..., rows, width] both: the worst of them, with 16 bits the median."""
+    """Return the error of rows, [..., rows, width] both: the largest; with 16 bits the median."""
     if one.shape != other.shape:
         return float("inf")
     off = (one - other).norm(dim=-1) / other.norm(dim=-1)
@@ -67,7 +70,7 @@ def difference(one: Tensor, other: Tensor, dtype: str) -> float:
 
 
 def _computed(model: Decoder, probe: Probe) -> Found:
-    """The probe as documents are computed: in chunks, with shared prompt entries, streams that fork and part."""
+    """Return the probe's results, computed as for documents: in chunks, with shared prompts and forks."""
     with short_lengths(model.network), outputs_of_layers(model.network) as layers:
         prompt = Prompt(model, probe.prompt.tolist(), window=0, at_once=CHUNK)
         expected = len(attention_modules(model.network))
@@ -101,7 +104,7 @@ def _computed(model: Decoder, probe: Probe) -> Found:
 
 
 def _kept(layer: PrefixLayer, positions: Tensor) -> PrefixLayer:
-    """A layer with some of its entries, those at positions [KV heads, m]."""
+    """Return a layer with only the entries at positions [KV heads, m]."""
     places = positions.to(layer.key.device)[:, :, None]
     key, value = (part.gather(1, places.expand(-1, -1, part.shape[-1])) for part in (layer.key, layer.value))
     return PrefixLayer(key, value, layer.terms)

@@ -1,4 +1,4 @@
-"""What selectors may need to know of a model's layers, found by trying: a soft cap, and how queries are rotated."""
+"""Find by trying the properties of a model's layers that selectors need: a soft cap, and how queries are rotated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIRST = (0, 7)  # positions of the first token; a layer without RoPE, or with a
 
 @dataclass(frozen=True)
 class _PlainQueries:
-    """Statistic: queries before rotation, if the layer rotates whole heads by halves, [heads, positions, size].
+    """A statistic: queries before rotation, if the layer rotates whole heads by halves, [heads, positions, size].
 
     Attributes:
         first: The position of the prompt's first token.
@@ -28,7 +28,7 @@ class _PlainQueries:
     first: int
 
     def update(self, gathered: Tensor | None, chunk: QueryChunk) -> Tensor:
-        """Turn a chunk's queries back by what the embedding gives for their positions."""
+        """Rotate a chunk's queries back by the embedding's angles for their positions."""
         start = self.first + chunk.first
         positions = torch.arange(start, start + chunk.query.shape[1], device=chunk.query.device)
         cos, sin = (part[0].double() for part in chunk.rotary(chunk.hidden[None], positions[None]))
@@ -39,7 +39,7 @@ class _PlainQueries:
 
 
 def traits_of(model: Decoder, probe: Probe) -> LayerTraits:
-    """Find what selectors may need to know."""
+    """Return the properties of a model's layers that selectors need."""
     with model.computing():
         prompt = Prompt(model, probe.prompt.tolist(), window=0)
         halves = _are_turned_by_halves(model, probe)
@@ -48,10 +48,10 @@ def traits_of(model: Decoder, probe: Probe) -> LayerTraits:
 
 
 def _are_turned_by_halves(model: Decoder, probe: Probe) -> bool:
-    """Turn queries back by halves, of a prompt that begins at one position and of one that begins at another.
+    """Tell whether the queries of a prompt, rotated back by halves, are equal for two positions of its first token.
 
-    Attention with RoPE depends on distances alone, so the queries before rotation are the same. Rotated queries that
-    are turned back by halves are those queries only if they were rotated by halves.
+    Attention with RoPE depends only on distances, so queries before rotation are equal. Rotating the rotated queries
+    back by halves gives these queries only if they were rotated by halves.
     """
     found = []
     try:

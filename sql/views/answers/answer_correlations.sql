@@ -1,5 +1,5 @@
--- Whether actions that diverge more lose more right answers: correlations over the actions of a study, controls left
--- out, of R on the documents with answers. Over fewer than three actions there is none.
+-- Whether actions that diverge more also lose more right answers: correlations with R over the actions of a study,
+-- without controls, on the documents with answers. Fewer than three actions give null.
 with
 
 documents as (

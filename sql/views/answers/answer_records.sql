@@ -1,6 +1,7 @@
--- What each action keeps of the records of each answer. A place's share is the mean over its positions and over (layer,
--- KV head) pairs; of the places of a piece the best one counts, and of an answer's pieces the worst one. With a
--- decode-time policy the row of the last counted step counts. Answers whose records were not found have no row.
+-- The share of each answer's records that each action keeps. The share of a place is the mean over its positions and
+-- over (layer, KV head) pairs. The share of a piece is that of its best kept place, and the share of an answer is that
+-- of its least kept piece. With a decode-time policy the row of the last counted step counts. Answers whose records
+-- were not found have no row.
 with
 
 documents as (

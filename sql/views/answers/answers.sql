@@ -1,4 +1,4 @@
--- What divergence does to right answers: documents of a stratum with equal weight, then the strata with equal weight.
+-- Right answers that divergence loses and gains: documents of a stratum with equal weight, then strata with equal weight.
 -- Documents without answers are in no row.
 with
 

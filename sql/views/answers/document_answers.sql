@@ -1,5 +1,5 @@
--- Replicate means of every moment of answers, one row per document with answers and action. The order of the sum makes
--- every run's last bits the same.
+-- Replicate means of every moment of answers, one row per document with answers and action. The sum has a fixed order,
+-- so that every run gives the same last bits.
 select
     study, model, split, stratum, cluster, doc, action,
     count(*) as replicates,

@@ -1,5 +1,5 @@
--- The answers that X states and Y does not, one row per answer of a coupled pair, with what was kept of their records.
--- An answer is looked for in the text up to EOS, as it is scored, without regard to white space.
+-- The answers that X states and Y does not, one row per answer of a coupled pair, with the kept share of their records.
+-- As in scoring, an answer is searched in the text up to EOS, and white space is ignored.
 with
 
 pairs as (

@@ -1,6 +1,6 @@
--- Lost answers against what was kept of their records: of the answers that X states and Y does not, and of all answers
--- of the documents, how many have a record that is gone, partly gone and whole. Every answer counts once, and every
--- lost one once a pair.
+-- How many answers have a record that is gone, partly kept or whole, among lost answers and among all answers of the
+-- documents. An answer is lost if X states it and Y does not. Every answer counts once, and every lost answer once a
+-- pair.
 with
 
 records as (

@@ -1,6 +1,6 @@
--- What scores say of every analyzed trajectory whose document has answers: the moments of answers, one row each.
--- Right is a score of 1. A pair is lost where X is right and Y is not; tau is held against the positions of X that state
--- the answers. A pair that never parts is neither before, inside nor after them.
+-- The moments of answers, one row for each analyzed trajectory whose document has answers.
+-- A continuation is right if its score is 1. A pair is lost if X is right and Y is not. Before, inside and after compare
+-- tau with the positions at which X states the answers; a pair that never parts is none of the three.
 with
 
 pairs as (

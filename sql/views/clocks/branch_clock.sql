@@ -1,5 +1,5 @@
--- The branch clock in the fixed cohort tau <= T: E[delta_{tau+j} | tau <= T] and its like, as ratios of moments, with
--- the cohort's support. Null where the cohort is empty.
+-- The branch clock in the fixed cohort tau <= T: E[delta_{tau+j} | tau <= T], and the same of mismatches and of steps
+-- before EOS, as ratios of moments, with the cohort's documents and paths. Null if the cohort is empty.
 with
 
 strata as (

@@ -1,5 +1,5 @@
--- Early and late windows of the branch clock: means over their lags in the cohort tau <= T, the same before any EOS,
--- and the fraction of each window's steps that lies before EOS. Null over an empty cohort or window.
+-- Early and late windows of the branch clock: means over their lags in the cohort tau <= T, means over the steps before
+-- EOS alone, and the fraction of each window's steps before EOS. Null if the cohort or the window is empty.
 with
 
 divisors as (

@@ -1,5 +1,5 @@
--- How the gap in rollout distance between two actions changes from the first block to the last, over the documents
--- both have: block gaps g_J = E[delta of action] - E[delta of baseline] and last minus first.
+-- The change of the gap in rollout distance between two actions from the first block to the last, over the documents
+-- both have: block gaps g_J = E[delta of action] - E[delta of baseline], and the last gap minus the first.
 with
 
 paired_moments as materialized (select * from internal.paired_moments),

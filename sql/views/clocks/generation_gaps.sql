@@ -1,4 +1,4 @@
--- Block gaps of the generation clock, one row per block; generation_gap_change repeats on the rows of a pair.
+-- Block gaps of the generation clock, one row per block; generation_gap_change is repeated on all rows of a pair.
 select
     study, model, split, stratum, baseline, action,
     unnest([1, 2, 3]) as block,

@@ -1,5 +1,5 @@
 -- The exact decomposition of a token-mismatch gap, action against baseline, over the documents both have:
--- dR = dO + dE (mean C) + dC (mean E). Shares are null where the gap is zero (to rounding, 1e-12).
+-- dR = dO + dE (mean C) + dC (mean E). Shares are null if the gap is zero (to rounding, 1e-12).
 with
 
 risks as materialized (

@@ -1,5 +1,5 @@
 -- The law of the first mismatch: p_t = P(tau = t), its distribution function, survival S_t = P(tau >= t) and hazard.
--- Documents count trajectories exactly before anything is averaged, so that survival ends at exactly 0 where it does.
+-- Each document's trajectories are counted as integers before the mean, so that a survival of 0 is exactly 0.
 with
 
 trajectories as (select * from main.analyzed_trajectories),

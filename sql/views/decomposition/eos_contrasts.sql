@@ -1,5 +1,5 @@
--- How two actions differ in their history gap R(TV) - F, over the documents both have, and how much of the difference
--- comes from positions at or after the first EOS. eos_share may be negative; null where the difference is zero (to
+-- The difference of two actions' history gaps R(TV) - F, over the documents both have, and the part of the difference
+-- from positions at or after the first EOS. eos_share may be negative; it is null if the difference is zero (to
 -- rounding, 1e-12).
 with
 

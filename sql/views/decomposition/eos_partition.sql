@@ -1,5 +1,5 @@
--- The history gap R(TV) - F split by where a position lies against the two EOS: before the first (0), at it (1),
--- between the two (2), after both (3). The four gaps sum to rollout_tv - fixed_history_tv.
+-- The history gap R(TV) - F split by position: before the first EOS (0), at the first EOS (1), after it through the
+-- later EOS (2), after both (3). The four gaps sum to rollout_tv - fixed_history_tv.
 select
     study, model, split, stratum, action,
     unnest([0, 1, 2, 3]) as eos_set,

@@ -1,6 +1,7 @@
--- What an action costs and what it loses: bytes of the cache beside divergence and accuracy. All are pooled as moments
--- are, documents of a stratum with equal weight, then strata; the share is a ratio of means of bytes. A mean of bytes is
--- null where a document does not say. Weights are those of the action's side, the same for all documents. Moments are read once: where none are stored they are computed from steps.
+-- The cost and the loss of every action: bytes of the cache beside divergence and accuracy. All are pooled as moments
+-- are: documents of a stratum with equal weight, then strata with equal weight. The share is a ratio of means of bytes.
+-- A mean of bytes is null if a document does not say its bytes. Weights are those of the action's side, the same for all
+-- documents. Moments are read once, since moments that are not stored are computed from steps.
 with
 
 strata as (

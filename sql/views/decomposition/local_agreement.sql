@@ -1,5 +1,5 @@
--- Local agreement inside the branch cohort: how many of its members have a long run of agreements before EOS, and how
--- many mismatch again after an agreement. The denominator is the whole cohort; null where it is empty.
+-- Local agreement inside the branch cohort: the fraction of members with a long run of agreements before EOS, and the
+-- fraction that mismatches again after an agreement. The denominator is the whole cohort; null if the cohort is empty.
 select
     study, model, split, stratum, action,
     long_agreement / nullif(cohort, 0) as long_agreement,

@@ -1,5 +1,5 @@
--- What a branch window of depth L says of R(action) - R(baseline), over the documents both have: it can be anything in
--- [contrast_low, contrast_high], and the two actions are ordered for sure when that excludes 0.
+-- Bounds on R(action) - R(baseline) from a branch window of depth L, over the documents both have. The contrast lies in
+-- [contrast_low, contrast_high]. If this interval excludes 0, the order of the two actions is certain.
 with
 
 depth_moments as materialized (select * from internal.depth_moments),

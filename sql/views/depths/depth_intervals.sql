@@ -1,7 +1,7 @@
--- What a branch window of depth L says of R, by coupled pairs ('plain') and by residual branching ('swrb'): the identified
--- interval [R_L, R_L + B_L] with its minimax point, the realized tail R_H - R_L, and the Hoeffding enclosure of R that
--- counts the sampling of documents as well. The enclosure takes documents as independent (clusters of several documents
--- are not) and its level is 1 - alpha = .95.
+-- Bounds on R from a branch window of depth L, by coupled pairs ('plain') and by residual branching ('swrb'): the
+-- identified interval [R_L, R_L + B_L] with its minimax point, the realized tail R_H - R_L, and the Hoeffding enclosure
+-- of R, which includes the sampling of documents. The enclosure assumes independent documents, so it does not hold for
+-- clusters of several documents. Its level is 1 - alpha = .95.
 with
 
 documents as (

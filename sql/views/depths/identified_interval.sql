@@ -1,4 +1,4 @@
--- What a branch window of depth L says of R, by coupled pairs: the plain rows of depth_intervals.
+-- Bounds on R from a branch window of depth L, by coupled pairs: the plain rows of depth_intervals.
 select * exclude (estimator)
 from internal.depth_intervals
 where estimator = 'plain'

@@ -1,5 +1,5 @@
--- The pooled moments of an action over the documents that a partner action has too: a contrast of the two joins the
--- row (action, partner) with the row (partner, action), and both speak of the same documents with the same weights.
+-- The pooled moments of an action over the documents that a partner action has too. A contrast of the two joins the row
+-- (action, partner) with the row (partner, action); both rows pool the same documents with the same weights.
 with
 
 moments as materialized (select * from main.moments),

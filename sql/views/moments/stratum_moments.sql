@@ -1,7 +1,7 @@
 -- The pooled moments M(g) of every action: documents of a stratum with equal weight, then the strata that the action
 -- has with equal weight (stratum 'pooled').
--- Here and wherever strata are pooled: rollup (stratum) gives a row of each stratum, its own mean, and one of them all.
--- Means are summed in the order of documents and of strata: in that of files or threads, last bits would vary.
+-- Here and in every view that pools strata, rollup (stratum) gives one row for each stratum and one row for all strata.
+-- Means are summed in the order of documents and of strata, since another order could change the last bits.
 with
 
 strata as (

@@ -1,5 +1,5 @@
--- The replicates of residual branching that enter estimates, with their document's split and stratum: those that are
--- complete, end at their study's horizon and have a row in documents, as analyzed_trajectories has it for coupled pairs.
+-- The replicates of residual branching that enter estimates, with their document's split and stratum. As in
+-- analyzed_trajectories, a replicate enters if it is complete, ends at its study's horizon and has a row in documents.
 select
     study, model, split, stratum, cluster, doc, action, replicate,
     horizon, scanned, mass, branch, mismatches

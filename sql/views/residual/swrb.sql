@@ -1,7 +1,7 @@
--- Every document's risk by each estimator that it was measured with: means over replicates, the variance of one
--- replicate, what one costs, and the exact risk of a finite-state system. 'plain' are coupled pairs, 'swrb' residual
--- branches. Where units do not say how many kernel pairs a plain replicate took (a log that another generator made),
--- the log does: one at each position through min(H, e'), after which both sides are absorbed.
+-- Every document's risk by each of its estimators: means over replicates, the variance and the cost of one replicate,
+-- and the exact risk of a finite-state system. 'plain' are coupled pairs, 'swrb' residual branches. If units do not say
+-- how many kernel pairs a plain replicate took (a log of another generator), the number follows from the log: one pair
+-- at each position through min(H, e'), after which both sides are absorbed.
 with
 
 replicates as (
@@ -40,7 +40,7 @@ measured as (
 ),
 
 costs as (
-    -- Unknown as soon as one unit does not say.
+    -- Unknown if any unit does not say.
     select
         study, model, action, doc, estimator,
         case when count(pair_evaluations) = count(*) then sum(pair_evaluations) / sum(replicates) end as evaluations,

@@ -1,7 +1,7 @@
--- What residual branching gains over coupled pairs: the ratio of their variances per replicate over the ratio of their
--- costs, for every document that has at least two replicates of each, and over the documents of a stratum and over all
--- ('pooled') as ratios of means: documents of a stratum with equal weight, then strata with equal weight.
--- A mean is null where one of its documents lacks the value, and a ratio where its denominator is 0.
+-- The efficiency of residual branching relative to coupled pairs: the ratio of their variances per replicate over the
+-- ratio of their costs. Every document with at least two replicates of each has a row. The rows of a stratum and of all
+-- strata ('pooled') are ratios of means: documents of a stratum with equal weight, then strata with equal weight.
+-- A mean is null if one of its documents lacks the value; a ratio is null if its denominator is 0.
 with
 
 swrb as (select * from main.swrb),

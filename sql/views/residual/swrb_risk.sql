@@ -1,6 +1,6 @@
--- The risk of every action by residual branching, pooled as decomposition pools coupled pairs, beside what the coupled
--- pairs of the same documents say. Both are unbiased: their difference is Monte Carlo error, whose standard error, given
--- the documents, is sqrt(sum_d w_d^2 (variance / replicates of each)).
+-- The risk of every action by residual branching, pooled as decomposition pools coupled pairs, beside the risk by the
+-- coupled pairs of the same documents. Both are unbiased, so their difference is Monte Carlo error. Its standard error,
+-- given the documents, is sqrt(sum_d w_d^2 (variance / replicates of each)).
 with
 
 swrb as (select * from main.swrb),

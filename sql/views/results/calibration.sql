@@ -1,5 +1,5 @@
--- Of every predictor of a contrast, the row made from the newest events of current revisions and the newest revision of
--- the documents, under the newest plan. The stored table keeps the others.
+-- For every predictor of a contrast, the row made from the newest events of current revisions and the newest revision
+-- of the documents, under the newest plan. The stored table keeps the older rows.
 select own.*
 from stored.calibration as own
 anti join internal.superseded as actions

@@ -1,6 +1,5 @@
--- Estimates with intervals: of every quantity the row made from the newest events; older ones stay in results. None is of
--- units, answers or clusters that a later revision superseded, and none was made under a plan that a later revision
--- superseded.
+-- Estimates with intervals: for every quantity the row made from the newest events. Older rows stay in table results.
+-- Rows made from superseded units, answers or clusters, or under a superseded plan, are left out.
 select
     study, model, split, stratum, baseline, action, quantity, x,
     estimate, low, high, level, draws, documents, clusters, interval, family, status, events_version, plan_sha256,

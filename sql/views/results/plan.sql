@@ -1,6 +1,6 @@
--- The newest revisions of frozen plans as rows: one per leaf of the plan's JSON, its path as key and its text as value.
--- The documents that a plan froze are left out: documents has them.
--- (json_tree: DuckDB clients from 1.3 on; the other views of the catalogue from 1.0 on.)
+-- The newest revisions of frozen plans as rows: one per leaf of the plan's JSON, with its path as key and its text as
+-- value. The documents that a plan froze are left out, since table documents has them.
+-- json_tree needs a DuckDB client from 1.3 on; the other views of the catalogue need 1.0.
 with
 
 newest as (

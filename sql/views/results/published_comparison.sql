@@ -1,7 +1,7 @@
--- The paper's numbers beside the store's own, in the names and units of estimates. A study has rows if its model's id ends
--- in the paper's name of a model and if its windows are the paper's, and its tokens drawn from the full softmax at
--- temperature 1: with others it measures other quantities. It has them for the actions that it has units of, by equal
--- names. The paper prints some numbers twice, as text and in a figure: the one with an interval stands here.
+-- The paper's numbers beside the store's estimates, in the names and units of estimates. A study has rows if its model's
+-- id ends in the paper's name of a model, if its windows are the paper's, and if its tokens are drawn from the full
+-- softmax at temperature 1; other settings measure other quantities. The rows are those of the study's actions, matched
+-- by name. If the paper prints a number twice, as text and in a figure, the number with an interval stands here.
 with
 
 names (printed, quantity) as (
@@ -58,7 +58,7 @@ paper as (
     inner join scales on published.unit = scales.unit
 ),
 
--- All that part within the horizon have parted by its last position.
+-- Every pair that parts within the horizon has parted by the last position.
 placed as (
     select * from paper
     union all by name

@@ -1,6 +1,6 @@
 -- The first view to query: one row for each action of a study and model, over its evaluation documents with all strata
--- pooled. No filter is needed. The interval of R is that of estimates, where the estimate is of the same events: 'outdated'
--- says that it is of earlier ones, and then no interval stands here.
+-- pooled. No filter is needed. The interval of R comes from estimates if the estimate was made from the same events.
+-- Otherwise the status is 'outdated', and the row has no interval.
 with
 
 measured as (

@@ -1,7 +1,7 @@
--- Full-retention controls: how many of their pairs moved, and the first one that did.
--- A control goes through the same code as any other action, so its pairs agree and delta and f are exactly 0. As neither
--- is ever negative, a pair's sums are 0 only if both are 0 at every position: events need not be read. Pairs that enter
--- no estimate (incomplete, or of a document without a row in documents) count as well.
+-- Full-retention controls: how many of their pairs moved, and the first pair that moved.
+-- A control goes through the same code as any other action, so its pairs agree and delta and f are exactly 0. Neither is
+-- ever negative, so a pair's sums are 0 only if delta and f are 0 at every position, and events need not be read. Pairs
+-- that enter no estimate (incomplete, or of a document without a row in documents) count as well.
 with
 
 pairs as (

@@ -1,6 +1,6 @@
--- What a document's cache takes under every action, as it is stored for one sequence: kept keys and values, scales of
--- codecs, indices and per-layer lengths. Beside it what the full cache takes, which is the full-retention control of the same document,
--- or with an engine the floor.
+-- The bytes of a document's cache under every action, as stored for one sequence: kept keys and values, scales of
+-- codecs, indices and per-layer lengths. Beside them the bytes of the full cache: those of the document's full-retention
+-- control, or with an engine those of its numerical floor.
 with
 
 caches as (

@@ -1,4 +1,4 @@
--- The history of every action: each revision with what made its units, and how many there are.
+-- The history of every action: for each revision how its units were made, and the number of its units.
 with
 
 counts as (

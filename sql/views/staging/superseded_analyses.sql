@@ -1,4 +1,4 @@
--- The revisions of a study's documents that a later one supersedes. What was estimated from them is in no other view.
+-- The revisions of a study's documents that a later revision supersedes. No other view shows estimates made from them.
 select
     study,
     model,

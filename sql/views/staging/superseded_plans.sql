@@ -1,4 +1,4 @@
--- The revisions of plans that a later one supersedes. What was estimated under them is in no other view.
+-- The revisions of plans that a later revision supersedes. No other view shows estimates made under them.
 select
     study,
     model,

@@ -1,4 +1,4 @@
--- What the two continuations of a coupled pair said, up to their EOS. A token without a text makes its side null.
+-- The text of both continuations of a coupled pair, up to their EOS. A continuation with a token without text is null.
 with
 
 positions as (

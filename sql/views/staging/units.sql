@@ -1,7 +1,7 @@
--- The units of every action's present revision, with the bytes of an index only if entries were ever removed. Units of
--- earlier versions were charged 4 bytes an entry and KV head also if nothing was: these bytes are taken off here, so that
--- units of one action have the same bytes whatever version made them. Nothing is ever removed if prefill kept all n
--- entries, and a policy's m, if there is one, is at least n + H - 1; bytes are then of n + H - 1 entries, else of n.
+-- The units of every action's current revision, with the bytes of an index only if entries were ever removed. Earlier
+-- versions charged 4 bytes an entry and KV head even if no entry was removed. These bytes are taken off here, so that
+-- all units of an action have the same bytes. No entry is removed if prefill kept all n entries and a policy's m, if
+-- there is a policy, is at least n + H - 1. The bytes are then those of n + H - 1 entries with a policy, else of n.
 with
 
 present as (

@@ -69,7 +69,7 @@ class Background:
             self.error = error
 
     def end(self) -> None:
-        """Wait for the end, and raise what it raised."""
+        """Wait for the end of the run, and raise its error."""
         self._thread.join(120)
         assert not self._thread.is_alive()
         if self.error is not None:
@@ -107,7 +107,7 @@ def test_workers_killed_in_generation_and_in_derivation_change_nothing(
 def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Two of four documents: one of them was generated, both were, or both were stored and nobody was told."""
+    """Of two of four documents, one or both are generated, or both are stored before the worker reports it."""
     monkeypatch.setattr("flows.cluster.groups._GUESS", 0.0)
     worker = dask_cluster.add_worker(moment)
     with run_in(tmp_path, dask_cluster.address) as run:
@@ -186,7 +186,7 @@ def test_a_driver_that_is_killed_is_gone_on_from(dask_cluster: DaskCluster, tmp_
 
 
 def test_a_sick_worker_takes_nobody_elses_work_with_it(dask_cluster: DaskCluster, tmp_path: Path) -> None:
-    """It fails at once, so Dask gives it a document again while the one that is well is busy."""
+    """The sick worker fails at once, so Dask gives it a document again while the sound worker is busy."""
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
         well = dask_cluster.add_worker("before its units are stored")
@@ -278,7 +278,7 @@ def test_a_scheduler_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_document_that_costs_every_worker_its_life_ends_the_run(dask_cluster: DaskCluster, tmp_path: Path) -> None:
-    """After as many as Dask's ``allowed-failures`` says."""
+    """The run ends after as many dead workers as Dask's ``allowed-failures`` says."""
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
         developing = Background(stages.develop, run)
@@ -328,7 +328,7 @@ CODED = (
 def test_a_worker_makes_what_this_process_does_and_knows_weights_that_are_not_here(
     dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an action of a codec, generated entries among what it codes, and one of a policy."""
+    """The actions include a codec that codes generated entries, and a policy."""
     file = write_study(tmp_path, ("horizon = 12", "horizon = 6"), CODED)
     study = load_study(file)
     (action,) = build_actions(study)[:1]

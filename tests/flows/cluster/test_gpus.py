@@ -100,8 +100,8 @@ def test_who_has_which_gpu() -> None:
     [
         ("cuda", ("3",), "--gpus 3: this machine has 2; write all"),
         ("cuda", ("0,1",), "--gpus '0,1': write all, or how many; CUDA_VISIBLE_DEVICES=0,2 kvdrift run"),
-        ("cuda", ("all", "--cluster", "local:2"), "--gpus and --cluster: each says who generates; give one of them"),
-        ("cuda", ("all", "--endpoint", "grpc://a:1"), "--gpus and --endpoint: each says who generates; give one"),
+        ("cuda", ("all", "--cluster", "local:2"), "--gpus and --cluster: each chooses who generates; give one of them"),
+        ("cuda", ("all", "--endpoint", "grpc://a:1"), "--gpus and --endpoint: each chooses who generates; give one"),
         ("cpu", ("all",), "--gpus all: model.device = 'cpu': write cuda, which is each worker's own GPU"),
         ("cuda:1", ("all",), "--gpus all: model.device = 'cuda:1': write cuda, which is each worker's own GPU"),
     ],

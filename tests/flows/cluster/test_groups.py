@@ -1,4 +1,4 @@
-"""How many documents a worker gets at once: few of slow ones, few near the end, and never none."""
+"""The number of documents that a worker gets at once: few of slow documents, few near the end, and never none."""
 
 from __future__ import annotations
 

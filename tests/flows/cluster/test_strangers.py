@@ -36,7 +36,7 @@ def addresses(cluster: Cluster) -> dict[str, str]:
 
 
 async def answer(address: str, security: Security) -> object:
-    """What a process of the cluster says to somebody who asks what it is."""
+    """Return the answer of a cluster's process to a stranger's question about it."""
     comm = await connect(address, timeout=2, **security.get_connection_args("client"))
     try:
         await comm.write({"op": "identity", "reply": True})

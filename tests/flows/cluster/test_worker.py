@@ -1,4 +1,4 @@
-"""What a worker of a cluster does with a task, in this process: it looks whether it fits, generates and stores."""
+"""A cluster's worker handles a task, in this process: it checks whether it fits, generates and stores."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from schema.study import Study, load_studies
 
 @pytest.fixture
 def at_work(monkeypatch: pytest.MonkeyPatch) -> worker._Kept:
-    """What a worker keeps that has done nothing yet: this process."""
+    """Return the state of a worker that has done nothing yet, in this process."""
     dask = SimpleNamespace(address="tcp://there:1", state=SimpleNamespace(nthreads=1))
     monkeypatch.setattr(worker, "get_worker", lambda: dask)
     monkeypatch.setattr(worker, "_KEPT", worker._Kept())
@@ -48,7 +48,7 @@ def at_work(monkeypatch: pytest.MonkeyPatch) -> worker._Kept:
 def assigned(
     run: StudyRun, documents: int = 1, seconds: float = 60.0, **changes: Any
 ) -> tuple[Group, worker.Assignment]:
-    """The first documents of the run's development, and what its workers are told."""
+    """Return the first development documents of the run, and the assignment of its workers."""
     work = pending_development(run.store, run.material)
     known = known_of(run)
     told = worker.Assignment(uuid4().hex, run.study, run.location, facts(run.location), GpuKinds.of_units([]), known)
@@ -56,19 +56,19 @@ def assigned(
 
 
 def new_units(answer: Any) -> int:
-    """How many new units a worker says that it has stored."""
+    """Return the number of new units that a worker reports."""
     assert isinstance(answer, worker.Stored)
     return answer.units
 
 
 def known_of(run: StudyRun) -> dict[tuple[str, str, int], ActionIdentity]:
-    """What makes the units of each study, action and revision, as the store has it."""
+    """Return the identity of each study, action and revision, as the store has it."""
     found = stored_identities(run.store, run.study.name, run.study.model.id)
     return {(run.study.name, *key): identity for key, identity in found.items()}
 
 
 def refused(run: StudyRun, **changes: Any) -> str:
-    """What a worker says that has something else than it is told."""
+    """Return the line of a worker that refuses its assignment."""
     answer = worker.generate_group(*assigned(run, **changes))
     assert isinstance(answer, InputError)
     assert len(run.store.units()) == 0
@@ -164,7 +164,7 @@ def test_the_documents_after_a_groups_seconds_are_left(waiting: StudyRun) -> Non
 
 @pytest.mark.usefixtures("at_work")
 def test_units_that_are_stored_are_not_generated_again(waiting: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of a worker that ended before its commit was reported; events without their rows count, too."""
+    """A worker ended before its commit was reported; events without rows count, too."""
     group, told = assigned(waiting, documents=3)
     with killed_in(monkeypatch, commits, "as_rows"):
         worker.generate_group(group._replace(seconds=0.0), told)  # the first of them
@@ -238,7 +238,7 @@ def test_what_fails_on_a_worker_says_where(waiting: StudyRun, monkeypatch: pytes
 def test_a_worker_ends_where_its_gpu_computes_nothing_more(
     waiting: StudyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What else CUDA refuses is an error of the document's; the work of a worker that ended is done by another one."""
+    """Other errors of CUDA are errors of the document; another worker does the work of a worker that ended."""
     said = "CUDA error: invalid argument"
 
     def fails(*_: object, **__: object) -> None:

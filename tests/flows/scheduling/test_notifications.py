@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[PrefectServer]:
 
 @pytest.fixture
 def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """An address, and what was sent there."""
+    """Return an address, and the requests sent there."""
     heard: list[dict[str, str]] = []
 
     class Hook(BaseHTTPRequestHandler):

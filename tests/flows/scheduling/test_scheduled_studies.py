@@ -45,7 +45,7 @@ def folder(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def units(folder: Path, store: str = "store") -> Counter[tuple[str, str]]:
-    """How many units a store has of each document and action, also those that a run was ended before it entered."""
+    """Return the number of units of each document and action, including units without a row after a killed run."""
     rows = Store.create(folder / store).read("units", columns=["doc", "action"]).to_pylist()
     return Counter((row["doc"], row["action"]) for row in rows)
 
@@ -150,7 +150,7 @@ def test_a_mistake_in_the_study_file_is_one_line(server: PrefectServer) -> None:
 
 
 def test_the_repositorys_deployments(server: PrefectServer, folder: Path) -> None:
-    """``prefect deploy --all`` as docs/scheduling.md says; the pool is there, as ``kvdrift schedule`` has made it."""
+    """``prefect deploy --all`` works as docs/scheduling.md says; ``kvdrift schedule`` has made the pool."""
     here = clone(folder / "clone")
     server.prefect("--no-prompt", "deploy", "--all", folder=here)
     for name in ("kvdrift study/nightly", "kvdrift study/on-demand", "kvdrift recompute/recompute"):

@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, against a softmax in float64 over all of them; prompt chunks."""
+"""Attention over parts of the keys, compared with a float64 softmax over all keys; and prompt chunks."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_joined_parts_are_the_whole(cut: int, dtype: torch.dtype) -> None:
 
 
 def test_joined_rows_do_not_depend_on_those_beside_them() -> None:
-    """torch's logaddexp rounds the last rows of contiguous sums otherwise than those before them."""
+    """torch's logaddexp rounds the last rows of contiguous sums differently from the rows before them."""
     generator = torch.Generator().manual_seed(0)
     halves = [(torch.randn(1000, 16, generator=generator), torch.randn(1000, generator=generator)) for _ in range(2)]
     whole = join_parts(*halves)
@@ -149,7 +149,7 @@ def test_packed_keys_and_few_queries_change_no_bit(monkeypatch: pytest.MonkeyPat
 
 @dataclass(frozen=True)
 class SeenQueries:
-    """A statistic that remembers what it was shown."""
+    """A statistic that remembers the queries it was shown."""
 
     def update(self, gathered: list[QueryChunk] | None, chunk: QueryChunk) -> list[QueryChunk]:
         return [*(gathered or []), chunk]

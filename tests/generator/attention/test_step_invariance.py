@@ -1,4 +1,4 @@
-"""Whole steps of decoding: a stream's law does not depend on the streams beside it, and what does is found."""
+"""Whole steps of decoding: a stream's law does not depend on the streams beside it, and a dependence is found."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every codec under the checks of ``kvdrift check``; a codec joins by being registered.
+"""Every codec passes the checks of ``kvdrift check``; registering a codec adds it here.
 
-Those that need a library are marked ``quantizers`` and run by ``make quantizers``.
+Codecs that need a library are marked ``quantizers`` and run by ``make quantizers``.
 """
 
 from __future__ import annotations

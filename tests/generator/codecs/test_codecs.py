@@ -43,7 +43,7 @@ PLAIN: dict[str, Callable[..., tuple[Any, Any, Stored]]] = {
 
 
 def layer_of(entries: int, size: int = 16, heads: int = 2, dtype: str = "float32", scale: float = 1.0) -> PrefixLayer:
-    """Random keys and values, with a channel of large keys and one that is constant."""
+    """Return random keys and values, with one channel of large keys and one constant channel."""
     generator = torch.Generator().manual_seed(entries * 1000 + size)
     key, value = torch.randn(2, heads, entries, size, generator=generator) * scale
     key[..., 1] += 30 * scale
@@ -59,7 +59,7 @@ def action_of(**section: Any) -> Action:
 
 
 def test_every_codec_but_the_control_has_a_plain_twin() -> None:
-    """Or a library of its own, as of which ``test_quantized_cache.py`` has it."""
+    """A codec without a plain twin is compared with a library in ``test_quantized_cache.py``."""
     own = {name for name, kind in CODECS.items() if not issubclass(kind, QuantizedCacheCodec)}
     assert set(PLAIN) == own - {"identity"}
 
@@ -152,7 +152,7 @@ def test_float16_is_rounded_one_way() -> None:
 
 
 def test_rotation_makes_large_channels_cheap() -> None:
-    """Per entry, a channel of large keys sets the scale of all of them, unless it is spread."""
+    """Within an entry, a channel of large keys sets the scale of all channels, unless it is spread over them."""
     layer = layer_of(100, size=64)
     turned = RotatedInt4(group=64).hold(layer).key
     plain = Int4(group=64, residual=0).hold(PrefixLayer(layer.value, layer.key)).value  # keys, coded as values are
@@ -166,7 +166,7 @@ def test_rotation_makes_large_channels_cheap() -> None:
 
 @pytest.mark.parametrize("kind", [Int8, Int4, Int2])
 def test_values_are_as_torch_quantizes_them(kind: type[KIVI]) -> None:
-    """torch's zero points are integers: the same where a group's zero point is a whole number of steps."""
+    """torch's zero points are integers, so values agree if a group's zero point is a whole number of steps."""
     levels, size = 2**kind.bits - 1, 32
     generator = torch.Generator().manual_seed(kind.bits)
     first = torch.randint(-levels, 1, (40, 1), generator=generator)  # the zero point, in steps
@@ -322,7 +322,7 @@ def test_the_source_of_ones_own_codec_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_delta_falls_with_bits_and_the_control_of_codecs_is_exactly_zero(dtype: str) -> None:
-    """On the embedded model; f is what the reference's history sees, so that no pair's luck is in it."""
+    """The test uses the embedded model and f, which is measured along the reference's history and has little noise."""
     model, document = load_model(EMBEDDED_ID, dtype=dtype), make_document("needle", 384, 0, 7)
     kinds: dict[str, Codec] = {
         "identity": CODECS["identity"](), "int8": Int8(residual=0), "int4": Int4(residual=0), "int2": Int2(residual=0),

@@ -55,7 +55,7 @@ NAMES = pytest.mark.parametrize("name", CASES)
 
 @dataclass(frozen=True)
 class Blurred(KIVI):
-    """Halfway to the mean of the group: what is near by comes back near by, so that no rounding shows."""
+    """A codec that moves numbers halfway to the mean of their group: near numbers stay near, so no rounding shows."""
 
     summary: ClassVar[str] = "for tests"
     bits: ClassVar[int] = 8
@@ -104,7 +104,7 @@ def document() -> Any:
 
 @cache
 def stream_of(name: str | None, selector: str | None = None) -> CodedStream:
-    """A plain stream at the end of the prompt; what a selector keeps is the generator's own choice."""
+    """Return a plain stream at the end of the prompt; the kept entries are the generator's own choice."""
     kept = None
     if selector is not None:
         action = action_of(str(name), selector=selector, keep="1/2", window=4)
@@ -123,7 +123,7 @@ def test_every_codec_but_the_control_has_a_case() -> None:
 
 
 def rolled_out(name: str, count: int, **chosen: Any) -> tuple[Unit, Any]:
-    """A unit, and what real caches draw."""
+    """Return a unit, and the tokens that real caches draw."""
     action = action_of(name, **chosen)
     (unit,) = generate([action], count=count)
     plain = plain_streams_rollout(
@@ -147,10 +147,10 @@ def test_streams_equal_a_cache_that_codes_what_leaves_its_window(name: str, sele
 
 @pytest.mark.parametrize("name", [name for name in CASES if codec_of(name) == name])
 def test_a_codec_equals_a_cache_that_codes_what_leaves_its_window(name: str) -> None:
-    """Tokens are equal, and most distances part by less than 1e-5.
+    """Tokens are equal, and most distances differ by less than 1e-5.
 
-    Keys and values of the two differ by some 1e-6, so that a few numbers are rounded to another side of a tie, which
-    shows where attention is on their entry alone.
+    Keys and values of the two differ by about 1e-6, so a few numbers are rounded to the other side of a tie. This shows
+    if attention is only on their entry.
     """
     unit, plain = rolled_out(name, 1)
     steps = steps_of(unit)
@@ -165,7 +165,7 @@ def test_a_codec_equals_a_cache_that_codes_what_leaves_its_window(name: str) -> 
 
 @pytest.mark.parametrize("name", SMOOTH)
 def test_branches_start_from_what_a_stream_was_at_the_branch(name: str) -> None:
-    """Residual branching: distances of scan and branch are those of real caches along the same histories."""
+    """Distances of scan and branch equal those of real caches along the same histories."""
     (unit,) = generate([action_of(name)], estimator=SWRB, count=3)
     rows = unit.events.to_pylist()
     early = 0
@@ -241,7 +241,7 @@ def usually(entries: StreamEntries) -> torch.Tensor:
 
 
 def plainly(codec: Codec, layer: PromptLayer, own: torch.Tensor, query: torch.Tensor, length: int) -> torch.Tensor:
-    """Attention to what a codec reads back of a prompt and a suffix but for its last entry, [KV heads, group, size]."""
+    """Attend to a prompt and a suffix without its last entry, as read back, [KV heads, group, size]."""
     before = PrefixLayer(*(
         torch.cat([part, more[:, : length - 1]], 1) for part, more in zip((layer.key, layer.value), own, strict=True)
     ))  # fmt: skip
@@ -259,7 +259,7 @@ def plainly(codec: Codec, layer: PromptLayer, own: torch.Tensor, query: torch.Te
 
 
 def test_large_numbers_are_cut_at_the_scale_of_the_prompt() -> None:
-    """fp8: a cache has stored one scale; what the prompt has is read back as the codec reads it."""
+    """With fp8 a cache has one stored scale; the prompt's entries are read back as the codec reads them."""
     layer = Prompt(random_model("llama"), document().tokens, 1).layers[0]
     codec, kept = CODECS["fp8"](), torch.arange(0, LENGTH, 2).expand(2, -1)
     own = PrefixLayer(layer.key[:, ::2], layer.value[:, ::2])
@@ -276,7 +276,7 @@ def test_large_numbers_are_cut_at_the_scale_of_the_prompt() -> None:
 
 @pytest.mark.parametrize("estimator", [PLAIN, pytest.param(SWRB, marks=pytest.mark.slow)])
 def test_savings_and_company_leave_events_as_they_are(estimator: str) -> None:
-    """What is coded follows streams that fork, move, are shared or parked, and a prompt is exact again for the next."""
+    """Coded entries follow streams that fork, move, are shared or parked; the next prompt is exact again."""
     actions = [action_of(name) for name in ("int8", "int2", "rotated-int4-late", "fp8")] + [HALF_RECENT, CONTROL]
     whole = generate(actions, estimator=estimator, count=3)
     nothing = Savings(**{field.name: False for field in fields(Savings) if field.name != "fused"})

@@ -1,4 +1,4 @@
-"""Codecs of libraries against transformers' quantized cache itself, and the line where the library is missing.
+"""Compare codecs of libraries with transformers' quantized cache, and check the error line without the library.
 
 Tests marked ``quantizers`` need hqq; ``make quantizers`` installs it and runs them.
 """
@@ -95,7 +95,7 @@ def test_a_wrong_parameter_is_the_users_mistake(name: str, parameters: dict[str,
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_read_is_what_steps_of_transformers_cache_read(name: str, axis: int, dtype: str) -> None:
-    """Bit for bit, while generated entries are fewer than the cache leaves exact; then it stores all of it anew."""
+    """Equal bit for bit while the cache leaves generated entries exact; later the cache stores all of them again."""
     codec, layer, more = (
         codec_of(name, axis_key=axis, axis_value=axis),
         layer_of(150, dtype=dtype),

@@ -67,7 +67,7 @@ def coupled(p: Law | torch.Tensor, q: Law | torch.Tensor, u: Law) -> tuple[torch
 
 
 def agrees(counts: NDArray[np.int64], probability: NDArray[np.float64], level: float) -> bool:
-    """Pearson's chi-square at ``level``; cells expecting fewer than 5 are pooled, impossible ones must be empty."""
+    """Tell whether counts pass Pearson's chi-square at ``level``; cells expecting fewer than 5 are pooled."""
     counts, probability = counts.ravel(), probability.ravel()
     if counts[probability <= 0.0].any():
         return False
@@ -191,7 +191,7 @@ def test_equal_laws_never_part() -> None:
 
 
 def test_laws_that_differ_only_by_rounding_give_possible_tokens() -> None:
-    """Excess mass of an ulp, or of none where q lies below p everywhere: the token still has positive probability."""
+    """Excess mass of an ulp, or none if q lies below p everywhere: the token still has positive probability."""
     random = np.random.default_rng(13)
     p = torch.from_numpy(random.dirichlet(np.ones(6), 2000))
     step = torch.from_numpy(random.integers(-1, 2, p.shape).astype(np.float64))
@@ -240,7 +240,7 @@ SIZES = pytest.mark.parametrize("size", [BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_T
 @SIZES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_large_vocabularies_are_drawn_block_by_block(size: int, dtype: torch.dtype) -> None:
-    """The plain coupling's tokens; none of 150 uniforms falls within 1e-7 of one of the boundaries."""
+    """The tokens equal the plain coupling's; none of 150 uniforms is within 1e-7 of a boundary."""
     p, q = large_laws(size, 2, dtype)
     u = np.random.default_rng(size).random((50, 3))
     x, y = coupled(p, q, u)
@@ -250,7 +250,7 @@ def test_large_vocabularies_are_drawn_block_by_block(size: int, dtype: torch.dty
 
 @SIZES
 def test_no_impossible_token_of_a_large_vocabulary(size: int) -> None:
-    """Where blocks begin and end as well: uniforms at every cumulative probability and next to it."""
+    """Uniforms lie at every cumulative probability, including the ends of blocks, and next to it."""
     law = large_laws(size, 1, torch.float32)
     at = law.double().cumsum(-1)[0]
     u = torch.cat([torch.tensor([0.0, LAST_UNIFORM]), at, torch.nextafter(at, torch.ones(()))]).clamp(max=LAST_UNIFORM)
@@ -299,7 +299,7 @@ def test_a_table_of_laws(at_once: int, long: int, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("size", [5, BLOCK_TOKENS, 10_007])
 def test_on_a_gpu_a_row_is_added_up_in_one_order(size: int) -> None:
-    """Half of a block to the other half: torch's order depends on how many rows there are, and where one begins."""
+    """The first half of a block is added to the second, since torch's order depends on the rows."""
     laws = large_laws(size, 3, torch.float32)
     with TwoDevices():
         found = block_sums(laws.to(SECOND)).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Couplings without a wait for the device, against those from copies of the laws; and how their rows get there."""
+"""Couplings that do not wait for the device, compared with those from copies of the laws; and the transfer of rows."""
 
 from __future__ import annotations
 

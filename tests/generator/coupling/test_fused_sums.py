@@ -1,4 +1,4 @@
-"""The kernel for CUDA without a GPU: it compiles for what it is for, or the machine does without."""
+"""The kernel for CUDA on a machine without a GPU: it compiles for its targets, or the machine works without it."""
 
 from __future__ import annotations
 

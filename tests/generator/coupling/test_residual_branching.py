@@ -1,4 +1,4 @@
-"""Residual branching on transformers: against its plain twin, and what every scan and branch obeys."""
+"""Residual branching on transformers: compared with its plain twin, and rules that every scan and branch obeys."""
 
 from __future__ import annotations
 

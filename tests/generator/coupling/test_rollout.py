@@ -38,7 +38,7 @@ def side_law(kernels: TableKernels, cache_number: int, history: History) -> NDAr
 
 @dataclass(frozen=True)
 class Path:
-    """One pair of histories with its probability and what the events must say along it."""
+    """One pair of histories with its probability and the expected events."""
 
     x: History
     y: History
@@ -211,7 +211,7 @@ def test_equal_histories_are_computed_once(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_pair_evaluations_are_positions_before_both_sides_ended(case: Case) -> None:
-    """The position at which the later side ends is evaluated, those after it are not."""
+    """The position at which the later side ends is evaluated; later positions are not."""
     for steps in run(case)[1]:
         both = steps.x_eos & steps.y_eos
         assert steps.pair_evaluations == (~both).sum() + both.any(1).sum()

@@ -77,7 +77,7 @@ def test_laws_are_those_of_the_definition() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_depends_on_no_other_and_on_no_filling(dtype: torch.dtype) -> None:
-    """What fills a row up on a GPU is minus infinity; 16-bit logits have many ties."""
+    """Rows on a GPU are padded with minus infinity; logits of 16 bits have many ties."""
     logits = (4 * torch.randn(33, 5003, generator=torch.Generator().manual_seed(1))).to(dtype)
     filled = torch.cat([logits, torch.full((33, 5), -torch.inf, dtype=dtype)], 1)
     for law in [

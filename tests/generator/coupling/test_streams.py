@@ -1,4 +1,4 @@
-"""Work that needs no doing: left out or done, events are the same to the bit; and what it leaves out."""
+"""Savings of work: events are equal to the bit with and without each of them, and each saves work."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ MODELS = pytest.mark.parametrize(
 @MODELS
 @pytest.mark.parametrize("savings", WITHOUT.values(), ids=WITHOUT)
 def test_savings_leave_events_as_they_are(kind: str, dtype: str, savings: Savings) -> None:
-    """Bitwise, on models whose rows are independent of those beside them: every one singly off, and all."""
+    """Models have rows that do not depend on other rows; each saving is switched off alone, and all together."""
     assert random_model(kind, dtype).batch_deviation == 0.0
     assert_same_events(units(kind, dtype, savings), units(kind, dtype))
 
 
 @pytest.mark.parametrize("name", ["share_equal_histories", "share_until_parting", "share_reference", "drop_ended"])
 def test_each_of_them_saves_laws(name: str) -> None:
-    """Beside all others but the sharing of equal histories, which takes in what two of them share."""
+    """The sharing of equal histories is off, since it includes savings that two others share."""
     others = replace(ALL_SAVINGS, share_equal_histories=False)
     with_it = ALL_SAVINGS if name == "share_equal_histories" else others
     without = replace(with_it, **{name: False})
@@ -117,7 +117,7 @@ def test_savings_leave_rollouts_as_they_are(case: Case, savings: Savings) -> Non
 
 
 def test_without_a_common_reference_actions_still_share_their_own() -> None:
-    """Reference rows: different live histories of all actions together, or so many of each action."""
+    """Counts of reference rows: different live histories of all actions together, or as many for each action."""
     shared, own = (run(CASES[3], savings)[0].rows for savings in (ALL_SAVINGS, WITHOUT["without-share_reference"]))
     for rows, others in zip(shared, own, strict=True):
         assert others[0] == 3 * rows[0]
@@ -128,7 +128,7 @@ def test_without_a_common_reference_actions_still_share_their_own() -> None:
 
 
 def test_distinct_streams() -> None:
-    """Equal ones become one, in ascending order of cache; each wanted one finds its own."""
+    """Equal streams become one, in ascending order of cache; each wanted stream finds its own."""
     random = np.random.default_rng(2)
     cache, row, token, label = (torch.from_numpy(random.integers(0, high, 200)) for high in (3, 2, 4, 2))
     found = distinct_streams(cache, row, token, label)

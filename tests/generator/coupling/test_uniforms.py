@@ -1,4 +1,4 @@
-"""The uniforms: their range and resolution, what they depend on, their law, and the very stream itself."""
+"""The uniforms: their range and resolution, their dependences, their law, and the exact stream itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where prompts state their answers."""
+"""The places where prompts state their answers."""
 
 from __future__ import annotations
 

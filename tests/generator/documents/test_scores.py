@@ -91,7 +91,7 @@ def test_embedded_tasks_score_by_the_share_of_asked_items(task: str) -> None:
 
 
 def answer_of(document: Document, draws: random.Random) -> tuple[int, ...]:
-    """What the embedded model may answer: asked items in some order, filler after each, the end, and more after it."""
+    """Return a possible answer of the embedded model: asked items, filler, the end, and more."""
     items = [answer for answer in document.answers if draws.random() < 0.9]
     draws.shuffle(items)
     tokens = [token for item in items for token in (*vocabulary.to_tokens(item), vocabulary.FIRST_FILLER + 3)]

@@ -1,4 +1,4 @@
-"""Sides that are servers, with fake ones: laws, slots, lost servers, other servers, refusals, greedy tokens."""
+"""Sides that are servers, with fake servers: laws, slots, lost servers, other servers, refusals, greedy tokens."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def assert_same(some: dict[str, Unit], others: dict[str, Unit], apart: float = 0
 
 
 def in_process(folder: Path, units: dict[str, Unit]) -> None:
-    """Hold units against those of the same engine in this process."""
+    """Compare units with those of the same engine in this process."""
     engine = FakeEngine()
     reference, side = (engine.side(folder / "weights.fake", {"bits": bits, "rows": 1}, "here") for bits in (12, 4))
     model = EngineModel("fake", engine, reference, {"bits-4": side, "floor": Again(reference)}, None, SamplingLaw())
@@ -309,7 +309,7 @@ def test_what_cannot_be_asked_of_servers_is_refused(
 
 
 def test_greedy_tokens_without_laws(tmp_path: Path) -> None:
-    """What a server writes at temperature 0, and what it writes after the other side's text, are those of its laws."""
+    """The tokens that a server writes at temperature 0, also after the other side's text, are those of its laws."""
     greedy = ("horizon = 12", "horizon = 12\ntemperature = 0")
     with fake_servers(tmp_path) as pair:
         laws = units_of(model_of(tmp_path, pair, greedy), tmp_path, 1)

@@ -193,7 +193,7 @@ def test_residual_branching(system: FiniteSystem) -> None:
 @pytest.mark.parametrize("horizon", [2, 3, 4])
 @pytest.mark.parametrize("alphabet", [2, 3, 4])
 def test_identities(alphabet: int, horizon: int, eos: History, kind: str) -> None:
-    """Those of the paper; 4 tokens to horizon 4 are all 65,536 pairs of paths."""
+    """The identities of the paper hold over all 65,536 pairs of paths of 4 tokens to horizon 4."""
     for seed in range(3):
         found = exact_quantities(random_system(alphabet, horizon, eos, kind, seed), ACTION)
         moments = found.branching
@@ -258,7 +258,7 @@ def test_equal_laws(eos: History) -> None:
 
 @pytest.mark.parametrize("position", [1, 2, 3])
 def test_disjoint_supports(position: int) -> None:
-    """M = 1 for sure: residual branching is the plain coupling, and its scan ends where survival does."""
+    """M = 1: residual branching equals the plain coupling, and its scan ends when survival does."""
     near = random_system(3, 3)
     apart = [list(near.reference), list(near.actions[ACTION])]
     histories = 3 ** (position - 1)
@@ -285,7 +285,7 @@ def test_any_functional_of_the_paths() -> None:
 
 
 def test_rows() -> None:
-    """One row per quantity and position, none for what is undefined."""
+    """There is one row per quantity and position, and no row for an undefined value."""
     system = random_system(2, 3)
     rows, found = exact_rows(system, ACTION), exact(system)
     assert all(list(row) == ["action", "quantity", "x", "value"] and row["action"] == ACTION for row in rows)

@@ -1,4 +1,4 @@
-"""The published random family: its laws' distribution, what they depend on, and what it says of the published table."""
+"""The published random family: the distribution of its laws, their dependences, and the published table."""
 
 from __future__ import annotations
 

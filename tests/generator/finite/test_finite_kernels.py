@@ -36,7 +36,7 @@ def tensor(rows: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("eos", [(), (1,)])
 def test_a_random_walk(seed: int, eos: History) -> None:
-    """Two passes to the horizon; each drops, repeats and parks streams and takes in what the pass before has parked."""
+    """Two passes to the horizon drop, repeat and park streams, and take over streams parked in the pass before."""
     system = system_of(eos)
     random = np.random.default_rng(seed)
     kernels: StreamKernels = FiniteKernels(system, ACTIONS)

@@ -1,4 +1,4 @@
-"""Tables of finite-state systems: what is one, the file that holds them, and the error line of what is wrong."""
+"""Tables of finite-state systems: valid systems, the file that holds them, and error lines."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_file_holds_every_bit(tmp_path: Path) -> None:
 
 
 def test_a_file_written_by_hand(tmp_path: Path) -> None:
-    """Integers are numbers, and what follows EOS may be left out."""
+    """Integers count as numbers, and laws after EOS may be left out."""
     (system,) = read_system_file(written(tmp_path, coins())).values()
     assert system.eos_tokens == (1,)
     assert system.laws("tilted")[1].tolist() == [[1.0, 0.0], [0.0, 1.0]]

@@ -169,7 +169,7 @@ def test_heads_that_blocks_do_not_divide_are_refused(tmp_path: Path, size: int) 
 
 @pytest.mark.parametrize("size", [48, 80])
 def test_such_heads_give_no_numbers_if_nobody_refuses_them(tmp_path: Path, size: int) -> None:
-    """Why they are refused: llama.cpp opens the context, and says nothing."""
+    """The reason for refusing such heads: llama.cpp opens the context without an error."""
     weights = Weights(write_random_llama(tmp_path / "model.gguf", head_size=size))
     asked = ContextSettings.of({"type_k": "q8_0", "flash_attention": False, "threads": 1}, "here")
     assert np.isnan(Context(weights, asked, 500).prefill(range(3, 40))).any()

@@ -63,7 +63,7 @@ def test_nor_where_quantized_entries_are_rotated(tmp_path: Path, size: int) -> N
 
 
 def test_one_row_a_call_is_a_path_of_its_own() -> None:
-    """What a lone user of the library has: no row is put beside it, and other streams change nothing either."""
+    """A usual user of the library calls it so: no row is put beside the stream."""
     file = EMBEDDED_GGUF / "tiny-F32.gguf"
     single = written(file, {"rows": 1}, 0)
     np.testing.assert_array_equal(written(file, {"rows": 1}, 6, 5), single)

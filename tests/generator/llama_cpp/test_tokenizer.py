@@ -1,4 +1,4 @@
-"""The tokenizer and chat template of a GGUF file: those of the Hugging Face tokenizer that it was written from."""
+"""The tokenizer and chat template of a GGUF file equal those of the Hugging Face tokenizer that it was written from."""
 
 from __future__ import annotations
 

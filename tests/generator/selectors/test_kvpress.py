@@ -1,4 +1,4 @@
-"""Presses of kvpress as selectors: the native definitions they agree with, kvpress's own run, and what is refused.
+"""Presses of kvpress as selectors: agreement with native definitions and with kvpress's own run, and refusals.
 
 Tests marked ``kvpress`` need it; ``make kvpress`` installs it and runs them.
 """
@@ -138,9 +138,9 @@ def test_native_selectors_and_presses_keep_the_same_sets(native: str, press: str
 @needs_kvpress
 @every_architecture
 def test_pyramidkv_differs_in_budgets_alone(architecture: str) -> None:
-    """kvpress counts the window within the falling part and goes back to equal layers where the last has less than it.
+    """kvpress counts the window within the falling part, and uses equal layers if the last has less than the window.
 
-    Given the same number a layer keeps the same set.
+    Given the same number, a layer keeps the same set.
     """
     differ = False
     for entries, kept in SIZES:
@@ -321,7 +321,7 @@ def test_what_a_press_cannot_do_is_said_in_one_line() -> None:
 
 @needs_kvpress
 def test_altered_entries_are_no_selection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The refused KeyRerotationPress, let in: its keys are none of the prompt's."""
+    """The refused KeyRerotationPress, let in, has keys that are not the prompt's."""
     monkeypatch.delitem(REFUSED_PRESSES, "KeyRerotationPress")
     monkeypatch.setitem(PRESSES, "KeyRerotationPress", kvpress_presses.Press(press="KnormPress"))
     with pytest.raises(OperationError, match="KeyRerotationPress returned an entry that is not one of the prompt's"):
@@ -330,7 +330,7 @@ def test_altered_entries_are_no_selection(monkeypatch: pytest.MonkeyPatch) -> No
 
 @needs_kvpress
 def test_equal_entries_are_all_found() -> None:
-    """Two positions with the same key and value: what is kept of them counts twice."""
+    """Two positions have equal key and value, so kept entries count twice."""
     layer = prompt_of("llama", 401)[0]
     key, value = layer.key.clone(), layer.value.clone()
     key[:, 100:103], value[:, 100:103] = key[:, :1] * 1e-3, value[:, :1]  # short keys: Knorm keeps them
@@ -412,7 +412,7 @@ print("untouched")
 
 @needs_kvpress
 def test_attention_and_models_are_left_untouched() -> None:
-    """In a process of its own, where nothing has imported kvpress: functions, modules, hooks, logits and draws."""
+    """In a process that has not imported kvpress, functions, modules, hooks, logits and draws stay the same."""
     run = subprocess.run(
         [sys.executable, "-c", UNTOUCHED], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""Selectors of one's own: modules beside a study file, installed ones and entry points, and mistakes in them."""
+"""Users' selectors: modules beside a study file, installed modules and entry points, and mistakes in them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_folder_is_no_part_of_a_studys_hash(tmp_path: Path) -> None:
 
 
 def test_an_edited_module_is_loaded_anew(tmp_path: Path) -> None:
-    """Also where the new text has the old one's length and time, by which Python tells stale bytecode."""
+    """The new text has the old text's length and time, by which Python would accept stale bytecode."""
     write_module(tmp_path)
     first = build_selector(NAME, {}, tmp_path)
     assert sign(tmp_path) == 1.0
@@ -151,7 +151,7 @@ def test_entry_points_stand_beside_the_packages_own(
 
 
 def test_a_service_takes_what_is_installed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client has the module beside its study; the service has it where its Python finds modules."""
+    """The client has the module beside its study; the service has it on its Python's path."""
     study, installed = tmp_path / "study", tmp_path / "installed"
     for folder in (study, installed):
         folder.mkdir()
@@ -178,7 +178,7 @@ def test_a_service_takes_what_is_installed_with_it(tmp_path: Path, monkeypatch: 
 
 
 def document_message() -> DocumentMessage:
-    """A document as a request has it."""
+    """Return a document as a request holds it."""
     return DocumentMessage(doc="d", stratum="s", cluster="c", task="t", source="s", tokens=[1])
 
 

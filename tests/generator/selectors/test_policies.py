@@ -1,6 +1,6 @@
-"""Every registered decode-time policy: what it drops, against a plain loop; and to the bit beside others.
+"""Every registered decode-time policy: its dropped entries, compared with a plain loop.
 
-``test_policy_matrix.py`` has what every policy must hold, whatever it drops.
+``test_policy_matrix.py`` has the checks that every policy must pass, whatever it drops.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def test_a_policy_equals_real_removal(name: str) -> None:
 
 @NAMES
 def test_what_is_left_of_the_prompt_is_counted_over_streams(name: str) -> None:
-    """Plain streams are fed what was drawn: each replicate's own Y, and X once the two have parted, up to their ends.
+    """Plain streams are fed the drawn tokens: each replicate's own Y, and X once the two have parted, up to their ends.
 
-    A scoring policy drops what the next token takes the place of as soon as a step's scores are known.
+    A scoring policy drops the entry that the next token replaces as soon as a step's scores are known.
     """
     document, count, budget = random_document(f"d{LENGTH}", LENGTH), 2, BUDGETS[0]
     (unit,) = generate([policy_action(name, budget)], count=count)
@@ -164,7 +164,7 @@ def test_savings_and_company_leave_events_as_they_are(estimator: str) -> None:
 
 
 def test_beside_fused_operations_tokens_are_the_same() -> None:
-    """Policies' streams are computed apart there, from what the fused operations have written into the suffixes."""
+    """Policies' streams are computed separately, from the suffixes that the fused operations have written."""
     actions = [policy_action(name, budget) for budget in BUDGETS for name in POLICIES] + [HALF_SNAPKV, CONTROL]
     for unit, fused in zip(generate(actions), generate(actions, Savings(fused=True)), strict=True):
         assert_near(unit, fused)
@@ -182,7 +182,7 @@ def test_a_policy_beside_them_leaves_other_actions_as_they_are(name: str) -> Non
 
 @NAMES
 def test_bytes_are_those_of_the_most_entries(name: str) -> None:
-    """As those of a selector that keeps as many; n + H - 1, without an index, where m is never reached."""
+    """Bytes equal those of a selector that keeps as many entries; n + H - 1 if m is never reached."""
     actions = [policy_action(name, keep) for keep in ("1/2", LENGTH + HORIZON - 2, LENGTH + HORIZON - 1, 10_000)]
     half, most, just, all_of_it, recent, control = (
         unit.record for unit in generate([*actions, HALF_RECENT, CONTROL], count=1)

@@ -1,6 +1,6 @@
-"""Every policy under the checks of ``kvdrift check``, and every check on a policy that breaks what it is about.
+"""Every policy passes the checks of ``kvdrift check``, and every check fails a policy that breaks its promise.
 
-A policy joins by being registered.
+Registering a policy adds it here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def subject_of(name: str) -> PolicySubject:
 
 
 def policies_and_checks() -> Iterator[Any]:
-    """All of them; the longest checks of those policies whose scores tova's stands for are slow."""
+    """Return all pairs; the longest checks are slow for policies whose scores are those of tova."""
     for name, check in product(POLICIES, of_this_process(POLICY_CHECKS)):
         slow = name == "h2o" and check.name in {"company", "residual branching", "embedded model"}
         yield pytest.param(name, check, id=f"{name}-{check.name}", marks=pytest.mark.slow if slow else ())
@@ -126,7 +126,7 @@ WINDOW = "list(range(count - self.budget, count))"
     ],
 )  # fmt: skip
 def test_a_rule_of_ones_own_is_held_to_what_it_reads(read: str, check: str, says: str | None, tmp_path: Path) -> None:
-    """A window without sinks, by attention that concatenates; and what breaks it."""
+    """The rule is a window without sinks, by attention that concatenates; variants break the promise."""
     rule = RULE.replace("READ", read)
     imports = ("import torch\n", "import torch\n\nfrom generator.attention.cache_rules import CacheRule\n")
     finding = BY_NAME[check](own(tmp_path, imports, text=MODULE + rule))

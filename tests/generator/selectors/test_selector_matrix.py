@@ -1,6 +1,6 @@
-"""Every selector under the checks of ``kvdrift check``, and every check on a selector that breaks what it is about.
+"""Every selector passes the checks of ``kvdrift check``, and every check fails a selector that breaks its promise.
 
-A selector joins by being registered. Presses of kvpress join by being listed as pure selections; they are marked
+Registering a selector adds it here. Presses of kvpress are added by listing them as pure selections; they are marked
 ``kvpress`` and run by ``make kvpress``.
 """
 

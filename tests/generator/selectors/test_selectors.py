@@ -140,7 +140,7 @@ def eager_attention(layer: PromptLayer, window: int) -> np.ndarray:
 @pytest.mark.parametrize(("window", "kernel"), [(64, 5), (16, 7), (1, 1), (64, 1), (80, 129)])
 @pytest.mark.parametrize(("entries", "kept"), [(100, 99), (180, 90), (180, 80)])
 def test_snapkv_keeps_what_the_definition_keeps(entries: int, kept: int, window: int, kernel: int) -> None:
-    """Float32 scores against float64 ones: a set could differ only where two scores agree to 7 digits."""
+    """Float32 scores are compared with float64 scores: sets could differ only if two scores agree to 7 digits."""
     prompt = prompt_of(entries, window=80)
     cache = evict(prompt, SnapKV(window=window, kernel=kernel), kept)
     for layer, index in zip(prompt, cache.indices, strict=True):
@@ -471,7 +471,7 @@ class Returning(Selector):
     budgets_of: tuple[int, ...] = ()
 
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:
-        """Those given, or m of each layer."""
+        """Return the given budgets, or m for each layer."""
         return self.budgets_of or super().budgets(kept, entries, layers)
 
     def keep(self, layer: PromptLayer, kept: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""A service with a model that computes nothing: who is let in, who waits, what ends, and what a service outlives."""
+"""A service with a model that computes nothing: admission, waiting, endings, and errors that the service survives."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Pretended:
 
 
 class Running:
-    """A service that generates in a thread; ``error`` is what has ended it."""
+    """A service that generates in a thread; ``error`` is the error that ended it."""
 
     def __init__(self, work: Work, token: str | None) -> None:
         identity = Identity(
@@ -102,7 +102,7 @@ def running(work: Work, token: str | None = None) -> Iterator[Running]:
 
 
 def state(answer: Any) -> str:
-    """What the next batch of an answer says of the request."""
+    """Return the request's state in the next batch of an answer."""
     return answer.read_chunk().app_metadata.to_pybytes().decode()
 
 
@@ -177,7 +177,7 @@ def test_so_many_calls_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_ticket_that_says_it_is_too_long_is_refused_at_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before pyarrow copies it; the handler holds those to the limit that do not say so."""
+    """The gate refuses it before pyarrow copies it; the handler checks tickets that do not announce their length."""
     monkeypatch.setattr(GenerationService, "do_get", None)
     with running(Long()) as run, run.client() as client:
         said = flight.FlightCallOptions(headers=[(b"kvdrift-request-bytes", b"10001")])

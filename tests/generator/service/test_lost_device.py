@@ -1,4 +1,4 @@
-"""A service whose GPU computes nothing more: it ends, and the run says why."""
+"""A service whose GPU can compute nothing more ends, and the run says why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Lost(LoadedModel):
 
 
 class Service:
-    """A service in a thread, which closes as ``kvdrift serve`` does; ``ended`` is what has ended it."""
+    """A service in a thread, which closes as ``kvdrift serve`` does; ``ended`` is the error that ended it."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.service = GenerationService(

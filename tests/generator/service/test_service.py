@@ -1,4 +1,4 @@
-"""The generator as a service: the same events whoever generates them, and nothing but what it should do."""
+"""The generator as a service: equal events from any generator, and refusal of everything else."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Server:
         self.location = ""
 
     def wait(self) -> None:
-        """Until it says that it is ready."""
+        """Wait until the server says that it is ready."""
         while self.process.running and "\n" not in self.process.out():
             time.sleep(0.02)
         line = self.process.out().rstrip()
@@ -181,7 +181,7 @@ def developed(study: Study, location: Path, there: RemoteGenerator | None = None
 
 
 def events_and_units(location: Path) -> Tables:
-    """Both tables of a store in order, without what was measured."""
+    """Return both tables of a store in order, without measured values."""
     store = Store.open(location)
     events, units = (
         store.read(table).sort_by([(name, "ascending") for name in keys])
@@ -200,7 +200,7 @@ def here(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Tables:
 
 
 class Disturbed(ServiceAddress):
-    """An endpoint to whose server something happens as soon as it is heard to generate for the first time."""
+    """An endpoint whose server is disturbed as soon as it generates for the first time."""
 
     def generate(self, request: GenerationRequest, call: Call) -> list[Unit]:
         heard = call.sign_of_life
@@ -308,7 +308,7 @@ ACTION = {"name": "a", "selector": "recent", "keep": "1/2"}
 
 
 class TestRefusals:
-    """What is refused, and that the service outlives it."""
+    """Refused requests, which the service survives."""
 
     @pytest.mark.parametrize(
         ("part", "change", "line"),
@@ -532,7 +532,7 @@ def test_units_that_are_too_many_for_one_request_are_one_for_each_law(
 
 
 def identity_for(study: Study, **changes: object) -> Identity:
-    """What an endpoint made for the study would say of itself, but for ``changes``."""
+    """Return the identity of an endpoint made for the study, with ``changes``."""
     said = {
         "protocol": PROTOCOL, "schema_version": SCHEMA_VERSION, "numerics": NUMERICS_VERSION, "model": study.model.id, "device": "cpu", "dtype": "float32",
         "revision": None, "positions": 4096, "weights": "w", "versions": {},
@@ -568,7 +568,7 @@ UNITS = [Unit({}, EVENTS.schema.empty_table())]
 
 
 class TestOneEndpoint:
-    """What happens when an endpoint is lost, fails, or serves something else."""
+    """An endpoint is lost, fails, or serves something else."""
 
     @pytest.fixture
     def work(self, study: Study, tmp_path: Path) -> Work:
@@ -693,7 +693,7 @@ def test_loopback() -> None:
         (("--host", EVERYONE), "--host 0.0.0.0: others can reach it; give --token-file, --tls-cert and --tls-key"),
         (("--host", "::", "--token-file", "token"), "--host ::: others can reach it"),
         (("--host", EVERYONE, "--tls-cert", "pem", "--tls-key", "pem"), "others can reach it"),
-        (("--tls-cert", "pem"), "--tls-cert and --tls-key: give both, or none"),
+        (("--tls-cert", "pem"), "--tls-cert and --tls-key: give both or neither"),
         (("--tls-cert", "pem", "--tls-key", "token"), "--tls-key token: is not PEM"),
         (("--token-file", "nowhere"), "--token-file nowhere: cannot be read"),
         (("--token-file", "short"), "5 characters are too few"),

@@ -1,4 +1,4 @@
-"""Layers on several devices: what shares a document's prompt stays with its layers, and what cannot be is said."""
+"""Layers on several devices: data of a prompt stays with its layers, and unsupported settings are refused."""
 
 from __future__ import annotations
 

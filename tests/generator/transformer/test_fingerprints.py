@@ -1,4 +1,4 @@
-"""Fingerprints of a model's files: SHA-256 of every byte, remembered only as long as it is sure to be right."""
+"""Fingerprints of a model's files: SHA-256 of every byte, kept only while it is certain to be right."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_no_such_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_under_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``~`` means the same to loading as to what is asked before: configuration, weights, positions."""
+    """``~`` means the same for loading as for configuration, weights and positions before it."""
     monkeypatch.setenv("HOME", str(folder.parent))
     model_id = f"~/{folder.name}"
     assert has_local_weights(model_id)
@@ -173,7 +173,7 @@ def test_a_document_too_long_for_the_model(folder: Path) -> None:
 
 
 def test_the_size_of_heads_is_known_without_weights(folder: Path) -> None:
-    """As the configuration states it, or else by the width; what it lacks is transformers' default."""
+    """The size is stated by the configuration, or follows from the width; missing values are transformers' defaults."""
     assert head_size(str(folder)) == 16
     edit_config(folder, head_dim=24)
     assert head_size(str(folder)) == 24
@@ -233,7 +233,7 @@ def test_tied_embeddings_lack_nothing(folder: Path) -> None:
     ],
 )
 def test_needed_tensors_are_those_of_transformers(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
-    """Files of the network without its head are named otherwise, and complete where the head is tied."""
+    """Files of the network without its head use other names, and are complete if the head is tied."""
     folder = save_random_model(tmp_path, kind, **changes)
     config = read_configuration(str(folder), None)
     with safe_open(folder / "model.safetensors", framework="numpy") as file:
@@ -315,7 +315,7 @@ def test_eos_tokens_without_a_generation_configuration(folder: Path) -> None:
     ids=lambda rope: str(rope["rope_type"]),
 )  # fmt: skip
 def test_scaled_rope_against_the_plain_generator(tmp_path: Path, rope: dict[str, Any]) -> None:
-    """Tolerances as where the plain twin is compared without scaling: shared prompts move logits by some 1e-6."""
+    """Tolerances are those without scaling: shared prompts move logits by about 1e-6."""
     folder = save_random_model(tmp_path / "model", "llama", rope_parameters=rope | {"rope_theta": 1e4})
     document, horizon, action = random_document("d170", 170), 12, Action("s", "snapkv", SnapKV(), Retention(85))
     (unit,) = generate_units(load_model(str(folder)), "s", document, [PendingUnit(action, 0, 4)], horizon, 3)

@@ -1,4 +1,4 @@
-"""The memory plan: its arithmetic against tensors as they are, what it does when there is little, what it reads."""
+"""The memory plan: its arithmetic compared with real tensors, little memory, and the limits that it reads."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_bytes_of_an_entry_are_those_of_the_caches() -> None:
 
 
 def test_replicates_take_their_streams() -> None:
-    """Suffixes alone: 1 + 2A streams, or 5 for every action where residual branching keeps those of its scan."""
+    """Suffixes alone: 1 + 2A streams, or 5 for every action if residual branching keeps the streams of its scan."""
     suffix = LARGE.entry_bytes * 128
     for estimator, streams in ((PLAIN, 7), (SWRB, 15)):
         needed = LARGE.replicate_bytes(3, 1024, 128, estimator)
@@ -80,7 +80,7 @@ def test_replicates_take_their_streams() -> None:
 def test_bytes_of_a_law_are_those_that_are_allocated(
     dtype: str, vocabulary: int, logits: str | None, item: int
 ) -> None:
-    """What torch's allocator hands out at most, law included; the plan is that of the logits that take more."""
+    """The largest allocation by torch, law included; the plan assumes the larger dtype of logits."""
     layer = torch.nn.Linear(64, vocabulary, bias=False).to(DTYPES[dtype])
     network = SimpleNamespace(lm_head=layer, config=SimpleNamespace())
     hidden, head = torch.ones(64, 64, dtype=DTYPES[dtype]), Head(network, "cpu", logits)
@@ -124,7 +124,7 @@ def test_few_controls_take_few_streams() -> None:
 
 
 def test_less_memory_means_fewer_replicates_at_once() -> None:
-    """As many as fit and never fewer than one; where not even one does, the plan says so."""
+    """As many replicates as fit, and at least one; if not even one fits, the plan says so."""
     at_once = []
     for gib in (8, 9, 10, 12, 16, 24):
         plan = plan_memory(LARGE, 32_768, [16_384, 16_384, 512], [64] * 3, 128, gib * GIB, PLAIN)
@@ -167,7 +167,7 @@ class Greedy(Recent):
 
 
 def test_choosing_that_cannot_fit_is_refused_before_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where everything is kept, nothing is chosen."""
+    """If everything is kept, nothing is chosen."""
     model, document = random_model("llama"), random_document("d150", 150)
     monkeypatch.setattr("generator.transformer.prompts.prefilled.available_bytes", lambda _: 2**16)
     greedy = [Action("greedy", "mine", Greedy(), Retention(kept)) for kept in (100, 150)]
@@ -197,7 +197,7 @@ def test_what_cannot_say_how_much_it_takes_is_one_line() -> None:
 
 
 def test_a_prompt_that_memory_is_too_small_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other failures stay what they are."""
+    """Other failures are not changed."""
     model, unit = random_model("llama"), PendingUnit(Action("recent", "recent", Recent(), Retention(50)), 0, 1)
 
     def fails(error: Exception) -> None:
@@ -238,7 +238,7 @@ def test_some_memory_is_available_here() -> None:
 def test_control_groups_limit_it(
     line: str, folder: str, names: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Limit - usage + what could be given up, of either version; no limit, and no control groups, limit nothing."""
+    """Limit minus usage plus reclaimable bytes, in both versions; without a limit, or without control groups, no bound."""
     groups, group = tmp_path / "groups", tmp_path / "groups" / folder
     group.mkdir(parents=True)
     (tmp_path / "own").write_text(f"1:cpu:/job\n{line}\n")

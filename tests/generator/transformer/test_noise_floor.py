@@ -1,4 +1,4 @@
-"""The action ``numerics``: the whole cache computed another way, against plain twins, and exactly 0 where it is the same."""
+"""The action ``numerics``: the whole cache computed another way, compared with plain twins."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_other_chunks_are_those_of_a_plain_prefill(tmp_path: Path) -> None:
 
 
 def test_events_depend_on_the_action_alone() -> None:
-    """Of the noise floor, and of the actions beside it: those are bit for bit what they are without it."""
+    """The noise floor's events, and bit for bit those of the actions beside it, are the same without the others."""
     own = numerics(prefill_chunk=48, cache_dtype="bfloat16", row_tile=2)
     together = generated(HALF_SNAPKV, own, CONTROL)
     for alone in (generated(own), generated(HALF_SNAPKV, CONTROL)):

@@ -1,4 +1,4 @@
-"""Actions with weights of their own: against transformers' forward pass of both models, and exactly 0 with the same ones."""
+"""Actions with weights of their own: compared with transformers' forward pass of both models; 0 with equal weights."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_pair_may_part_at_the_first_token(folder: Path) -> None:
 
 @pytest.mark.parametrize("estimator", [PLAIN, SWRB])
 def test_the_references_own_weights_change_no_bit(folder: Path, estimator: str) -> None:
-    """They prefill and decode by themselves: alone exactly 0, and with a selector what the action does without them."""
+    """Equal weights prefill and decode separately: exactly 0 alone, and with a selector the action's own events."""
     plain = '[[actions]]\nname = "recent"\nselector = "recent"\nkeep = "1/2"\n'
     same = f'{plain}weights = "./reference"\n[[actions]]\nname = "same"\nweights = "reference"\n'
     model = load_transformer(study_of(folder, same))

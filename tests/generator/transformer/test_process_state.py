@@ -1,4 +1,4 @@
-"""What loading a model and generating with it leave behind in the process: neither threads nor the model."""
+"""Loading a model and generating with it leave neither threads nor the model behind in the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions that differ in their retention alone share scores: they keep what they would alone, in the same seconds."""
+"""Actions that differ only in their retention share scores: they keep the same entries, in the same seconds, as alone."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Overwriting(SlowSnapKV):
 
 
 def records(monkeypatch: pytest.MonkeyPatch, actions: dict[str, tuple[Any, int]]) -> dict[str, dict[str, Any]]:
-    """What units say of each action: its selector and m by name."""
+    """Return the columns of ``units`` about each action, by selector and m."""
     monkeypatch.setattr(time, "perf_counter", CLOCK)
     SCORED.clear()
     model = random_model("qwen2", layers=LAYERS)

@@ -1,1 +1,1 @@
-"""The interfaces of the servers: what each is asked for, and what its answers say of laws."""
+"""The interfaces of servers: the requests for each kind, and the laws in its answers."""

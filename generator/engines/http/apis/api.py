@@ -1,4 +1,4 @@
-"""What every kind of server is asked for: what it says of itself, and the law after some tokens."""
+"""The interface of every kind of server: its report of itself, and the law after some tokens."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ PROBE = (
     "The quick brown fox jumps over 13 lazy dogs; naïve café, Straße, Ωμέγα, Привет, 你好, こんにちは, 🙂\n\t"
     'x = [1, 2.5]; don\'t <b>stop</b> -- "quoted" #42 https://example.org/?q=1'
 )
-"""A text by whose tokens two tokenizers are told apart."""
+"""A text whose tokens distinguish two tokenizers."""
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server says of itself.
+    """A server's report of itself.
 
     Attributes:
-        said: What decides its laws, as far as it says so: another value is another identity.
-        beside: What else it says, such as how many slots it has.
+        said: Facts that determine its laws, as far as it reports them; another value is another identity.
+        beside: Other facts, such as the number of slots.
         vocabulary: V.
-        positions: The largest number of tokens, prompt and generated ones; 0 if it does not say.
+        positions: The largest number of tokens, prompt and generated tokens; 0 if it does not say.
         eos_tokens: Tokens that end a text, ascending.
-        tokenizer_sha256: SHA-256 of what it says of its tokenizer; None if it says nothing.
-        slots: How many streams it keeps caches of; 0 if it has none to choose.
+        tokenizer_sha256: SHA-256 of its report about its tokenizer; None if it reports nothing.
+        slots: The number of streams whose caches it keeps; 0 if it has no slots to choose.
     """
 
     said: Mapping[str, Any]
@@ -47,10 +47,10 @@ class Api(Protocol):
 
     @property
     def health(self) -> str:
-        """The path that answers if the server is ready."""
+        """The path that answers once the server is ready."""
 
     def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
-        """Ask a server what it is."""
+        """Ask a server for its report of itself."""
 
 
 class LawApi(Api, Protocol):
@@ -60,5 +60,5 @@ class LawApi(Api, Protocol):
         """Return the logarithms of the next token's probabilities, float32 [V].
 
         Raises:
-            InputError: Some are missing.
+            InputError: Some logarithms are missing.
         """

@@ -1,4 +1,4 @@
-"""A law from a server's answer: the logarithms of all tokens' probabilities, or an error."""
+"""Build a whole law from a server's answer, which must have the logarithms of all tokens' probabilities."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def whole_law(tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int,
 
     Args:
         tokens: Token ids, in any order.
-        logarithms: Of the probability of each.
+        logarithms: The logarithm of each token's probability.
         vocabulary: V.
-        where: What an error line names.
+        where: The name of the server for an error line.
     """
     try:
         ids = np.array(tokens, dtype=np.int64)

@@ -59,13 +59,13 @@ class LlamaServer:
         return ServerFacts(said, vocabulary, entries, eos, tokenizer, slots, beside)
 
     def take(self, connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool) -> int:
-        """Have a slot hold some tokens, and return how many of them it computed anew.
+        """Let a slot hold some tokens, and return how many of them the server computed anew.
 
         Args:
-            connection: To the server.
+            connection: The connection to the server.
             slot: The slot's number.
             tokens: The whole history.
-            cached: Whether what the slot holds of them is used.
+            cached: Whether the slot's present content may be used.
 
         Raises:
             LostServerError: The server was gone, and is back.
@@ -75,7 +75,7 @@ class LlamaServer:
     def law(
         self, connection: Connection, slot: int, tokens: Sequence[int], vocabulary: int, *, cached: bool = True
     ) -> tuple[NDArray[np.float32], int]:
-        """Have a slot hold some tokens; return the law after them, float32 [V], and how many it computed anew.
+        """Let a slot hold some tokens; return the law after them, float32 [V], and the number of tokens computed anew.
 
         Raises:
             LostServerError: The server was gone, and is back.
@@ -91,13 +91,13 @@ class LlamaServer:
         return whole_law(ids, logarithms, vocabulary, connection.url), _computed(connection, slot, answer)
 
     def slot_bytes(self, connection: Connection, slot: int) -> int | None:
-        """Return how many bytes a slot's saved state takes; None if the server was not started to save slots."""
+        """Return the bytes of a slot's saved state; None if the server was not started to save slots."""
         written = connection.said(f"/slots/{slot}?action=save", {"filename": SAVED}).get("n_written")
         return int(written) if written else None
 
     @staticmethod
     def _eos(connection: Connection, text: Any, where: str) -> tuple[int, ...]:
-        """The id of the token that the server names as the one that ends a text."""
+        """Return the id of the token that, by the server's report, ends a text."""
         body = {"content": text or "", "add_special": False, "parse_special": True}
         tokens = connection.ask("/tokenize", body).get("tokens") if text else []
         if not isinstance(tokens, list) or len(tokens) != 1 or not isinstance(tokens[0], int):
@@ -111,7 +111,7 @@ class LlamaServer:
     def _complete(
         connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool, vocabulary: int
     ) -> dict[str, Any]:
-        """The answer to a request that decodes some tokens; one without a law draws none, and is short."""
+        """Return the answer to a request that decodes some tokens; without a law the request draws no token."""
         body = {
             "prompt": list(tokens), "id_slot": slot, "cache_prompt": cached, "n_predict": 1 if vocabulary else 0,
             "n_probs": vocabulary, "samplers": [], "post_sampling_probs": False, "temperature": 1.0, "seed": 1,
@@ -124,7 +124,7 @@ class LlamaServer:
 
 
 def _computed(connection: Connection, slot: int, answer: dict[str, Any]) -> int:
-    """How many of the tokens that were sent the server computed; the others were in its cache."""
+    """Return how many of the sent tokens the server computed; the others were in its cache."""
     timings = answer.get("timings")
     if not isinstance(timings, dict) or not isinstance(timings.get("prompt_n"), int):
         raise OperationError(
@@ -135,7 +135,7 @@ def _computed(connection: Connection, slot: int, answer: dict[str, Any]) -> int:
 
 
 def _tokenizer(connection: Connection, vocabulary: int, said: str) -> str:
-    """SHA-256 of the names of all tokens, which a whole law has beside its numbers; asked for once in a process."""
+    """Return SHA-256 of the names of all tokens, which an answer with a whole law includes; asked once in a process."""
     key = (connection.url, said)
     if key in _tokenizers:
         return _tokenizers[key]

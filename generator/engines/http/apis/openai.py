@@ -18,7 +18,7 @@ class OpenAi:
     health: Final = "/v1/models"
 
     def facts(self, connection: Connection, settings: ServerSettings, where: str) -> ServerFacts:
-        """Ask for ``/v1/models`` and, where there are such, ``/version`` and ``/props``."""
+        """Ask for ``/v1/models`` and, if the server has them, ``/version`` and ``/props``."""
         model = first_model(connection, where)
         said = {
             "server": "openai",
@@ -53,7 +53,7 @@ class OpenAi:
 
 
 def _ids(choice: dict[str, Any]) -> list[int]:
-    """The token ids of a choice, in whichever of three places the server has them."""
+    """Return the token ids of a choice, from whichever of three places the server uses."""
     if choice.get("token_ids") is not None:
         return [int(token) for token in choice["token_ids"]]
     logprobs = choice["logprobs"]

@@ -43,7 +43,7 @@ class Sglang:
         """Return the logarithms of the next token's probabilities, float32 [V].
 
         Raises:
-            InputError: Some are missing.
+            InputError: Some logarithms are missing.
         """
         sampling = {"max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "ignore_eos": True}
         body = {

@@ -1,7 +1,7 @@
 """vLLM's OpenAI-compatible server: whole laws of histories that are given as token ids.
 
-All log-probabilities are asked for by their number: with ``logprobs = -1`` the server computes them all, and its answer
-to a completion has none.
+The request names the number of all log-probabilities. With ``logprobs = -1`` the server computes them all, but its
+answer to a completion has none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Vllm:
         """Return the logarithms of the next token's probabilities, float32 [V].
 
         Raises:
-            InputError: Some are missing.
+            InputError: Some logarithms are missing.
         """
         body = {
             "model": facts.said["id"], "prompt": list(tokens), "max_tokens": 1, "temperature": 1.0, "top_p": 1.0,
@@ -67,7 +67,7 @@ class Vllm:
 
 
 def first_model(connection: Connection, where: str) -> dict[str, Any]:
-    """Return what an OpenAI-compatible server says of the model that it serves."""
+    """Return the report of an OpenAI-compatible server about the model that it serves."""
     models = connection.said("/v1/models").get("data")
     if not models or not isinstance(models[0], dict) or "id" not in models[0]:
         raise InputError(f"{where}: {connection.url}/v1/models lists no model")
@@ -75,6 +75,6 @@ def first_model(connection: Connection, where: str) -> dict[str, Any]:
 
 
 def probed_tokenizer(connection: Connection, body: dict[str, Any]) -> str | None:
-    """Return SHA-256 of the tokens of a text that tells tokenizers apart; None if the server tokenizes none."""
+    """Return SHA-256 of the tokens of a text that distinguishes tokenizers; None if the server cannot tokenize."""
     tokens = connection.said("/tokenize", body).get("tokens")
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest() if tokens else None

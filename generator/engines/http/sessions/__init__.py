@@ -1,1 +1,1 @@
-"""The streams of a side that is a server, as whole histories or as the slots of llama-server."""
+"""The streams of a side that is a server, kept as whole histories or in the slots of llama-server."""

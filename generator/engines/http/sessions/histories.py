@@ -1,4 +1,4 @@
-"""Streams as histories: of servers without slots, whose prefix caches keep what they can, and of greedy ones."""
+"""Streams as histories, for servers without slots (their prefix caches keep what they can) and for greedy servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from generator.engines.http.sessions.token_streams import Tokens, TokenStreams
 
 
 class _Histories(TokenStreams):
-    """Streams whose every law is asked for with the whole history."""
+    """Streams that ask for every law with the whole history."""
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Take a prompt, and return the law after it."""
@@ -30,14 +30,14 @@ class _Histories(TokenStreams):
         return np.stack(found)
 
     def prompt_bytes(self) -> None:
-        """No such server says what a prompt takes."""
+        """Return None, since no such server reports the bytes of a prompt."""
 
     def _law(self, history: Tokens) -> NDArray[np.float32]:
         raise NotImplementedError
 
 
 class LawSession(_Histories):
-    """Whole laws, each of them one request with the whole history."""
+    """Whole laws; each law is one request with the whole history."""
 
     def __init__(
         self, connection: Connection, api: LawApi, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]]
@@ -50,17 +50,17 @@ class LawSession(_Histories):
 
 
 class GreedySession(_Histories):
-    """Laws that are all on one token: the one that the server writes at temperature 0.
+    """Greedy laws: all probability is on the token that the server writes at temperature 0.
 
-    A request has the server write some tokens ahead. As long as a stream is given what the server wrote, nothing more
-    is asked; if it is given another token, the server is asked what it writes after that.
+    A request lets the server write some tokens ahead. While a stream continues with the tokens that the server wrote,
+    no further request is made. If it continues with another token, the server is asked for the tokens after that one.
 
     Args:
-        connection: To the server.
-        api: How it is spoken to.
-        facts: What it says of itself.
-        ahead: How many tokens a request has it write.
-        read_back: Asks the server what it is, and raises an error if it is another one than before.
+        connection: The connection to the server.
+        api: The server's interface.
+        facts: The server's report of itself.
+        ahead: The number of tokens that the server writes in a request.
+        read_back: Asks the server for its report, and raises an error if it is another server than before.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Streams in the slots of a server: each is decoded token by token in a slot of its own.
+"""Streams in the slots of a server: each stream is decoded token by token in a slot of its own.
 
-A slot is a cache that is filled again if it has lost what it held: the prompt in one request, then every token in one
-of its own, as it was decoded before. So a fork, a server that was started again, and more streams than slots cost
-requests, and change nothing else. Every answer says how many tokens the server computed, and more than one is no
-decoding.
+A slot is a cache. If it has lost its content, it is filled again in the same way as before: the prompt in one request,
+then every token in a request of its own. So a fork, a restarted server, and more streams than slots cost requests and
+change nothing else. Every answer says how many tokens the server computed; more than one means that the token was not
+decoded from the cache.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class _Slot:
 
 
 class SlotSession(TokenStreams):
-    """One prompt and its streams in some slots of a llama-server; a slot is found for a stream at its next step.
+    """One prompt and its streams in some slots of a llama-server; a stream gets a slot at its next step.
 
     Args:
-        connection: To the server.
-        api: How it is spoken to.
-        facts: What it says of itself.
+        connection: The connection to the server.
+        api: The server's interface.
+        facts: The server's report of itself.
         slots: The numbers of the slots that this session may use.
-        read_back: Asks the server what it is, and raises an error if it is another one than before.
+        read_back: Asks the server for its report, and raises an error if it is another server than before.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SlotSession(TokenStreams):
         self._slots = [_Slot(number) for number in slots]
 
     def prefill(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Decode a prompt in the first slot, and return the law after it; other slots read it when they are needed."""
+        """Decode a prompt in the first slot, and return the law after it; other slots read the prompt when needed."""
         self._prompt, self._streams = tuple(tokens), {}
         for slot in self._slots:
             slot.held = ()
@@ -82,11 +82,11 @@ class SlotSession(TokenStreams):
         return laws
 
     def prompt_bytes(self) -> int | None:
-        """Return how many bytes the first slot's saved state takes; None if the server saves none."""
+        """Return the bytes of the first slot's saved state; None if the server saves none."""
         return self._api.slot_bytes(self._connection, self._slots[0].number)
 
     def _placed(self, streams: Sequence[int]) -> list[_Slot]:
-        """A slot for each stream: its own, or a free one that holds most of its history."""
+        """Return a slot for each stream: its own, or a free slot that holds most of its history."""
         place = {id(slot.held): slot for slot in self._slots if slot.held}
         found: dict[int, _Slot] = {}
         for stream in streams:
@@ -106,7 +106,7 @@ class SlotSession(TokenStreams):
         return [found[stream] for stream in streams]
 
     def _read_prompt(self, slot: _Slot, history: Tokens) -> None:
-        """Have a slot read the prompt, if it does not hold it: slot after slot, so that none shares a batch."""
+        """Let a slot read the prompt unless it holds it; one slot at a time, so that none shares a batch."""
         while _common(slot.held, history) < len(self._prompt):
             try:
                 self._api.take(self._connection, slot.number, self._prompt, cached=False)
@@ -115,7 +115,7 @@ class SlotSession(TokenStreams):
             slot.held = self._prompt
 
     def _advanced(self, slot: _Slot, history: Tokens, token: int) -> NDArray[np.float32]:
-        """The law after a history and a token, whose slot then holds both."""
+        """Return the law after a history and a token; the slot then holds both."""
         for _ in range(_TRIES):
             try:
                 self._read_prompt(slot, history)
@@ -135,7 +135,7 @@ class SlotSession(TokenStreams):
         )
 
     def _replayed(self, slot: _Slot, history: Tokens) -> bool:
-        """Have a slot hold a history, token by token from what it holds on; whether it kept them."""
+        """Let a slot hold a history, token by token from its present content on; return whether it kept the tokens."""
         for length in range(max(_common(slot.held, history), len(self._prompt)), len(history)):
             if self._api.take(self._connection, slot.number, history[: length + 1], cached=True) != 1:
                 return False
@@ -143,7 +143,7 @@ class SlotSession(TokenStreams):
 
 
 def _common(held: Tokens, history: Tokens) -> int:
-    """How many tokens two histories begin with alike."""
+    """Return the number of tokens with which both histories begin."""
     if held is history:
         return len(held)
     shared = min(len(held), len(history))

@@ -1,4 +1,4 @@
-"""The tokens of a session's streams: what sessions with servers of all kinds have in common."""
+"""The tokens of a session's streams; base of the sessions with all kinds of servers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Tokens = tuple[int, ...]
 
 
 class TokenStreams:
-    """Keeps the tokens of each open stream of a session; a stream has a number.
+    """Keeps the tokens of each open stream of a session, by stream number.
 
     Args:
         connection: The connection to the server.
-        facts: What the server says of itself.
-        read_back: Asks the server what it is, and raises an error if it is another one than before.
+        facts: The server's report of itself.
+        read_back: Asks the server for its report, and raises an error if it is another server than before.
     """
 
     def __init__(self, connection: Connection, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]]) -> None:
@@ -28,11 +28,11 @@ class TokenStreams:
 
     @property
     def read_back(self) -> Mapping[str, Any]:
-        """What the server says of itself now."""
+        """Return the server's present report of itself."""
         return self._read_back()
 
     def fork(self, stream: int | None = None) -> int:
-        """Open a stream that goes on from another one, or from the prompt."""
+        """Open a stream that continues another stream, or the prompt; return its number."""
         self._next += 1
         self._streams[self._next] = self._prompt if stream is None else self._streams[stream]
         return self._next

@@ -85,7 +85,7 @@ def test_a_layer_takes_ten_operations(architecture: str) -> None:
 
 
 def test_weights_are_in_memory_once() -> None:
-    """The modules' own weights are views of those that lie together, also in twins of the network, and can be used."""
+    """The modules' own weights are usable views of the joined weights, also in twins of the network."""
     model = own_model("qwen2")
     before = {name: weight.clone() for name, weight in model.network.named_parameters()}
     join_weights(model.network)

@@ -46,7 +46,7 @@ def test_norms_and_rotation_are_transformers(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_activation_is_silu(dtype: torch.dtype) -> None:
-    """Up to the last bit of torch's own, whose vector instructions and single ones differ."""
+    """Equal up to the last bit of torch's own, whose vector and scalar instructions differ."""
     projected = torch.randn(5, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
     gate, up = projected.chunk(2, dim=-1)
     wanted = (torch.nn.functional.silu(gate) * up).float()
@@ -54,7 +54,7 @@ def test_the_activation_is_silu(dtype: torch.dtype) -> None:
 
 
 def test_each_is_one_operation() -> None:
-    """Whoever counts operations sees one where CUDA has one launch."""
+    """A counter of operations sees one operation for each launch on CUDA."""
     names = []
 
     class Counting(torch.utils._python_dispatch.TorchDispatchMode):

@@ -66,7 +66,7 @@ def test_wide_logits_of_wide_weights_are_the_same() -> None:
 @pytest.mark.parametrize("logits", ["float32", None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_begin_at_multiples_of_16_bytes_on_a_gpu(dtype: torch.dtype, logits: str | None) -> None:
-    """Nothing falls to the columns beyond the vocabulary, and the laws are those of a CPU."""
+    """Columns beyond the vocabulary get no probability, and the laws equal those of a CPU."""
     model, hidden = network(97, dtype), hidden_states(dtype)
     wanted = laws(Head(model, "cpu", logits), hidden)
     other = copy.deepcopy(model)
@@ -104,7 +104,7 @@ def test_units_say_what_their_logits_were() -> None:
 
 
 def test_a_study_asks_for_wide_logits(tmp_path: Path) -> None:
-    """They are part of what it is; a study that does not is what it was."""
+    """The setting is part of the study's settings; a study without it keeps its hash."""
     plain = load_study(write_study(tmp_path))
     asked = 'id = "kvdrift/tiny"', 'id = "kvdrift/tiny"\nlogits_dtype = "float32"'
     wide = load_study(write_study(tmp_path, asked))
@@ -138,7 +138,7 @@ class Libraries:
         return self.preferred
 
     def multiply(self) -> None:
-        """What torch checks before a product of 16 bits by cuBLAS (``gemm_internal_cublas``)."""
+        """Multiply after torch's own checks for a product of 16 bits by cuBLAS (``gemm_internal_cublas``)."""
         if self.preferred != "cublaslt" and not SETTINGS.allow_bf16_reduced_precision_reduction_split_k:
             message = "allow_bf16_reduced_precision_reduction(..., allow_splitk=False) requires the cuBLASLt backend"
             raise RuntimeError(message)
