@@ -34,7 +34,7 @@ GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of
 MEASURES: Final = (
     "tokens", "bytes", "seconds", "entries", "count", "share, 0..1", "probability, 0..1", "total variation, 0..1",
     "score, 0..1", "difference, -1..1", "correlation, -1..1", "ratio", "share squared", "total variation x tokens",
-    "standard errors", "that of quantity", "that of column unit", "that of the moment, times replicates", "none",
+    "standard errors", "unit of the quantity", "unit in column unit", "unit of the moment, times replicates", "none",
 )  # fmt: skip
 """The units of numbers in tables and views; ``none`` is for numbers without a unit: seeds, revisions, token ids."""
 
@@ -608,7 +608,7 @@ _WINDOWS = (
 
 def _sum(name: str, text: str, kind: pa.DataType = _SUM, *, null: bool = False) -> pa.Field:
     """Declare the sum of a moment, or of its profile, over the replicates of a unit."""
-    return _column(name, kind, f"sum over replicates of {text}", "that of the moment, times replicates", null=null)
+    return _column(name, kind, f"sum over replicates of {text}", "unit of the moment, times replicates", null=null)
 
 
 UNIT_MOMENTS = _table(

@@ -96,11 +96,18 @@ def test_workers_of_unlike_gpus_are_refused(begun: StudyRun) -> None:
     class Workers:
         client: Any = None
 
-        def check(self) -> None:
+        def check(self, *, resources: dict[str, float]) -> None:
+            assert set(resources) <= {"GPU"}
             self.client = self
+
+        def workers(self, *_: Any) -> list[str]:
+            return list(gpus)
 
         def run(self, *_: Any, **__: Any) -> dict[str, tuple[str, str]]:
             return gpus
+
+        def say(self, line: str) -> None:
+            assert "NVIDIA X" in line
 
     def there() -> ClusterGenerator:
         return ClusterGenerator(Workers())  # type: ignore[arg-type]
