@@ -18,17 +18,22 @@ BUCKET = "laboratory"
 CONTROL = "/control"  # GET: the requests so far by method; POST: the trouble to make from now on
 
 
+def environment_of(endpoint: str) -> dict[str, str]:
+    """Return the environment variables by which S3 clients reach an endpoint."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": "something", "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }  # fmt: skip
+
+
 class S3Server:
     """A bucket's URL, the options to reach it, and control over the answers."""
 
     def __init__(self, port: int) -> None:
         self._endpoint = f"http://127.0.0.1:{port}"
         self.url = f"s3://{BUCKET}"
-        self.environment = {
-            "AWS_ENDPOINT_URL": self._endpoint, "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "somebody",
-            "AWS_SECRET_ACCESS_KEY": "something", "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }  # fmt: skip
+        self.environment = environment_of(self._endpoint)
 
     def counts(self) -> Counter[str]:
         """The numbers of answered requests by method, of ``refused`` ones, and of puts ``there already``."""

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import NamedTuple
 
-from benchmarks.synthetic_study import Sizes, document_row, drawn_units
+from benchmarks.synthetic_study import ONE_DOCUMENT, document_row, drawn_units
 from log.store import Store, Unit
 
 THREADS = 200
-SIZES = Sizes(strata=1, documents=1, actions=3, replicates=2, horizon=8)  # of one document
 DOCUMENTS = 2  # of a commit
 
 
@@ -30,7 +29,7 @@ class Worker(NamedTuple):
 def units_of(number: int) -> list[Unit]:
     """Draw the units of a commit."""
     documents = [document_row(1, number * DOCUMENTS + one) for one in range(DOCUMENTS)]
-    return list(drawn_units(documents, SIZES, 0))
+    return list(drawn_units(documents, ONE_DOCUMENT, 0))
 
 
 def commit_all(location: str, workers: Sequence[Worker]) -> tuple[list[float], float]:

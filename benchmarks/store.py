@@ -30,7 +30,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.measurement import BenchmarkRow, benchmark_parser, measure, mib, show
-from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_units, study_row
+from benchmarks.synthetic_study import ONE_DOCUMENT, action_row, document_row, drawn_units, study_row
 from kvdrift.commands.status import status_lines
 from log.store import Store
 from schema.tables import ACTIONS, DOCUMENTS, SCORES, STUDIES
@@ -40,7 +40,6 @@ from transforms.compaction import compact
 from transforms.pipeline import run_derivation
 from verification.whole_store import verify as verified
 
-SIZES = Sizes(strata=1, documents=1, actions=3, replicates=2, horizon=8)  # of one document
 ANSWERED = {"answers": ["a", "b"], "scoring": "all"}
 APPENDED = document_row(1, 9_999_999) | ANSWERED
 DOCUMENTS_PER_COMMIT, COMMITS_PER_RUN = 16, 20
@@ -50,7 +49,7 @@ Record = dict[str, Any]
 
 def append(location: str) -> float:
     """Append three units; return the number of appended units."""
-    return Store.open(location).append_units(list(drawn_units([APPENDED], SIZES, 0)))
+    return Store.open(location).append_units(list(drawn_units([APPENDED], ONE_DOCUMENT, 0)))
 
 
 def status(location: str) -> float:
@@ -88,14 +87,14 @@ PARTS = (status, derive, views, catalogue, append)  # of both forms
 def write(location: str | Path, units: int) -> None:
     """Make a store like that of many consecutive runs."""
     store = Store.create(location)
-    documents = [document_row(1, number) | ANSWERED for number in range(-(-units // SIZES.actions))]
+    documents = [document_row(1, number) | ANSWERED for number in range(-(-units // ONE_DOCUMENT.actions))]
     store.append_rows("documents", pa.Table.from_pylist([*documents, APPENDED], schema=DOCUMENTS.schema))
-    store.append_rows("studies", pa.Table.from_pylist([study_row(SIZES, 0)], schema=STUDIES.schema))
-    actions = [action_row(name) for name in SIZES.action_names]
+    store.append_rows("studies", pa.Table.from_pylist([study_row(ONE_DOCUMENT, 0)], schema=STUDIES.schema))
+    actions = [action_row(name) for name in ONE_DOCUMENT.action_names]
     store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
     for number, first in enumerate(range(0, len(documents), DOCUMENTS_PER_COMMIT), 1):
         part = documents[first : first + DOCUMENTS_PER_COMMIT]
-        made = list(drawn_units(part, SIZES, 0))
+        made = list(drawn_units(part, ONE_DOCUMENT, 0))
         store.append_units(made)
         scores = [score for unit in made for score in _scores(unit.record)]
         store.append_rows("scores", pa.Table.from_pylist(scores, schema=SCORES.schema))
@@ -106,7 +105,7 @@ def write(location: str | Path, units: int) -> None:
 
 def _scores(record: Record) -> Iterator[Record]:
     names = ("study", "model", "doc", "action")
-    for replicate in range(SIZES.replicates):
+    for replicate in range(ONE_DOCUMENT.replicates):
         yield {name: record[name] for name in names} | {
             "action_revision": 0, "replicate": replicate, "scoring": "all", "score_x": 1.0, "score_y": 1.0,
             "span_first": 1, "span_last": 1, "document_revision": 0,

@@ -71,6 +71,10 @@ class Sizes:
         return [f"keep-{number}" for number in range(self.actions, 0, -1)]
 
 
+ONE_DOCUMENT = Sizes(strata=1, documents=1, actions=3, replicates=2, horizon=8)
+"""The sizes of stores of many small units, whose documents are added one by one."""
+
+
 @dataclass(frozen=True)
 class Rates:
     """Rates of documents under actions, each [documents, actions]; see the law above."""

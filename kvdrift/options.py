@@ -16,6 +16,10 @@ StoreArgument = Annotated[
 StudyArgument = Annotated[
     Path, typer.Argument(metavar="STUDY.toml", help="The study file.", autocompletion=completion.studies)
 ]
+StudyOption = Annotated[
+    str | None, typer.Option("--study", metavar="NAME", help="The study, if the store has several.")
+]
+ModelOption = Annotated[str | None, typer.Option("--model", metavar="ID", help="The model, if the study has several.")]
 StudyStoreOption = Annotated[
     str | None, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; by default stores/NAME.")
 ]

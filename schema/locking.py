@@ -77,7 +77,7 @@ def repaired(location: str) -> Iterator[None]:
 
 @contextmanager
 def in_turn(log: Path, version: Callable[[], int]) -> Iterator[None]:
-    """A block that one writer of a log is in at a time, unless that one is stuck.
+    """Let one writer of a log at a time run the block; a writer that is stuck is not waited for.
 
     Nothing depends on turns: writers that commit at once are kept apart by the log itself, and one of them tries again.
 

@@ -6,17 +6,25 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
-from log.units.kept_sets import COMPARED, unlike_units
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from log.units.kept_sets import ALIKE, COMPARED, SAME, unlike_units
+from log.units.numbers import numbers_of
 from log.units.revisions import current_units
+from log.units.unit import SPAN
 from schema.errors import UnlikeUnitsError
+from schema.rows import Flags, Hashes, Wide, row_hashes
+from schema.tables import UNITS
 from sql.contracts import contract, contracts, stored_tables
 from sql.quoting import literal, quoted
-from sql.unit_facts import kept_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     import duckdb
 
@@ -80,8 +88,53 @@ def _pooled_views() -> frozenset[str]:
 
 def _unlike_units(store: ReadableStore, versions: Mapping[str, int]) -> str | None:
     """Return a line that names current units of one kept set that differ; None if there are none."""
-    if not len(numbers := kept_facts(store, versions["units"]).unlike()):
+    if not len(numbers := _kept_facts(store, versions["units"]).unlike()):
         return None
     units = store.unit_rows(numbers, [*COMPARED], versions["units"])
     current = current_units(units, store.read("actions", versions["actions"]))
     return next(unlike_units(current.to_pylist()), None)
+
+
+@dataclass(frozen=True)
+class _KeptFacts:
+    """What units keep and read: arrays [units], and [2, units] with one row for each column of ``ALIKE``."""
+
+    number: Wide
+    kept_set: Hashes
+    kept: Hashes
+    is_known: Flags
+
+    @classmethod
+    def of(cls, units: pa.Table) -> _KeptFacts:
+        """Return the facts of rows of table ``units``."""
+        return cls(
+            numbers_of(units),
+            row_hashes(units[name] for name in SAME),
+            np.stack([row_hashes([units[name]]) for name in ALIKE]),
+            np.stack([pc.is_valid(units[name]).to_numpy() for name in ALIKE]),
+        )
+
+    @classmethod
+    def all(cls, parts: Sequence[_KeptFacts]) -> _KeptFacts:
+        """Put the units of several files together."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names))
+
+    def unlike(self) -> Wide:
+        """Return the numbers of all units of kept sets in which units differ, superseded units included."""
+        found = np.zeros(len(self.number), dtype=np.bool_)
+        order = np.argsort(self.kept_set)
+        for kept, known in zip(self.kept, self.is_known, strict=True):
+            own = order[known[order]]
+            sets, kept_there = self.kept_set[own], kept[own]
+            differ = (sets[1:] == sets[:-1]) & (kept_there[1:] != kept_there[:-1])  # of neighbours: some do
+            if differ.any():
+                found |= np.isin(self.kept_set, sets[1:][differ])
+        return self.number[found]
+
+
+def _kept_facts(store: ReadableStore, version: int) -> _KeptFacts:
+    """Return the kept facts of all units at a version of ``units``; only files new since the last call are read."""
+    names = [*dict.fromkeys(("unit", *SPAN, *ALIKE))]
+    parts = store.of_files("units", names, _KeptFacts.of, version)
+    return _KeptFacts.all(parts or [_KeptFacts.of(UNITS.schema.empty_table().select(names))])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -202,7 +202,7 @@ def derive_segment(store: Store, segment: Segment) -> SegmentOutcome:
     name = segment.units[0]
     try:
         events, errors = read_events(store, segment)
-        rows, failed = _derived(segment, events, study_windows(store))
+        rows, failed = _derived(segment, events, declared_windows(store))
         errors += failed
         left = {table: own for table, own in rows.items() if own.num_rows}
         written = side_by_side(lambda table: store.put_derived(table, left[table]), [*left])
@@ -233,9 +233,14 @@ def read_events(store: Store, segment: Segment) -> tuple[pa.Table, list[str]]:
     return events, errors
 
 
-def study_windows(store: Store) -> StudyWindows:
-    """Read the windows of the studies that a store declares."""
-    return {(row["study"], row["model"]): Windows.from_row(row) for row in store.read("studies").to_pylist()}
+def declared_windows(store: Store) -> StudyWindows:
+    """Return the windows of the studies that a store declares; a file that was read before is not read again."""
+    columns = ("study", "model", *(field.name for field in fields(Windows)))
+    return {key: windows for part in store.of_files("studies", columns, _windows) for key, windows in part.items()}
+
+
+def _windows(studies: pa.Table) -> StudyWindows:
+    return {(row["study"], row["model"]): Windows.from_row(row) for row in studies.to_pylist()}
 
 
 def derived_rows(tables: Sequence[str], events: pa.Table, studies: StudyWindows) -> dict[str, pa.Table]:

@@ -18,7 +18,7 @@ from log.units.numbers import NUMBERED, numbers_of
 from log.units.unit import DERIVED, DERIVED_TABLES, group_of, unit_name, unit_number
 from schema.errors import InputError
 from schema.tables import EVENTS, GROUP_KEY, TABLES
-from transforms.segments import SEGMENT_ROWS, derived_rows, study_windows
+from transforms.segments import SEGMENT_ROWS, declared_windows, derived_rows
 from verification.differences import and_more, first_difference
 from verification.files import UnitRecord
 from verification.findings import Fault, Verified, number_of
@@ -69,7 +69,7 @@ class UnitWalk:
         self._readers = {t: store.rows_of_units(t, pinned.versions[t], lacked) for t in NUMBERED}
         for table, reader in self._readers.items():  # what damaged files have would be blamed on units
             reader.unreadable.update(dict.fromkeys(damaged[table], "damaged"))
-        self._studies = study_windows(store)
+        self._studies = declared_windows(store)
         self._control_replicates = 0
 
     def outcome(self, progress: Progress) -> Units:

@@ -76,11 +76,11 @@ class Groups:
             yield Group(part, spread(mean))
 
     def give_back(self, part: NamedPart) -> None:
-        """Have documents wait again, before all others."""
+        """Put documents at the front of the queue again."""
         self._waiting.extendleft(reversed(part))
 
     def generated(self, documents: int, seconds: float) -> None:
-        """Learn how long documents took."""
+        """Add to the measured time of generation, by which the next groups are sized."""
         self._documents += documents
         self._seconds += seconds
 

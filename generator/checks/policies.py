@@ -42,7 +42,7 @@ _RANDOM = "random:llama"
 
 @dataclass(frozen=True, eq=False)
 class PolicySubject(Tried[Policy]):
-    """A policy to check."""
+    """A decode-time policy, as the subject of the checks of ``kvdrift check``."""
 
     kind: ClassVar[str] = "policy"
     decides: ClassVar[str] = "events"

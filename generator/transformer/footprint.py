@@ -63,7 +63,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether prefill and the replicates at once are within what is available, if nothing freed is kept."""
+        """Whether prefill fits in the available memory, and so do the replicates at once after its memory is freed."""
         most = max(self.prefill_bytes, self.replicates_at_once * self.replicate_bytes)
         return self.prompt_bytes + most <= self.available_bytes
 

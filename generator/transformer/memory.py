@@ -138,14 +138,14 @@ class ModelShape:
         self, pairs: Sequence[int], entries: int, horizon: int, estimator: str, scored: int = 0, *,
         reference: bool = True, tried: bool = False,
     ) -> int:  # fmt: skip
-        """How many bytes decoding so many ``pairs`` of each action takes at most, besides the prompt of n ``entries``.
+        """Return the most bytes that decoding takes besides the prompt of n ``entries``; ``pairs`` has each action's.
 
         Coupled rollouts have one reference stream for each replicate, and for each pair streams along X and Y. Residual
         branching has a reference stream for each pair, and keeps the two streams of its scan. Where no kernel compares
         laws in place, a pair has copies of both and their difference. Where a policy keeps scores of ``scored`` prompt
         entries, every stream has room for them.
 
-        ``reference`` says whether the model decodes the reference's streams, too: one of other weights does not.
+        ``reference`` says whether this model decodes the reference's streams, too; an action's own weights do not.
         ``tried`` adds what trying whole steps takes beforehand: more streams, and entries of one layer.
         """
         total = sum(pairs)
@@ -165,13 +165,13 @@ class ModelShape:
 
 
 def tried_streams(streams: int, horizon: int, entry_bytes: int) -> int:
-    """How many streams whole steps are tried with before ``streams`` are decoded: the next documents may have more."""
+    """Return the number of streams of a trial step before ``streams`` are decoded; later documents may have more."""
     more = 1 << (streams - 1).bit_length()
     return more if more * horizon * entry_bytes <= _LITTLE else streams
 
 
 def tried_entries(entries: int) -> int:
-    """How many prompt entries whole steps are tried with before a prompt of so many is decoded."""
+    """Return the number of prompt entries of a trial step before a prompt of ``entries`` is decoded."""
     return -(-entries // _TRIED_ENTRIES) * _TRIED_ENTRIES
 
 

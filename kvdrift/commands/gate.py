@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvdrift import completion
-from kvdrift.options import StoreArgument
+from kvdrift.options import ModelOption, StoreArgument, StudyOption
 from schema.errors import printable
 
 if TYPE_CHECKING:
@@ -54,12 +54,8 @@ def gate(
         bool, typer.Option("--over-floor", help="Compare with the numerical floor of the study's engine.")
     ] = False,
     level: Annotated[float, typer.Option("--level", metavar="L", help="The confidence level of the answer.")] = 0.95,
-    study: Annotated[
-        str | None, typer.Option("--study", metavar="NAME", help="The study, if the store has several.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="ID", help="The model, if the study has several.")
-    ] = None,
+    study: StudyOption = None,
+    model: ModelOption = None,
     stratum: Annotated[
         str | None, typer.Option("--stratum", metavar="NAME", help="Use only documents of this stratum.")
     ] = None,

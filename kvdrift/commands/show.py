@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvdrift import completion
-from kvdrift.options import StoreArgument
+from kvdrift.options import ModelOption, StoreArgument, StudyOption
 from schema.errors import InputError, alike, printable
 
 if TYPE_CHECKING:
@@ -40,12 +40,8 @@ def show(
     replicate: Annotated[
         int, typer.Argument(metavar="REPLICATE", min=0, help="The number of the coupled pair, from 0.")
     ] = 0,
-    study: Annotated[
-        str | None, typer.Option("--study", metavar="NAME", help="The study, if the store has several.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="ID", help="The model, if the study has several.")
-    ] = None,
+    study: StudyOption = None,
+    model: ModelOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Print a trajectory: both tokens of each position as text, the positions of mismatches, delta and f.

@@ -43,7 +43,7 @@ class Touched:
         self._at_work = threading.Lock()
 
     def begin(self, base: Base) -> None:
-        """Take what was read in full."""
+        """Remember what was read in full, and follow later commits from there."""
         with self._at_work:
             self._base, self._ids = base, set()
             self._seen = {snapshot.table: snapshot.version for snapshot in base}

@@ -29,7 +29,7 @@ MOST_DOCUMENTS: Final = 100_000
 MOST_TOKENS: Final = 2**20
 """The most tokens of a prompt, a horizon or a window, since no supported model reads more."""
 MOST_EVENTS: Final = 2**24
-"""The most events of one document and action (pairs times horizon), which are in memory together: about 1 GB."""
+"""The most events of one document and action, pairs times horizon: all are in memory at once, about 1 GB."""
 MOST_DRAWS: Final = 1_000_000
 """The most bootstrap draws, since every draw of every quantity is in memory."""
 MOST_LISTED: Final = 256

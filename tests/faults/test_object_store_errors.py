@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from faults.outcomes import SURVIVED, tell
-from fixtures.s3_server import S3Server, s3_server
 from fixtures.stored_rows import rows
 from fixtures.stored_units import make_unit
 
+from benchmarks.s3_server import S3Server, s3_server
 from log.store import Store
 from schema.errors import KvdriftError
 from transforms.pipeline import run_derivation

@@ -143,7 +143,7 @@ def test_events_do_not_depend_on_what_is_generated_beside_them(
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_selectors_keep_what_they_keep_on_the_cpu(device: Device, name: str, folder: Path) -> None:
-    """In float32; one entry of a head may differ if two scores are as near as rounding."""
+    """Both devices keep the same entries in float32, but for one entry of a head if two scores differ by rounding alone."""
     selector = SELECTORS[name]()
 
     def kept(model: object) -> list[torch.Tensor]:

@@ -33,11 +33,11 @@ from transforms.moments import derive_moments
 from transforms.segments import (
     SegmentOutcome,
     commit,
+    declared_windows,
     derive_segment,
     pending,
     read_events,
     segments_of,
-    study_windows,
 )
 from transforms.streams.coders import register
 from transforms.streams.replicates import DeadLetter, DerivedReplicates, WholeReplicates
@@ -169,7 +169,7 @@ def write_derived(derived: DerivedReplicates, location: str) -> int:
     store = Store.open(location)
     _check_whole_units(store, derived)
     lacking = len(store.all_underived())
-    moments = derive_moments(derived.trajectories, derived.steps, study_windows(store))
+    moments = derive_moments(derived.trajectories, derived.steps, declared_windows(store))
     tables = {"unit_moments": moments, "trajectories": derived.trajectories, "steps": derived.steps}
     files = tuple((name, store.put_derived(name, rows)) for name, rows in tables.items() if rows.num_rows)
     commit(store, [SegmentOutcome(0, files=files)], store.version("events"), covered=False)

@@ -90,7 +90,7 @@ class Prompt:
 
 @contextlib.contextmanager
 def frequencies_of(network: Any, entries: int) -> Iterator[None]:
-    """Let RoPE that switches frequencies (LongRoPE) use, in all chunks, those of one pass over the prompt.
+    """Fix the frequencies of a RoPE that switches them (LongRoPE), so that all chunks use those of the whole prompt.
 
     A copy of the embedding made inside the block keeps these frequencies, too.
     """
