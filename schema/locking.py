@@ -24,7 +24,8 @@ _PATIENCE: Final = 5.0  # seconds, longer than a commit takes
 _LOOK: Final = 0.5  # seconds between two attempts of a waiting run
 
 _STUCK: Final = 10.0  # seconds: a writer whose turn lasts so long is not waited for
-_FIRST_LOOK, _LONGEST_LOOK = 0.002, 0.5  # seconds from one look for one's turn to the next, which is random
+_FIRST_LOOK: Final = 0.002  # seconds from one look for one's turn to the next, at most; they are random
+_DOUBLINGS: Final = 11  # the time between looks grows with the time waited, up to 4 s
 
 _repaired: Final = set[str]()  # stores that a repair of this process has
 
@@ -93,7 +94,7 @@ def in_turn(log: Path, version: Callable[[], int]) -> Iterator[None]:
                 before, newest, since = newest, version(), time.monotonic()
                 if newest == before:
                     break
-            time.sleep(random.uniform(0, min(_LONGEST_LOOK, _FIRST_LOOK * 2 ** min(turn, 10))))  # noqa: S311 - no event depends on it
+            time.sleep(random.uniform(0, _FIRST_LOOK * 2 ** min(turn, _DOUBLINGS)))  # noqa: S311 - no event depends on it
             turn += 1
         try:
             yield
