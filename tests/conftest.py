@@ -38,8 +38,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("fixtures.finished_studies")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take longest first."""
+    """Mark the cases that the default run leaves out as slow, and put the files that take longest first."""
+    for item in items:
+        if (named := item.get_closest_marker("by_default")) and isinstance(item, pytest.Function):
+            case = item.callspec
+            if not {case.id, *map(str, case.params.values())} & set(named.args):
+                item.add_marker("slow")
     order = {Path(__file__).parent / name: place for place, name in enumerate((*FORKING, *LONG))}
     items.sort(key=lambda item: order.get(item.path, len(order)))
 

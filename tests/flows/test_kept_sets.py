@@ -174,6 +174,7 @@ def check_line(line: str, column: str = "kept_sha256", does: str = "keep") -> No
 
 
 @pytest.mark.parametrize("kind", UNSEEN)
+@pytest.mark.by_default("JSON file")
 def test_a_run_that_keeps_other_entries_stores_nothing_and_a_redo_mends_it(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

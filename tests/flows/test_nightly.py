@@ -146,12 +146,6 @@ def test_after_each_of_seven_nights_every_view_is_that_of_a_store_made_at_once(s
         assert differences(study, tmp_path / f"fresh-{number}") == [], night.__name__
 
 
-def test_after_seven_nights_every_view_is_that_of_a_store_made_at_once(study: Study, tmp_path: Path) -> None:
-    for night in NIGHTS:
-        night(study)
-    assert differences(study, tmp_path / "fresh") == []
-
-
 def differences(study: Study, fresh: Path) -> list[str]:
     """Return a line for each view in which the grown store differs from a store made at once."""
     assert check_agrees(study.run()) == []

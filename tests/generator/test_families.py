@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,10 +58,13 @@ SEVERAL = (
     "qwen3.5",
     "falcon-h1",
 )  # of each kind one; the others are among the long checks
-OTHERS = [pytest.param(name, marks=() if name in SEVERAL else pytest.mark.slow) for name in FAMILIES]
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
-some_families = pytest.mark.parametrize("family", OTHERS)
+
+
+def some_families(test: Callable[[str], None]) -> Any:
+    """Try every family, most of them among the long checks."""
+    return every_family(pytest.mark.by_default(*SEVERAL)(test))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -96,6 +100,7 @@ def bits(units: list[Unit]) -> list[bytes]:
 
 
 @every_family
+@pytest.mark.by_default(*SEVERAL, "phi3-short")
 def test_greedy_tokens_are_those_of_generate(family: str) -> None:
     """Three prompts, longer than every window; a continuation leaves the prompt's windows."""
     network, model = load_eager(saved_family(family)), replace(model_of(family), law=SamplingLaw(temperature=0.0))

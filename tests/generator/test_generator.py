@@ -91,6 +91,7 @@ def plain_steps(kind: str, length: int, layers: int, replicates: int) -> dict[st
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (("llama", 197, 2), ("qwen2", 260, 2))),
     ],
 )  # fmt: skip
+@pytest.mark.by_default("qwen3-197-2")
 def test_fast_equals_plain(kind: str, length: int, layers: int) -> None:
     """Shared prompts, shared streams and merged softmaxes move logits by some 1e-6, so delta and f by less than 1e-5.
 

@@ -65,6 +65,7 @@ def alone(model: LoadedModel) -> list[list[Unit]]:
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("llama", "float32"), ("qwen3", "float32"), ("qwen2", "bfloat16")])
+@pytest.mark.by_default("qwen2-bfloat16")
 def test_events_are_the_same_side_by_side_and_in_two_threads(
     kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def generated(study_file: Path) -> dict[str, tuple[pa.Table, str]]:
     return {unit.record["action"]: (unit.events, unit.record["selector_sha256"]) for unit in units}
 
 
+@pytest.mark.slow
 def test_the_page_works_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

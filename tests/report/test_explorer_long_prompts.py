@@ -88,6 +88,7 @@ def prompt_texts(path: Path) -> list[str]:
     return re.findall(r'<script type="text/plain" id="prompt\d+">([^<]*)</script>', path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.by_default("32768")
 def test_the_file_has_what_its_bounds_allow(explorer: Written) -> None:
     texts = prompt_texts(explorer.path)
     held = sum(map(len, texts))

@@ -77,6 +77,7 @@ def overlap(one: list[float], other: list[float]) -> bool:
 
 
 @pytest.mark.parametrize(("actions", "studies"), [(FRONTIER, 2), (FRONTIER, 3), (ONE_SHARE, 3), (ONE_SHARE, 1)])
+@pytest.mark.by_default("actions1-3", "actions3-1")
 def test_names_of_the_leaderboard_do_not_overlap(actions: dict[str, tuple[float, float]], studies: int) -> None:
     """Whether several studies hold one share, several actions do, or both."""
     with drawing():

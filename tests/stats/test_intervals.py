@@ -91,6 +91,7 @@ CASES: tuple[Case, ...] = (
 
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize("stratum", ["pooled", "a"])
+@pytest.mark.by_default("pooled-linked strata", "a-clusters of unequal size")
 def test_intervals_are_those_of_plain_loops(name: str, stratum: str) -> None:
     moments = STUDIES[name].in_canonical_order()
     if stratum == "a":

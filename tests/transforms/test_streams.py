@@ -40,6 +40,7 @@ def derived_of(elements: Iterable[Any], folder: Path, **options: Any) -> list[An
 
 
 @pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.by_default("True")
 def test_any_order_and_twice_is_the_batch_path(tmp_path: Path, grouped: bool) -> None:  # noqa: FBT001
     whole = events()
     stream = shuffled(whole, doubled=0.05, late=0.01)
@@ -198,6 +199,7 @@ class Timer(Bag):
 
 
 @pytest.mark.parametrize("replicates", [50, 500])
+@pytest.mark.by_default("50")
 def test_state_follows_the_open_replicates_not_the_events(replicates: int) -> None:
     """Four replicates are open at a time; finished ones leave four bytes a position until they expire."""
     states, largest, came = defaultdict[str, PlainState](PlainState), 0, 0

@@ -104,6 +104,7 @@ def test_workers_killed_in_generation_and_in_derivation_change_nothing(
 
 
 @pytest.mark.parametrize("moment", ["amid a group", "before its units are stored", "after its units are stored"])
+@pytest.mark.by_default("amid a group")
 def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

@@ -69,6 +69,7 @@ TOLERANCE = 1e-5
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (("llama", "snapkv-half"), ("qwen2", "recent-most"))),
     ],
 )  # fmt: skip
+@pytest.mark.by_default("qwen2-snapkv-half")
 def test_fast_equals_plain(kind: str, action: str) -> None:
     unit = units(kind)[action]
     for replicate, twin in enumerate(plain(kind, action)):

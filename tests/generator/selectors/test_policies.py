@@ -65,6 +65,7 @@ def generate(
 
 
 @NAMES
+@pytest.mark.by_default("h2o")
 def test_a_policy_equals_real_removal(name: str) -> None:
     """As the plain twin of evictions: tokens are equal, and delta and f part by less than 1e-5."""
     document, count = random_document(f"d{LENGTH}", LENGTH), 2
