@@ -101,7 +101,6 @@ class Simulated:
         waited: Seconds that each group's commit took.
         lost: Rows of events that the store lacks.
         doubled: Rows of events that the store has too often.
-
     """
 
     commits: int
@@ -129,7 +128,6 @@ def simulate(
         commits: The number of groups of each worker.
         races: Counts lost races.
         at_once: Whether workers commit without any sleep.
-
     """
     Store.create(location)
     mean = 0.0 if at_once else (LOCAL if is_local(location) else REMOTE).seconds(workers)

@@ -64,7 +64,6 @@ class Load:
         horizon: Positions of a replicate.
         looks: The most looks of the reader per second.
         by_hand: Whether the log is written by hand, for one writer.
-
     """
 
     commits: int
@@ -94,7 +93,6 @@ class Seen:
         early_peak, peak: The largest resident bytes until then.
         beside: The largest resident bytes of the processes that it starts.
         cpu: CPU seconds by kind of process, of the writers together.
-
     """
 
     delays: list[float] = field(default_factory=list)
@@ -122,7 +120,6 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
 
     Returns:
         The times of the commits by document, and the CPU seconds.
-
     """
     store = HandWrittenStore(Path(location)) if load.by_hand else Store.open(location)
     told, cpu = dict[str, float](), time.process_time()
@@ -144,7 +141,6 @@ def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], flo
     Returns:
         The time at which a query first had each document's units, by document; and the CPU seconds of all looks except
             the first, which has one-time costs.
-
     """
     store, seen, cpu = Store.open(location), dict[str, float](), 0.0
     query = f"select doc from trajectories group by doc having count(distinct action) = {load.units}"  # noqa: S608

@@ -95,7 +95,6 @@ def compared(
         amount: The processed units, for the rate.
         peers: For each part that has a peer, the name of the part it is compared with.
         label: The row's text for a part's name.
-
     """
     return [
         part.row(
@@ -118,7 +117,6 @@ def run(
         unit: The unit of rates.
         measure_all: Yields measurements, given the options and a folder that is removed afterwards. The folder lies in
             the option ``folder``, if there is one.
-
     """
     options = parser.parse_args()
     rows, facts = list[BenchmarkRow](), dict[str, Any]()

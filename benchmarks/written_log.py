@@ -22,7 +22,6 @@ class HandWrittenStore:
 
     Args:
         folder: The store.
-
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +59,6 @@ def write_commit(
 
     Returns:
         The version that was made.
-
     """
     fixed = {"partitionValues": {}, "modificationTime": 0, "dataChange": True}
     actions: list[dict[str, Any]] = [{"commitInfo": {"operation": "WRITE"}}]

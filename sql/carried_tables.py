@@ -62,7 +62,6 @@ def fill_catalog(
         files: The sources of each table, as ``stored_rows`` takes them.
         condition: What must hold where a client reads files, or raises.
         waiting: Whether the moments of some documents are computed from steps.
-
     """
     few_documents = store.row_count("documents") <= MOST_DOCUMENTS
     carried = {name for name in CARRIED if _size(store, name, versions[name]) <= LARGEST}

@@ -65,7 +65,6 @@ class Views:
         versions: The Delta version of each stored table.
         kept: The views that are tables in memory, sorted by their grain.
         store: The store of the views; None if errors need not tell the store's files from other files.
-
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -80,7 +79,6 @@ class Views:
 
         Raises:
             InputError: DuckDB cannot parse or bind the query, or the query returns no rows.
-
         """
         try:
             relation = self.connection.sql(query)
@@ -96,7 +94,6 @@ class Views:
         Raises:
             InputError: DuckDB cannot parse, bind or compute the query.
             OperationError: A stored file cannot be read.
-
         """
         return _fetch(self.sql(query))
 
@@ -109,7 +106,6 @@ class Views:
         Raises:
             InputError: There is no such view or column.
             OperationError: A stored file cannot be read.
-
         """
         promised = contract(view)
         for column in (*columns, *equal):
@@ -185,7 +181,6 @@ def open_views(
             entries. A view that is not in ``kept`` raises the same error when it is read.
         DamagedStoreError: Commits are damaged or lost, the events behind derived rows are lost, or a checked file is
             damaged.
-
     """
     if threads < 1:
         raise InputError(f"threads is {threads}: give 1 or more")

@@ -43,7 +43,6 @@ def stored_text(table: str) -> str:
 
     Args:
         table: The stored table.
-
     """
     declared = TABLES[table].columns
     columns = ",\n    ".join(f"own.{quoted(name)}" for name in declared)

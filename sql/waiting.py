@@ -33,7 +33,6 @@ def waiting_documents(store: Store, versions: Mapping[str, int]) -> pa.Table:
 
     Returns:
         The distinct values of ``GROUP_KEY``, one row each.
-
     """
     lacking = store.underived(versions)
     numbers = np.setdiff1d(lacking["unit_moments"], lacking["trajectories"])

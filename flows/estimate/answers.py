@@ -31,7 +31,6 @@ def answers_are_current(store: Store, study: str, model: str, scoring: Scoring) 
         study: the study's name.
         model: the model's id.
         scoring: which pairs are scored.
-
     """
     current = current_actions(store.read("actions"), study)
     scored = scoring.scored_splits({name for name, row in current.items() if row["control"]})
@@ -56,7 +55,6 @@ def answer_moments(
 
     Returns:
         Moments without profiles; None if there is no such document, or if pairs of such a document are not scored yet.
-
     """
     table = measured(views.rows("document_answers", study=study, model=model, split=split))
     whole = measured(views.rows("moments", study=study, model=model, split=split))

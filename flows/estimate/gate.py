@@ -53,7 +53,6 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
         InputError: a name does not exist, the quantity cannot be decided on, or the study is not finished.
         ControlError: the study's full-retention control moved.
         DamagedStoreError: the store is damaged.
-
     """
     contrast = decidable_quantity(question.quantity)
     _check_numbers(question, contrast)

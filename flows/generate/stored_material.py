@@ -31,7 +31,6 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         material: the study with its documents and actions.
         planned_actions: the actions of the frozen plan; None if there is no plan yet. A new action outside the plan
             counts as added after it.
-
     """
     study, model = material.study, material.model_id
     parameters = {
@@ -72,7 +71,6 @@ def record_identities(store: Store, material: Material, identity: Callable[[Acti
         store: the study's store, with its actions.
         material: the study with its documents and actions.
         identity: returns the identity of an action.
-
     """
     study, model = material.study.name, material.model_id
     newest, stored = newest_revisions(store.read("actions")), stored_identities(store, study, model)
@@ -116,7 +114,6 @@ def document_rows(store: Store, material: Material) -> list[dict[str, Any]]:
     Args:
         store: the study's store.
         material: the study with its documents.
-
     """
     study, model = material.study.name, material.model_id
     stored = {row["doc"]: row for row in store.documents(study, model).to_pylist()}

@@ -33,7 +33,6 @@ class FlowRunPage:
 
     Args:
         listener: the listener that everything is forwarded to.
-
     """
 
     def __init__(self, listener: Progress = SILENT) -> None:
@@ -80,7 +79,6 @@ class FlowRunPage:
             study: the study's name.
             model: the model's id.
             report: the report's page.
-
         """
         if self._key is not None:
             own = artifact_key(study)  # if there are several laws, or several studies in a store

@@ -142,7 +142,6 @@ class Looks:
         shares: share of the information at each look.
         constants: critical constant of each look, in standard errors.
         resolution: the rule that resolves an endpoint.
-
     """
 
     order: dict[str, list[str]]

@@ -64,7 +64,6 @@ def rewrite_amid_commits(told: Path) -> None:
 
     Args:
         told: A file that gets the name of each table that the other program has rewritten.
-
     """
     commit = DeltaFolder.commit
 

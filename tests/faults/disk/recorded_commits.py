@@ -62,7 +62,6 @@ def go_on(location: Path, told: Collection[str]) -> str:
 
     Returns:
         What became of it: survived, or refused and then mended.
-
     """
     outcome = SURVIVED
     try:

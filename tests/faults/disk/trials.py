@@ -37,7 +37,6 @@ def in_a_process(said: Path, function: Callable[..., object], *given: Any) -> in
 
     Returns:
         The exit code, the negative number of a signal, or None where it has hung.
-
     """
     process = _FORK.Process(target=_heard, args=(said, function, given))
     process.start()
@@ -64,7 +63,6 @@ def fault_of_end(how: How, code: int | None, said: str) -> str | None:
         how: How the change failed.
         code: What ``in_a_process`` returned.
         said: All that the command printed.
-
     """
     lines = [line for line in said.splitlines() if line.startswith("kvdrift: ")]
     if code is None:
