@@ -109,12 +109,7 @@ def _recorded(store: Store, study: Study) -> dict[str, Any]:
 
 
 def document_rows(store: Store, material: Material) -> list[dict[str, Any]]:
-    """Return the rows of a study's documents: stored rows, new rows, and further revisions of changed documents.
-
-    Args:
-        store: the study's store.
-        material: the study with its documents.
-    """
+    """Return the rows of a study's documents: stored rows, new rows, and further revisions of changed documents."""
     study, model = material.study.name, material.model_id
     stored = {row["doc"]: row for row in store.documents(study, model).to_pylist()}
     newest = max((row["document_revision"] for row in stored.values()), default=0)
