@@ -1,8 +1,8 @@
 """Copy small stored tables and document means into ``catalog.duckdb``, so that a copy of the file can answer queries.
 
 A catalogue without rows takes 1.8 MB. Each document and action adds about 0.7 KB (moments, bytes, answers, a unit). A
-vocabulary of 128,000 tokens adds 3 MB. The size is bounded, so that writing a catalogue costs the same in a store of any
-size. Views read the store's files for every table larger than ``LARGEST``; for documents, their units and their means,
+vocabulary of 128,000 tokens adds 3 MB. The size is bounded, so that writing a catalogue costs the same for any store.
+Views read the store's files for every table larger than ``LARGEST``; for documents, their units and their means,
 if the store has more than ``MOST_DOCUMENTS``; and always for trajectories, steps and events.
 """
 

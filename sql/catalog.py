@@ -1,9 +1,9 @@
 """Open the views over a store in an in-memory DuckDB connection; ``sql.catalog_file`` writes the views into a file.
 
 The SQL of each view is in a file of its own. It reads other views as ``main.NAME`` or ``internal.NAME``, and stored
-tables from the schema ``stored``. This module fills the schema ``stored`` with a view for each stored table, over exactly
-the Parquet files of the table's pinned version. The SQL uses no variables, macros or extensions, so that a view means
-the same in every client.
+tables from the schema ``stored``. This module fills that schema with a view for each stored table, over exactly the
+Parquet files of the table's pinned version. The SQL uses no variables, macros or extensions, so that a view means the
+same in every client.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ PINNING = (
 )  # fmt: skip
 
 # All estimates and most views are computed from these views. They are small, and take 2 s at the paper's size (7.1 M
-# events). For ``windows`` DuckDB reads all trajectories, though only studies that declare no windows need them: 7 s with
-# 17,000 files, for each view that reads ``windows``.
+# events). For ``windows`` DuckDB reads all trajectories, though only studies that declare no windows need them: 7 s
+# with 17,000 files, for each view that reads ``windows``.
 MOMENT_VIEWS = ("windows", "moments", "position_moments", "lag_moments")
 
 # The most compressed bytes of a table behind a URL that is read into memory, where the table is a few times as large.
@@ -165,8 +165,8 @@ def open_views(
             stored estimates need; with more threads, the order of floating-point sums varies, and so their last bit.
         kept: Views to compute now and to keep as tables in memory (``MOMENT_VIEWS``). Without it, each view that
             depends on such a view computes it again. Small tables behind a URL are then kept in memory too.
-        checked_within: If given, files of a local store are checked for damage first. Small tables are read whole; files
-            of large tables are read unless they were found whole within this many seconds. 0 reads all files.
+        checked_within: If given, files of a local store are checked for damage first. Small tables are read whole;
+            files of large tables are read unless they were found whole within this many seconds. 0 reads all files.
         without: Stored tables that the caller reads no rows of; they are left empty, which saves time if they have many
             files.
 
