@@ -59,7 +59,7 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
     Args:
         study: the study.
         offline: whether to do without a tokenizer or configuration that is not on this machine.
-        held: the study's stored documents, which are taken before any others.
+        held: the study's stored documents, which are taken first.
     """
     actions = checked_actions(study)
     documents: dict[str, dict[str, list[Document]]] = {split: {} for split in SPLITS}

@@ -51,10 +51,10 @@ DAY = 86_400.0
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """Rows that become no trajectory.
+    """Rows from which no trajectory could be made.
 
     Attributes:
-        reason: The reason why.
+        reason: Why no trajectory could be made.
         events: The rows in the columns of events, or unchanged if they do not fit these columns.
     """
 
