@@ -78,8 +78,8 @@ class DataFiles:
         self._local = is_local(self.location)
         self._files, self._root = filesystem_of(self.location)
 
-    def footer(self, table: str, path: str) -> tuple[int, dict[bytes, bytes]]:
-        """Read the number of rows and the key-value metadata of one Parquet file.
+    def footer(self, table: str, path: str) -> dict[bytes, bytes]:
+        """Read the key-value metadata of one Parquet file.
 
         Raises:
             InputError: The file is missing or damaged.
@@ -89,7 +89,7 @@ class DataFiles:
             metadata = pq.read_metadata(join(self._root, table, path), filesystem=self._files)
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
-        return metadata.num_rows, dict(metadata.metadata or {})
+        return dict(metadata.metadata or {})
 
     def read_bytes(self, table: str, path: str) -> bytes:
         """Read the content of one file.

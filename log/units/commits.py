@@ -94,7 +94,7 @@ class UnitCommits:
         if not self._healed:
             self.reconcile()
         known = self._known(self._folder.load("units"), records, [unit_number(record) for record in records])
-        self._folder.sync("units")
+        self._folder.make_durable("units")
         return known
 
     def adopt(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:

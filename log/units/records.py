@@ -39,7 +39,7 @@ def footer_of(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def records_in(folder: DeltaFolder, path: str) -> list[dict[str, Any]]:
     """Return the copies of units' rows in the footer of an events file; empty if unreadable."""
     try:
-        _, footer = folder.footer("events", path)
+        footer = folder.footer("events", path)
         found: list[dict[str, Any]] = []
         if FOOTER.encode() in footer:
             found = _unpacked(footer[FOOTER.encode()])
@@ -67,7 +67,7 @@ def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events
     if there == counted:
         return []
     if counted is not None and there < counted:
-        raise folder.damaged(f"'events' has {counted - there:,} rows fewer than its units have: events are lost")
+        raise rows.fewer_events(units, there, counted)
     known, found = set(rows.counts(units).number.tolist()), dict[int, dict[str, Any]]()
     for path, new in rows.unknown(units, events):
         found |= records_of(folder, events, path, new, known)

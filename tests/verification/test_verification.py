@@ -888,6 +888,21 @@ def test_doubled_and_deleted_rows_are_mended(made: Store) -> None:
     assert file_faults(made) == []
 
 
+def test_doubled_rows_of_units_are_named_and_taken_away(made: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {table: rows_of(made, table) for table in ("events", "units", *DERIVED_TABLES)}
+    add_file(made, "units", encode_parquet(made.read("units").slice(1)))
+    doubled = "'units' has 5 rows more than it has units: rows are there twice"
+    for command in (["status"], ["sql", "select count(*) from main.units"], ["derive"]):
+        code, _, err = call(capsys, command[0], made.location, *command[1:])
+        assert (code, err) == (1, f"kvdrift: {made.location}: {doubled}: kvdrift verify {made.location} --repair\n")
+    named = [line for line in file_faults(made) if "2 rows have this key, must be 1" in line]
+    assert len(named) == 5
+    assert all(line.startswith("units (study=s, model=m/x, doc=d") for line in named)
+    assert "units: 5 rows that were there twice, once again" in list(repair(Store(made.location)))
+    assert {table: rows_of(made, table) for table in before} == before
+    assert file_faults(made) == []
+
+
 def halved(rows: pa.Table, number: int) -> pa.Table:
     return rows.filter(pa.array(rows["replicate"].to_numpy() % 2 == number))
 
