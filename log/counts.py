@@ -166,13 +166,10 @@ def _places(documents: pa.Table) -> tuple[list[Place], pa.Table]:
     docs = kinds["doc_list"].combine_chunks()
     number = pc.list_parent_indices(docs)
     place_of = {name: kinds[name].take(number) for name in _DOCUMENT[:2]} | {"doc": docs.flatten(), "place": number}
-    places = [
-        Place(
-            *(row[name] for name in Place._fields[:-1]),
-            Answers(*(row[name] for name in _ANSWERS)) if row["answered"] else None,
-        )
-        for row in kinds.select(_OF_PLACE).to_pylist()
-    ]
+    places = []
+    for row in kinds.select(_OF_PLACE).to_pylist():
+        answers = Answers(row["source"], row["task"], row["scoring"]) if row["answered"] else None
+        places.append(Place(row["study"], row["model"], row["split"], row["stratum"], answers))
     return places, pa.table(place_of)
 
 

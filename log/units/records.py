@@ -1,7 +1,7 @@
-"""Make the rows of ``units`` for events without a row: a writer was killed between its two commits, or rows are lost.
+"""Make the rows of ``units`` for events that have none: a writer was killed between its two commits, or rows are lost.
 
-The footer of an events file holds a copy of its units' rows, as written with the file. If another file has replaced it,
-the events themselves tell which units there are; values that nothing tells are null.
+The footer of an events file holds a copy of its units' rows. If another program has replaced the file, the units are
+found in the events themselves, and values that events do not determine are null.
 """
 
 from __future__ import annotations
@@ -59,10 +59,7 @@ def _unpacked(text: bytes) -> Any:
 
 
 def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events: Snapshot) -> list[dict[str, Any]]:
-    """Return the rows that ``units`` lacks for visible events.
-
-    Row counts tell that none is lacking.
-    """
+    """Return the rows that ``units`` lacks for visible events; if row counts show that none is lacking, read no file."""
     counted, there = rows.total(units, "events"), folder.count_rows(events)
     if there == counted:
         return []
@@ -104,7 +101,7 @@ def _numbered(
 
 
 def record_from(events: pa.Table) -> dict[str, Any] | None:
-    """Return the row of a unit made from its events alone; values that events do not tell are null.
+    """Return the row of a unit made from its events alone; values that events do not determine are null.
 
     Returns:
         The row; None if the events are not those of one whole unit.
