@@ -1,8 +1,8 @@
 """The append-only store: Delta Lake tables in one folder or behind one object-store URL.
 
 Truth and what follows from it
-    ``events`` is the truth: the commit of a unit's events makes the unit visible. Its row of ``units`` is appended right
-    after. If a writer is killed in between, the next writer makes the row (``log.units.records``); until then
+    ``events`` is the truth: the commit of a unit's events makes the unit visible. Its row of ``units`` is appended
+    right after. If a writer is killed in between, the next writer makes the row (``log.units.records``); until then
     ``read("units")`` lacks a unit whose events are visible, and ``Store.units`` does not. If ``events`` is read after
     ``units``, every unit in ``units`` has its events.
 

@@ -59,7 +59,7 @@ def _unpacked(text: bytes) -> Any:
 
 
 def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events: Snapshot) -> list[dict[str, Any]]:
-    """Return the rows that ``units`` lacks for visible events; if row counts show that none is lacking, read no file."""
+    """Return the rows that ``units`` lacks for visible events; read no file if row counts agree."""
     counted, there = rows.total(units, "events"), folder.count_rows(events)
     if there == counted:
         return []
