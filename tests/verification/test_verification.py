@@ -434,13 +434,6 @@ def test_a_control_that_moved(study: Store) -> None:
     )
 
 
-def test_a_unit_that_is_there_twice(made: Store) -> None:
-    """Its rows lie in two files."""
-    rows = made.read("events").filter((pc.field("action") == "full") & (pc.field("doc") == "d0"))
-    add_file(made, "events", encode_parquet(rows))
-    assert_found(made, r"^events: unit \(s, m/x, d0, full\) replicates \[0, 3\): has 36 of 18 rows$")
-
-
 @pytest.mark.parametrize("table", [*NUMBERED, "units"])
 def test_a_file_that_is_there_twice(made: Store, table: str) -> None:
     """Another program added the bytes again under another name: each unit in them is named, and repaired."""
