@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,8 @@ def unheeding() -> None:
 
 def stop(command: Command) -> None:
     while command.running:
-        command.signal(signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            command.signal(signal.SIGTERM)
         time.sleep(0.1)
 
 
