@@ -137,7 +137,7 @@ class ServiceAddress:
 
         Args:
             request: The units to generate.
-            call: Records when the endpoint last answered; the caller reads it to decide how long to wait, and may cancel.
+            call: Records each answer of the endpoint; the owner of the call decides how long to wait, and may cancel.
 
         Raises:
             InputError: The endpoint refuses the request.
