@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 _Item = TypeVar("_Item")
 
-_COUNTED = ("units", "events", "trajectories", "branchings")  # the first fields of a report
+_COUNTED = ("units", "events", "trajectories", "branchings")  # of outcomes and reports
 _READ = ("unit", *GROUP_KEY, "action_revision", "first_replicate", "estimator", "event_rows")
 
 
@@ -105,14 +105,15 @@ class DerivationReport:
     def of(cls, outcomes: Sequence[SegmentOutcome], events_version: int, seconds: float) -> DerivationReport:
         """Return the report of some segments' outcomes."""
         failures = tuple(dict.fromkeys(line for outcome in outcomes for line in outcome.errors))
-        counted = (sum(getattr(outcome, name) for outcome in outcomes) for name in _COUNTED)
-        return cls(*counted, events_version, seconds, failures)
+        counted = {name: sum(getattr(outcome, name) for outcome in outcomes) for name in _COUNTED}
+        return cls(**counted, events_version=events_version, seconds=seconds, failures=failures)
 
     def plus(self, later: DerivationReport) -> DerivationReport:
         """Return this report with a later batch of the same derivation added."""
-        counted = (getattr(self, name) + getattr(later, name) for name in _COUNTED)
+        counted: dict[str, Any] = {name: getattr(self, name) + getattr(later, name) for name in _COUNTED}
         failures = tuple(dict.fromkeys(self.failures + later.failures))
-        return DerivationReport(*counted, later.events_version, self.seconds + later.seconds, failures)
+        seconds = self.seconds + later.seconds
+        return replace(later, **counted, seconds=seconds, failures=failures)
 
     def check(self) -> None:
         """Check that every unit could be derived.
