@@ -18,9 +18,15 @@ from schema.progress import SILENT
 from schema.study import load_studies
 from verification.whole_store import verify
 
+# Weights alone, and with a selector, a codec and a policy.
 ACTIONS = (
     ('selector = "recent"\nkeep = "1/2"', 'weights = "int4"'),
     ('selector = "snapkv"\nkeep = "1/2"', 'weights = "int4"\nselector = "snapkv"\nkeep = "1/2"'),
+    (
+        "[plan]\nbaseline",
+        '[[actions]]\nname = "coded"\nweights = "int4"\ncodec = "int8"\n\n'
+        '[[actions]]\nname = "sliding"\nweights = "int4"\npolicy = "sliding"\nkeep = 192\n\n[plan]\nbaseline',
+    ),
 )
 TEMPERATURES = ("horizon = 12", "horizon = 12\ntemperature = [0.0, 1.0]")
 
@@ -65,13 +71,16 @@ def test_bytes_of_weights_stand_beside_those_of_the_cache(measured: Path) -> Non
         ).fetchall()
         actions = dict(views.sql("select distinct action, weights from actions").fetchall())
     sizes = {name: (folder / "model.safetensors").stat().st_size for name, folder in EMBEDDED_FOLDERS.items()}
+    own = ("coded", "recent-half", "sliding", "snapkv-half")
     assert {(action, size) for action, size, _ in rows} == {
-        ("full", sizes["kvdrift/tiny"]), ("recent-half", sizes["kvdrift/tiny-int4"]),
-        ("snapkv-half", sizes["kvdrift/tiny-int4"]),
+        ("full", sizes["kvdrift/tiny"]), *((action, sizes["kvdrift/tiny-int4"]) for action in own)
     }  # fmt: skip
-    assert {share for action, _, share in rows if action != "snapkv-half"} == {1.0}
-    assert all(0.5 < share < 0.52 for action, _, share in rows if action == "snapkv-half")  # with its index
-    assert actions == {"full": None, "recent-half": "int4", "snapkv-half": "int4"}
+    shares = {action: share for action, _, share in rows}
+    assert shares["full"] == shares["recent-half"] == 1.0
+    assert 0.5 < shares["snapkv-half"] < 0.52  # with its index
+    assert 0.25 < shares["coded"] < 0.4  # with its scales
+    assert 0.48 < shares["sliding"] < 0.52
+    assert actions == {"full": None} | dict.fromkeys(own, "int4")
 
 
 def test_the_page_says_whose_weights_and_nothing_untrue(measured: Path) -> None:
