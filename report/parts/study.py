@@ -184,7 +184,7 @@ def _not_evictable(facts: Facts) -> str:
         return ""
     return (
         f"{size(whole.fixed_bytes)} of the full cache’s {size(whole.mean_prompt_cache)} are windows and states, which "
-        "every action holds; retention is that of the layers with full attention"
+        "no action evicts; retention is that of the layers with full attention"
     )
 
 

@@ -8,9 +8,12 @@ from shutil import copytree
 
 import pytest
 from fixtures.command import call, mistake
-from fixtures.small_study import write_study
+from fixtures.families import save_for_study
+from fixtures.small_study import run_of, write_study
+from fixtures.study_files import load_study
 
 import kvdrift
+from flows.run.checks import check_study
 from flows.run.study_file import run_file
 from generator.transformer.files.local_folders import EMBEDDED_FOLDERS
 from log.store import Store
@@ -24,8 +27,19 @@ ACTIONS = (
     ('selector = "snapkv"\nkeep = "1/2"', 'weights = "int4"\nselector = "snapkv"\nkeep = "1/2"'),
     (
         "[plan]\nbaseline",
-        '[[actions]]\nname = "coded"\nweights = "int4"\ncodec = "int8"\n\n'
-        '[[actions]]\nname = "sliding"\nweights = "int4"\npolicy = "sliding"\nkeep = 192\n\n[plan]\nbaseline',
+        """[[actions]]
+name = "coded"
+weights = "int4"
+codec = "int8"
+
+[[actions]]
+name = "sliding"
+weights = "int4"
+policy = "sliding"
+keep = 192
+
+[plan]
+baseline""",
     ),
 )
 TEMPERATURES = ("horizon = 12", "horizon = 12\ntemperature = [0.0, 1.0]")
@@ -130,6 +144,21 @@ def test_what_cannot_be_is_refused_by_a_dry_run(
     place = text.rindex(change[0])
     study.write_text(text[:place] + text[place:].replace(*change))
     assert line in mistake(capsys, "run", study, "--store", tmp_path / "store", "--dry-run")
+
+
+def test_a_selector_needs_what_the_layers_of_its_own_weights_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SnapKV does not know the soft cap of Gemma 2: of the action's weights it matters, and of the reference not."""
+    save_for_study(tmp_path / "capped", "gemma2")
+    selector, own = ACTIONS[1]
+    capped = write_study(tmp_path, (selector, own.replace("int4", "./capped")))
+    line = mistake(capsys, "run", capped, "--store", tmp_path / "store", "--dry-run")
+    assert "action 'snapkv-half': selector snapkv: computes attention itself, without the soft cap of 50" in line
+    rounded = own.replace("int4", "kvdrift/tiny-int4")
+    reference = write_study(tmp_path, ("kvdrift/tiny", "./capped"), (selector, rounded))
+    (unchecked,) = check_study(run_of(load_study(reference), tmp_path / "store"))
+    assert unchecked.startswith("the model; ")
 
 
 def test_a_service_has_one_models_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

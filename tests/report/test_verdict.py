@@ -416,7 +416,7 @@ def test_what_no_action_can_evict_is_told_beside_the_bytes() -> None:
     assert [row.cells[2].under for row in ranking.rows] == [
         "54% of full; 100 KiB not evictable", "54% of full; 100 KiB not evictable", "100% of full; 100 KiB not evictable"
     ]  # fmt: skip
-    assert "bytes of windows and states are not evictable" in ranking.columns[2].meaning
+    assert "what is not evictable are windows and states" in ranking.columns[2].meaning
     assert [record["fixed_bytes"] for record in ranking.records] == [100 * 2**10] * 2
     payloads = [row.cells[3] for row in actions_table(content.facts, content.actions).rows]
     assert {cell.under for cell in payloads} == {"100 KiB not evictable"}

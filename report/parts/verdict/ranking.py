@@ -71,19 +71,20 @@ def _prompt_cache(content: PageContent, order: list[str]) -> CellColumn:
     for action in order:
         share = share_of_whole(content, action)
         of_full = "" if share is None else f"{fixed(100 * share, 0 if share >= 0.1 else 1)}% of {full}"
-        held = content.facts.storage.get(action)
-        under = "; ".join(filter(None, (of_full, _not_evictable(held))))
-        cells[POOLED, action] = Cell(size(held.mean_prompt_cache if held else None), under)
+        cells[POOLED, action] = _held_bytes(content.facts.storage.get(action), of_full)
     meaning = "mean bytes of the prompt as it is stored, with scales and indices; once, however many replicates read it"
     if content.facts.policies:
         meaning += "; of a decode-time policy the most that one continuation holds, generated entries included"
     if any(held.fixed_bytes for held in content.facts.storage.values()):
-        meaning += "; bytes of windows and states are not evictable, and every action holds them"
+        meaning += "; what is not evictable are windows and states"
     return CellColumn(Column(content.facts.cache, "", meaning), cells)
 
 
-def _not_evictable(held: Storage | None) -> str:
-    return f"{size(held.fixed_bytes)} not evictable" if held and held.fixed_bytes else ""
+def _held_bytes(held: Storage | None, of_full: str) -> Cell:
+    """Make the cell of a cache's bytes, and below them their share of the full cache and what no action can evict."""
+    fixed_bytes = f"{size(held.fixed_bytes)} not evictable" if held and held.fixed_bytes else ""
+    under = "; ".join(filter(None, (of_full, fixed_bytes)))
+    return Cell(size(held.mean_prompt_cache if held else None), under)
 
 
 def _weights(content: PageContent, order: list[str]) -> CellColumn:
@@ -148,7 +149,7 @@ def _whole(content: PageContent, control: str, columns: int) -> TableRow:
     exact = Cell("0", "exactly") if known.pairs and known.zero else Cell(MISSING)
     cells = [Cell(control, "control" if facts.finite else "full cache, control"), Cell(MISSING)]
     if not facts.finite:
-        cells.append(Cell(size(held.mean_prompt_cache if held else None), "; ".join(filter(None, ("100% of full" if held else "", _not_evictable(held))))))
+        cells.append(_held_bytes(held, "100% of full" if held else ""))
     if facts.own_weights:
         cells.append(Cell(size(held.weight_bytes if held else None)))
     cells += [exact, exact, Cell(MISSING), exact, exact]

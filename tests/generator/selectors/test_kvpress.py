@@ -10,6 +10,7 @@ import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from fixtures.families import saved_tower
 from fixtures.random_models import random_document, random_model, save_random_model
 from fixtures.refusals import refused
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 
@@ -101,13 +103,25 @@ def test_the_ratio_keeps_exactly_m() -> None:
 
 
 @cache
+def gemma_3() -> Path:
+    """Gemma 3 with a vision tower, and keys of unequal norm, which a random model's normalized keys have not."""
+    whole = saved_tower("gemma3")
+    folder = Path(copytree(whole, whole.with_name("unequal-norms")))
+    tensors, random = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(1)
+    for name, tensor in tensors.items():
+        if name.endswith("k_norm.weight"):
+            tensors[name] = torch.rand(tensor.shape, generator=random)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@cache
 def prompt_of(architecture: str, entries: int) -> tuple[PromptLayer, ...]:
     """The layers with full attention of a random prompt, with everything that a selector of this module asks for."""
     names = ("h2o", "expected_attention", "kvpress:SnapKVPress", "kvpress:KnormPress")
     statistics = [statistic for name in names for statistic in build_selector(name, {}).statistics]
     document = random_document(f"kvpress-{entries}", entries)
-    windowed = architecture == "gemma3"
-    model = load_model(str(saved_tower(architecture))) if windowed else random_model(architecture, layers=LAYERS)
+    model = load_model(str(gemma_3())) if architecture == "gemma3" else random_model(architecture, layers=LAYERS)
     layers = Prompt(model, document.tokens, 64, statistics).layers
     return tuple(layer for layer in layers if layer.terms.window is None)
 
@@ -202,9 +216,12 @@ def published_model(architecture: str, attention: str) -> Any:
     """The random model with an attention of transformers, apart from ours: kvpress puts modules and hooks on it."""
     load_kvpress()
     if architecture == "gemma3":
-        folder = saved_tower(architecture)
         loading = AutoModelForImageTextToText.from_pretrained
-        return loading(folder, attn_implementation=attention, dtype=torch.float32).eval()
+        network = loading(gemma_3(), attn_implementation=attention, dtype=torch.float32).eval()
+        rotary = network.model.language_model.rotary_emb
+        forward = rotary.forward  # kvpress does not name a type of layers, as Gemma 3 in this transformers asks
+        rotary.forward = lambda inner, places, kind="full_attention": forward(inner, places, kind)
+        return network
     with TemporaryDirectory() as folder:
         save_random_model(Path(folder), architecture, layers=LAYERS)
         return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32).eval()
