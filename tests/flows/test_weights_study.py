@@ -133,7 +133,7 @@ def test_a_dry_run_counts_two_models(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("change", "line"),
     [
         (('weights = "int4"', 'weights = "gone"'), "action 'recent-half': weights = 'gone': no such folder in "),
-        (('weights = "int4"', 'weights = "int4"\nurl = "http://a"'), "actions[1].url: belongs to an engine"),
+        (('weights = "int4"', 'weights = "int4"\nurl = "http://a"'), "actions[3].url: belongs to an engine"),
     ],
 )
 def test_what_cannot_be_is_refused_by_a_dry_run(
