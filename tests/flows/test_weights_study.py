@@ -132,7 +132,7 @@ def test_a_dry_run_counts_two_models(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (('weights = "int4"', 'weights = "gone"'), "action 'recent-half': weights = 'gone': no such folder in "),
+        (('weights = "int4"', 'weights = "gone"'), "action 'sliding': weights = 'gone': no such folder in "),
         (('weights = "int4"', 'weights = "int4"\nurl = "http://a"'), "actions[3].url: belongs to an engine"),
     ],
 )
