@@ -92,7 +92,7 @@ def test_bytes_of_weights_stand_beside_those_of_the_cache(measured: Path) -> Non
     shares = {action: share for action, _, share in rows}
     assert shares["full"] == shares["recent-half"] == 1.0
     assert 0.5 < shares["snapkv-half"] < 0.52  # with its index
-    assert 0.25 < shares["coded"] < 0.4  # with its scales
+    assert 0.49 < shares["coded"] < 0.53  # a quarter of all but the last 128 entries, with scales
     assert 0.48 < shares["sliding"] < 0.52
     assert actions == {"full": None} | dict.fromkeys(own, "int4")
 
