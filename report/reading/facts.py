@@ -39,7 +39,6 @@ class Storage:
         kernel_evaluations: of all units.
         weight_bytes: of the weight files of its side; None if unknown.
         fixed_bytes: mean part of the payload that no action can evict, over documents; None if unknown.
-
     """
 
     kept_entries: list[int | None]
@@ -109,7 +108,6 @@ class Facts:
         law: the decoding law; None if another generator made the events.
         settings: the settings that decide the events, as JSON; None if unknown.
         engines: the engines that decoded, in words, with the reference's settings; empty if kvdrift decoded.
-
     """
 
     study: str
