@@ -14,10 +14,11 @@ from torch import Tensor
 
 from generator.attention.cache_rules import CacheRule
 from generator.attention.fused.attention import FusedAttention, are_fused
+from generator.attention.fused.tables import few_rows
 from generator.attention.layer_terms import PLAIN, LayerTerms, with_sinks
 from generator.attention.parts import attend_part, join_parts
 from generator.attention.streams.prompt_reads import PrefixLayer, PromptReads
-from generator.attention.streams.rows import few_rows, rounded, tile_of
+from generator.attention.streams.rows import rounded, tile_of
 from generator.attention.streams.ruled import RuledStreams
 from generator.attention.streams.slots import StreamSlots
 from generator.attention.streams.suffixes import copy_suffixes, suffix_buffers

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from generator.attention.parts import CHUNK
-from generator.attention.streams.rows import few_rows
 
 CACHE_COLUMNS = 5  # addresses of keys and of values, m, and the strides of the KV heads of both, in numbers
 TILE_COLUMNS = 6  # cache, chunk, first packed row and streams of the cache, first element, first partial result
 PLACE_COLUMNS = 3  # cache or -1, first partial result, and how far the next chunk's is
+_STEPS = 8  # numbers of rows between one and its double, where they are few
 _BUCKET = 8  # numbers of tiles and of partial results are multiples of this
 
 
@@ -83,6 +83,18 @@ def tables(
     beyond = torch.zeros(few_rows(len(tiles), _BUCKET) - len(tiles), TILE_COLUMNS, dtype=torch.int64)
     beyond[:, 1] = chunks.max()
     return packed, torch.cat([tiles, beyond]), places, few_rows(int(results.sum()), _BUCKET)
+
+
+def few_rows(streams: int, multiple: int) -> int:
+    """Return a number of rows for ``streams`` streams, at most an eighth above it, or below the next multiple.
+
+    A GPU's libraries choose their kernels by the number of rows. Between a number and its double there are eight
+    choices.
+    """
+    step = multiple
+    while streams > 2 * _STEPS * step:
+        step *= 2
+    return -(-streams // step) * step
 
 
 def chunks_of(entries: Tensor) -> Tensor:
