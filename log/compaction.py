@@ -86,7 +86,7 @@ def gather(folder: DeltaFolder, rows: UnitRows, table: str, most: int = GATHERED
     """
     count, tiers = 0, _LARGE if table in NUMBERED else _SMALL
     for sources in too_many(folder.load(table).files(), most, tiers if is_local(folder.location) else _REMOTE):
-        for part in _cut(sources, most):
+        for part in cut(sources, most):
             count += put_together(folder, rows, table, part).replaced
     return count
 
@@ -104,7 +104,7 @@ def compact(folder: DeltaFolder, rows: UnitRows, table: str, done: Callable[[int
     loaded = folder.load(table)
     small = [file for file in loaded.files() if (file.rows or 0) < PACK_ROWS // 2 and file.size < _LARGE_BYTES // 2]
     replaced, damaged = 0, list[str]()
-    for part in _cut(_in_order(folder, table, small), PACK_ROWS):
+    for part in cut(_in_order(folder, table, small), PACK_ROWS):
         found = put_together(folder, rows, table, part)
         replaced += found.replaced
         damaged += found.damaged
@@ -210,7 +210,8 @@ def _in_order(folder: DeltaFolder, table: str, files: Sequence[StoredFile]) -> l
     return sorted(files, key=first)
 
 
-def _cut(files: Iterable[StoredFile], most: int) -> Iterator[list[StoredFile]]:
+def cut(files: Iterable[StoredFile], most: int) -> Iterator[list[StoredFile]]:
+    """Divide files into parts that may become one file: of at most ``most`` rows and 64 MiB, or of a single file."""
     part: list[StoredFile] = []
     rows = size = 0
     for file in files:

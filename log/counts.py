@@ -1,13 +1,10 @@
-"""Count documents, the units that documents have, and scored pairs.
-
-The counts distinguish revisions, but do not say which revision is current.
-"""
+"""Count documents, the units that documents have, and scored pairs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,16 +12,15 @@ import pyarrow.compute as pc
 
 from log.delta.folder import DeltaFolder
 from log.delta.snapshot import Snapshot
-from log.units.revisions import are_revised, current_documents, current_revision, current_scores
-from schema.rows import Wide, combined_codes
+from log.units.revisions import current_documents, current_revision, current_scores, current_units
 
-_ANSWERS = ("source", "task", "scoring")
-_OF_PLACES = ("study", "model", "split", "stratum", *_ANSWERS, "answers")
 _DOCUMENT = ("study", "model", "doc")
-_ACTION = ("action", "action_revision", "estimator")
-_OF_DOCUMENTS = (*_DOCUMENT, *_OF_PLACES[2:], "document_revision")
+_ANSWERS = ("source", "task", "scoring")
+_OF_DOCUMENTS = (*_DOCUMENT, "split", "stratum", *_ANSWERS, "answers", "document_revision")
 _OF_SCORES = (*_DOCUMENT, "action", "action_revision")
-_OF_UNITS = (*_DOCUMENT, *_ACTION, "replicates", "weights_sha256")
+_KIND = ("action", "action_revision", "estimator")
+_OF_UNITS = (*_DOCUMENT, *_KIND, "replicates", "weights_sha256")
+_OF_PLACE = ("study", "model", "split", "stratum", *_ANSWERS, "answered")
 
 
 class Answers(NamedTuple):
@@ -79,9 +75,7 @@ class Scored(NamedTuple):
     action_revision: int
 
 
-_Made = TypeVar("_Made")
-
-Holdings = Counter[tuple[Place, tuple[Held, ...]]]
+Holdings = Counter[tuple[Place, Held]]
 """The number of documents of a place that have exactly these units."""
 
 
@@ -90,177 +84,119 @@ class Counts(NamedTuple):
 
     Attributes:
         documents: The number of documents of each place.
+        generated: The number of documents of each place that have a current unit.
         units: The number of documents by place and units, superseded units included.
+        current: The same without superseded units.
         scores: The number of scored coupled pairs.
 
     """
 
     documents: Counter[Place]
+    generated: Counter[Place]
     units: Holdings
+    current: Holdings
     scores: Counter[Scored]
 
-    def current_units(self, actions: pa.Table) -> Holdings:
-        """Return the counts without superseded units, and without documents that have only such units.
-
-        Args:
-            actions: All rows of ``actions``, read before the counts.
-
-        """
-        is_current, found = current_revision(actions), Holdings()
-        for (place, own), count in self.units.items():
-            if kept := tuple(one for one in own if is_current((place.study, one.action, one.action_revision))):
-                found[place, kept] += count
-        return found
-
-
-def count_documents(documents: pa.Table) -> Counter[Place]:
-    """Count documents by place.
-
-    Args:
-        documents: Rows of ``documents`` with at least study, model, split, stratum and the columns of answers.
-
-    """
-    places, place = _places(documents)
-    return Counter(dict(zip(places, np.bincount(place, minlength=len(places)).tolist(), strict=True)))
+    def of_study(self, study: str, model: str) -> Counts:
+        """Return the counts of one study and model."""
+        own = (study, model)
+        documents, generated = (
+            Counter({place: count for place, count in part.items() if place[:2] == own})
+            for part in (self.documents, self.generated)
+        )
+        units, current = (
+            Counter({(place, held): count for (place, held), count in part.items() if place[:2] == own})
+            for part in (self.units, self.current)
+        )
+        scores = Counter({scored: count for scored, count in self.scores.items() if scored[:2] == own})
+        return Counts(documents, generated, units, current, scores)
 
 
-def count_scores(scores: pa.Table, documents: pa.Table) -> Counter[Scored]:
-    """Count scored pairs.
-
-    Args:
-        scores: Rows of ``scores`` with at least the columns that name their document, action and revision.
-        documents: Rows of ``documents``, at least those of the scored documents.
-
-    """
-    splits = documents["split"].combine_chunks().dictionary_encode()
-    scored = scores.append_column("split", splits.take(_documents_of(scores, documents)))
-    counted = scored.group_by([*Scored._fields], use_threads=False).aggregate([([], "count_all")])
-    return Counter({Scored(*row): count for *row, count in _rows(counted, (*Scored._fields, "count_all"))})
-
-
-def count_units(units: pa.Table, documents: pa.Table) -> Holdings:
-    """Count documents by the units that they have.
-
-    Args:
-        units: All rows of ``units`` of the documents.
-        documents: Rows of ``documents``, at least those of these documents.
-
-    """
-    if not units.num_rows:
-        return Holdings()
-    held = (
-        units.append_column("unknown", pc.is_null(units["weights_sha256"]).cast(pa.int64()))
-        .group_by([*_DOCUMENT, *_ACTION], use_threads=False)
-        .aggregate([("replicates", "sum"), ([], "count_all"), ("unknown", "sum")])
-    )
-    kinds, kind = _numbered(held.drop_columns(_DOCUMENT).rename_columns(Held._fields), Held)
-    actions, action = _firsts(_codes(held, _ACTION))
-    documents_first, document = _firsts(_codes(held, _DOCUMENT))
-    places, place = _places_of(held.take(pa.array(documents_first)), documents)
-    own = np.full((len(actions), len(place)), len(kinds), dtype=np.int32)  # of each document; the last is none
-    own[action, document] = kind
-    firsts, alike = _firsts(combined_codes([(place, len(places)), *((row, len(kinds) + 1) for row in own)], len(place)))
-    found = Holdings()
-    for at, count in zip(firsts.tolist(), np.bincount(alike).tolist(), strict=True):
-        # Sorted, since kinds come in the order of their first appearance, and counts of several files are subtracted.
-        found[places[place[at]], tuple(sorted(kinds[one] for one in own[:, at] if one < len(kinds)))] = count
-    return found
-
-
-def stored_counts(folder: DeltaFolder, units_and_missing: Callable[[], tuple[Snapshot, pa.Table]]) -> Counts:
+def stored_counts(
+    folder: DeltaFolder, actions: pa.Table, units_and_missing: Callable[[], tuple[Snapshot, pa.Table]]
+) -> Counts:
     """Count a store's documents, units and scored pairs.
 
     Args:
         folder: The store's tables.
+        actions: All rows of ``actions``, read before.
         units_and_missing: Loads the table ``units``, and makes the rows that the table lacks for visible events.
 
     """
-    scores = folder.load("scores")  # first: what is scored is there
-    units, missing = units_and_missing()
+    scored = folder.load("scores")  # first: what is scored is there
+    stored, missing = units_and_missing()
     documents = folder.read(folder.load("documents"), _OF_DOCUMENTS)
-    current = current_documents(documents)
-    scored = folder.read(scores, (*_OF_SCORES, "document_revision"), coded=True).unify_dictionaries()
-    if are_revised(documents):
-        scored = current_scores(scored, documents)
-    held = _with_missing(folder.read(units, _OF_UNITS, coded=True), missing)
-    return Counts(count_documents(current), count_units(held, current), count_scores(scored, current))
+    scores = folder.read(scored, (*_OF_SCORES, "document_revision"), coded=True).unify_dictionaries()
+    pairs = _grouped(current_scores(scores, documents), _OF_SCORES, [([], "count_all")])
+    units = folder.read(stored, _OF_UNITS, coded=True)
+    units = pa.concat_tables([units, missing.select(_OF_UNITS).cast(units.schema)]).unify_dictionaries()
+    units = units.append_column("unknown", pc.is_null(units["weights_sha256"]).cast(pa.int64()))
+    held = _grouped(units, (*_DOCUMENT, *_KIND), [("replicates", "sum"), ([], "count_all"), ("unknown", "sum")])
+    held = held.rename_columns([*_DOCUMENT, *Held._fields])
+
+    places, place_of = _places(current_documents(documents))
+    held, pairs = (rows.join(place_of, _DOCUMENT) for rows in (held, pairs))
+
+    def place(row: Mapping[str, Any]) -> Place:
+        at = row["place"]
+        return Place(row["study"], row["model"], None, None, None) if at is None else places[at]
+
+    of_units = _count(held, Held._fields, lambda row: (place(row), Held(*(row[name] for name in Held._fields))))
+    is_current = current_revision(actions)
+    return Counts(
+        _count(place_of, (), place),
+        _count(current_units(held, actions), (), place, ("doc", "count_distinct")),
+        of_units,
+        Counter(
+            {of: n for of, n in of_units.items() if is_current((of[0].study, of[1].action, of[1].action_revision))}
+        ),
+        _count(
+            pairs,
+            ("action", "action_revision"),
+            lambda row: Scored(row["study"], row["model"], place(row).split, row["action"], row["action_revision"]),
+            ("count_all", "sum"),
+        ),
+    )
 
 
-def _with_missing(rows: pa.Table, missing: pa.Table) -> pa.Table:
-    return pa.concat_tables([rows, missing.select(rows.column_names).cast(rows.schema)]).unify_dictionaries()
+def _places(documents: pa.Table) -> tuple[list[Place], pa.Table]:
+    """Return the places of documents, and of each document (``_DOCUMENT``) its place's number in this list."""
+    rows = documents.append_column("answered", _answered(documents["answers"].combine_chunks()))
+    kinds = rows.group_by([*_OF_PLACE], use_threads=False).aggregate([("doc", "list")])
+    docs = kinds["doc_list"].combine_chunks()
+    number = pc.list_parent_indices(docs)
+    place_of = {name: kinds[name].take(number) for name in _DOCUMENT[:2]} | {"doc": docs.flatten(), "place": number}
+    places = []
+    for row in kinds.select(_OF_PLACE).to_pylist():
+        answers = Answers(row["source"], row["task"], row["scoring"]) if row["answered"] else None
+        places.append(Place(row["study"], row["model"], row["split"], row["stratum"], answers))
+    return places, pa.table(place_of)
 
 
-def _places(documents: pa.Table) -> tuple[list[Place], Wide]:
-    """Return the places of documents, and the number of each document's place."""
-    return _numbered(_with_answered(documents).select([*_OF_PLACES[:-1], "answered"]), _place)
-
-
-def _places_of(keys: pa.Table, documents: pa.Table) -> tuple[list[Place], Wide]:
-    """Return the places of the documents of all rows of ``keys``, and the number of each row's place."""
-    places, place = _places(documents)
-    at = pa.array(place).take(_documents_of(keys, documents)).fill_null(-1).to_numpy().copy()
-    without = np.flatnonzero(at < 0)  # no row of it yet
-    at[without] = np.arange(len(without)) + len(places)
-    places += [Place(study, model, None, None, None) for study, model in _rows(keys.take(without), _DOCUMENT[:2])]
-    found, number = _distinct(places)
-    return found, number[at]
-
-
-def _numbered(rows: pa.Table, make: Callable[..., _Made]) -> tuple[list[_Made], Wide]:
-    """Return the distinct results of ``make`` for the values of each row, and the number of each row's result."""
-    firsts, number = _firsts(_codes(rows, rows.column_names))
-    found, same = _distinct([make(*row) for row in _rows(rows.take(pa.array(firsts)), rows.column_names)])
-    return found, same[number]
-
-
-def _firsts(codes: Wide) -> tuple[Wide, Wide]:
-    """Return the first row of each code, ascending, and for each row the number of its code in this order."""
-    number: Wide = pa.array(codes).dictionary_encode().indices.to_numpy().astype(np.int64)
-    firsts = np.zeros(number.max(initial=-1) + 1, dtype=np.int64)
-    firsts[number[::-1]] = np.arange(len(number))[::-1]
-    return firsts, number
-
-
-def _distinct(things: Sequence[_Made]) -> tuple[list[_Made], Wide]:
-    """Return the distinct things, and for each thing the number of its equal among these."""
-    numbers = {one: number for number, one in enumerate(dict.fromkeys(things))}
-    return [*numbers], np.array([numbers[one] for one in things], dtype=np.int64)
-
-
-def _documents_of(rows: pa.Table, documents: pa.Table) -> pa.Array:
-    """Return the number of each row's document, int32 [rows]; null for rows without a document."""
-    names = pa.schema([(name, pa.dictionary(pa.int32(), pa.string())) for name in _DOCUMENT])
-    parts = [part.select(_DOCUMENT).cast(names).combine_chunks() for part in (rows, documents)]
-    codes = pa.array(_codes(pa.concat_tables(parts).unify_dictionaries(), _DOCUMENT))
-    return pc.index_in(codes[: rows.num_rows], value_set=codes[rows.num_rows :])
-
-
-def _with_answered(documents: pa.Table) -> pa.Table:
-    """Return rows of documents with a column that tells whether they have an answer that is not empty."""
-    answers = documents["answers"].combine_chunks()
+def _answered(answers: pa.ListArray) -> pa.Array:
+    """Tell which lists have a text that is not empty."""
     stated = pc.greater(pc.binary_length(answers.flatten()), 0)
-    answered = np.zeros(documents.num_rows, dtype=np.bool_)
+    answered = np.zeros(len(answers), dtype=np.bool_)
     answered[pc.list_parent_indices(answers).filter(stated).to_numpy()] = True
-    return documents.drop_columns("answers").append_column("answered", pa.array(answered))
+    return pa.array(answered)
 
 
-def _place(study: str, model: str, split: str, stratum: str, *answers: Any) -> Place:
-    """Return the place of a row; ``answers`` are its source, task and scoring, and whether it has answers."""
-    *how, answered = answers
-    return Place(study, model, split, stratum, Answers(*how) if answered else None)
+def _grouped(rows: pa.Table, names: Sequence[str], sums: Sequence[tuple[Any, str]]) -> pa.Table:
+    """Return a row with sums for each combination of values of some columns, without dictionaries."""
+    found = rows.group_by([*names], use_threads=False).aggregate([*sums])
+    words = {field.name: field.type.value_type for field in found.schema if pa.types.is_dictionary(field.type)}
+    return found.cast(pa.schema([field.with_type(words.get(field.name, field.type)) for field in found.schema]))
 
 
-def _codes(rows: pa.Table, names: Sequence[str]) -> Wide:
-    """Number the combinations of values of some columns, int64 [rows]."""
-    return combined_codes([_coded(rows[name]) for name in names], rows.num_rows)
-
-
-def _coded(column: pa.ChunkedArray) -> tuple[Wide, int]:
-    """Number the values of a column; also return a number larger than all."""
-    whole = column.combine_chunks()
-    coded = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
-    return coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False), len(coded.dictionary) + 1
-
-
-def _rows(rows: pa.Table, names: Any) -> Any:
-    return zip(*(rows[name].to_pylist() for name in names), strict=True)
+def _count(
+    rows: pa.Table,
+    names: Sequence[str],
+    key: Callable[[Mapping[str, Any]], Any],
+    total: tuple[str | list[str], str] = ([], "count_all"),
+) -> Counter[Any]:
+    """Count rows, or add up another total, by what ``key`` makes of study, model, place and some columns."""
+    found, of = Counter[Any](), ["study", "model", "place", *names]
+    counted = rows.group_by(of, use_threads=False).aggregate([total])
+    for row in counted.rename_columns([*of, "total"]).to_pylist():
+        found[key(row)] += row["total"]
+    return found

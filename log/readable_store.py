@@ -266,14 +266,17 @@ class ReadableStore:
         """Return the newest revision that any document of a study and model has, 0 without documents."""
         return pc.max(self.documents(study, model, ["document_revision"])["document_revision"]).as_py() or 0
 
-    def counts(self) -> Counts:
+    def counts(self, actions: pa.Table) -> Counts:
         """Count documents, the units that they have, and scored pairs.
+
+        Args:
+            actions: All rows of ``actions``, read before, since a revision is declared before its units are stored.
 
         Raises:
             InputError: A file is missing or damaged.
 
         """
-        return stored_counts(self._folder, self._stored_and_missing)
+        return stored_counts(self._folder, actions, self._stored_and_missing)
 
     def _stored_and_missing(self) -> tuple[Snapshot, pa.Table]:
         """Load ``units``, and make the rows that it lacks for visible events."""

@@ -43,10 +43,10 @@ def _missing(folder: DeltaFolder, loaded: Snapshot, table: str, rows: pa.Table) 
     """Return the rows whose keys the table lacks."""
     key = list(TABLES[table].key)
     stored = folder.read(loaded, key)
-    for name in key:  # what is left has each value of a key in some row
+    for name in key:  # each remaining row shares every key column with some given row
         stored = stored.filter(pc.is_in(stored[name], value_set=pc.unique(rows[name])))
     if not stored.num_rows and rows.group_by(key).aggregate([]).num_rows == rows.num_rows:
-        return rows  # as estimates come, thousands at once
+        return rows  # the usual case: thousands of new estimates at once
     known = {_key(table, row): row for row in folder.read(loaded, TABLES[table].columns).to_pylist()}
     new = []
     for row in rows.to_pylist():

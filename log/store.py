@@ -1,24 +1,24 @@
 """The append-only store: Delta Lake tables in one folder or behind one object-store URL.
 
 Truth and what follows from it
-    ``events`` is the truth; a unit becomes visible by the commit of its events. Its row of ``units`` is appended right
-    after. If a writer is killed in between, the next writer makes the row (``log.units.records``). Until then
-    ``read("units")`` can lack a unit whose events are visible. It never has a unit whose events are invisible, if
-    ``events`` is read after ``units``. ``Store.units`` lacks nothing.
+    ``events`` is the truth: the commit of a unit's events makes the unit visible. Its row of ``units`` is appended
+    right after. If a writer is killed in between, the next writer makes the row (``log.units.records``); until then
+    ``read("units")`` lacks a unit whose events are visible, and ``Store.units`` does not. If ``events`` is read after
+    ``units``, every unit in ``units`` has its events.
 
 Files are not keys
-    Every row of ``events`` and of the tables derived from it says its unit. Which units there are, and which are
-    derived, are differences of these numbers. So any Delta tool may rewrite the files of any table at any time, and
-    file names mean nothing. A commit that rewrites files is no new data: ``data_version`` stays.
+    Every row of ``events`` and of derived tables has the number of its unit. Which units exist and which are derived
+    follows from these numbers alone. File names mean nothing, so any Delta tool may rewrite the files of any table at
+    any time. A commit that only rewrites files leaves ``data_version`` as it was.
 
 Exactly once
-    delta-rs refuses a commit if a commit since its snapshot carries one of its application ids; the store then looks
-    again at what is still missing (``log.units.commits``).
+    delta-rs refuses a commit if a later commit than its snapshot has one of its application ids. The store then looks
+    again which units are still missing (``log.units.commits``).
 
 Schema versions
-    A store of an older version is read as it is: columns that came since hold their declared defaults, tables that came
-    since are empty. ``create`` upgrades it, and so does the first write that needs what it lacks; ``events`` is
-    upgraded last, so that its version is that of the whole store. An upgrade changes no value that was there.
+    A store of an older version is read as it is: later columns hold their declared defaults, later tables are empty.
+    ``create`` upgrades the store, and so does the first write that needs a missing table or column. ``events`` is
+    upgraded last, so its version is the version of the whole store. An upgrade changes no existing value.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DerivedFile", "Store", "Unit"]
 
-ESTIMATED_TABLES = ("results", "calibration", "scores", "tokens")  # the next run or analysis makes their rows again
+ESTIMATED_TABLES = ("results", "calibration", "scores", "tokens")  # the next run or analysis makes lost rows again
 
 
 class Store(ReadableStore):
@@ -62,7 +62,7 @@ class Store(ReadableStore):
         super().__init__(location)
         self._commits = UnitCommits(self._folder, self._units)
         self._prompts = PromptRows(self._folder)
-        self._current: set[str] = set()  # tables seen with all declared columns, which they do not lose again
+        self._current: set[str] = set()  # tables seen with all declared columns; no table loses a column
 
     @classmethod
     def create(cls, location: str | Path) -> Store:
@@ -96,7 +96,7 @@ class Store(ReadableStore):
 
         """
         self._prepare("units", "events", "prompts")
-        # First, so that a unit that is visible has what was kept for it. What a refused unit kept is never looked at.
+        # Prompts first: a visible unit then has its kept entries. Kept entries of a refused unit are never read.
         self._prompts.append(kept_row(unit.record, kept) for unit in units for kept in unit.kept)
         return self._commits.append(units)
 

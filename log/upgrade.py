@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.compaction import PACK_ROWS, put_together
+from log.compaction import PACK_ROWS, cut, put_together
 from log.delta.commits import Commit
-from log.delta.parquet_files import StoredFile
 from log.units.events import RowsOfUnits
 from log.units.numbers import NUMBERED, numbers_of
 from log.units.unit import events_sha256, in_order
 from schema.tables import EVENTS, TABLES, UNITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from log.delta.folder import DeltaFolder
     from log.delta.snapshot import Snapshot
     from log.units.commits import UnitCommits
@@ -38,14 +35,16 @@ def upgrade(folder: DeltaFolder, rows: UnitRows, commits: UnitCommits) -> None:
         return
     commits.reconcile()
     for table in NUMBERED:
-        for files in _packs(folder, table):
+        loaded = folder.load(table)
+        lacking = set(_lacking(folder, loaded))
+        for files in cut([file for file in loaded.files() if file.path in lacking], PACK_ROWS):
             put_together(folder, rows, table, files, alone=True)
     _number_units(folder, rows)
 
 
 def is_older(folder: DeltaFolder) -> bool:
     """Tell whether a store has rows without a unit number."""
-    there = (folder.load(table) for table in (*NUMBERED, UNITS.name) if folder.is_there(table))
+    there = (folder.load(table) for table in (*NUMBERED, UNITS.name) if folder.exists(table))
     return any(_lacking(folder, loaded) for loaded in there)
 
 
@@ -53,22 +52,6 @@ def _lacking(folder: DeltaFolder, loaded: Snapshot) -> list[str]:
     """Return the paths of the files whose rows have no unit numbers."""
     found = folder.paths_by_missing_columns(loaded)
     return [path for missing, paths in found.items() if "unit" in missing for path in paths]
-
-
-def _packs(folder: DeltaFolder, table: str) -> Iterator[list[StoredFile]]:
-    """Yield groups of files that are worth merging, in the order of their paths, which name their content."""
-    loaded = folder.load(table)
-    lacking = set(_lacking(folder, loaded))
-    part, rows = list[StoredFile](), 0
-    for file in loaded.files():
-        if file.path in lacking:
-            if part and rows + (file.rows or 0) > PACK_ROWS:
-                yield part
-                part, rows = [], 0
-            part.append(file)
-            rows += file.rows or 0
-    if part:
-        yield part
 
 
 def _number_units(folder: DeltaFolder, rows: UnitRows) -> None:

@@ -1,8 +1,8 @@
 """Locks of a local store: many writers or one repair at a time, and one run of studies at a time.
 
-Writers at once commit to a table in turn, so that they do not race for its next version.
+Concurrent writers commit to a table in turn, so that they do not race for its next version.
 
-The locks are on folders of the store. They end with their processes. A file system without locks keeps nobody apart.
+The locks are on folders of the store and end with their processes. Without locks of the file system nobody waits.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _PATIENCE: Final = 5.0  # seconds, longer than a commit takes
 
 _LOOK: Final = 0.5  # seconds between two attempts of a waiting run
 
-_STUCK: Final = 10.0  # seconds: a writer whose turn lasts so long is not waited for
-_FIRST_LOOK, _LONGEST_LOOK = 0.002, 0.5  # seconds from one look for one's turn to the next, which is random
+_STUCK: Final = 10.0  # seconds after which the others no longer wait for a writer's turn to end
+_FIRST_LOOK, _LONGEST_LOOK = 0.002, 0.5  # bounds of the random seconds between two attempts to get a turn
 
-_repaired: Final = set[str]()  # stores that a repair of this process has
+_repaired: Final = set[str]()  # stores that this process is repairing
 
 
 @contextmanager
@@ -77,9 +77,9 @@ def repaired(location: str) -> Iterator[None]:
 
 @contextmanager
 def in_turn(log: Path, version: Callable[[], int]) -> Iterator[None]:
-    """Let one writer of a log at a time run the block; a writer that is stuck is not waited for.
+    """Let one writer of a log at a time run the block; writers do not wait for one that is stuck.
 
-    Nothing depends on turns: writers that commit at once are kept apart by the log itself, and one of them tries again.
+    Turns only save work: of writers that commit at once, the log accepts one, and the others try again.
 
     Args:
         log: The log's folder.
@@ -98,13 +98,13 @@ def in_turn(log: Path, version: Callable[[], int]) -> Iterator[None]:
         try:
             yield
         finally:
-            if ours:  # for a process that was forked meanwhile, too
+            if ours:  # explicitly, since a process forked meanwhile holds the lock, too
                 _lock(folder, fcntl.LOCK_UN)
 
 
 @contextmanager
 def _opened(location: str) -> Iterator[int | None]:
-    """Open a store's folder for locking; None if the folder cannot be opened: the reader reports why."""
+    """Open a store's folder for locking; yield None if the folder cannot be opened, whose reader reports why."""
     try:
         folder = os.open(location, os.O_RDONLY)
     except OSError:

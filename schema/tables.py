@@ -29,7 +29,7 @@ from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 # 14: moments of units, in place of those of documents
 SCHEMA_VERSION = 14
 
-GROUP_KEY: Final = ("study", "model", "doc", "action")  # what the replicates of one range have in common
+GROUP_KEY: Final = ("study", "model", "doc", "action")  # shared by all replicates of a unit
 
 MEASURES: Final = (
     "tokens", "bytes", "seconds", "entries", "count", "share, 0..1", "probability, 0..1", "total variation, 0..1",
@@ -38,9 +38,9 @@ MEASURES: Final = (
 )  # fmt: skip
 """The units of numbers in tables and views; ``none`` is for numbers without a unit: seeds, revisions, token ids."""
 
-COUPLED, SCAN, BRANCH = "coupled", "scan", "branch"  # what an event is a step of
-PLAIN: Final = "plain"  # a unit's estimator: coupled rollouts
-SWRB: Final = "swrb"  # or scans with one residual branch each
+COUPLED, SCAN, BRANCH = "coupled", "scan", "branch"  # kinds of events
+PLAIN: Final = "plain"  # estimator of a unit of coupled pairs
+SWRB: Final = "swrb"  # estimator of a unit of scans with one residual branch each
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ from transforms.moments import StudyWindows, derive_moments
 from transforms.residual_branches import derive_branchings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from log.store import DerivedFile, Store
 
@@ -41,6 +41,8 @@ SEGMENT_ROWS: Final = 1 << 19
 """The most events of a segment, which a worker holds in memory; a segment becomes one file of each derived table."""
 
 Row = dict[str, Any]
+
+_Item = TypeVar("_Item")
 
 _READ = ("unit", *GROUP_KEY, "action_revision", "first_replicate", "estimator", "event_rows")
 
@@ -194,7 +196,11 @@ def segments_of(
     for unit in units.to_pylist():
         tables = tuple(table for table in DERIVED[unit["estimator"]] if unit["unit"] in lacked[table])
         groups[tables].append(unit)
-    return [segment for tables, own in groups.items() for segment in _cut(own, tables, events_version, most)]
+    return [
+        _segment(part, tables, events_version)
+        for tables, own in groups.items()
+        for part in in_parts(own, lambda unit: unit["event_rows"], most)
+    ]
 
 
 def derive_segment(store: Store, segment: Segment) -> SegmentOutcome:
@@ -291,17 +297,19 @@ def _derived(segment: Segment, events: pa.Table, studies: StudyWindows) -> tuple
     return {table: pa.concat_tables([part[table] for part in parts]) for table in segment.tables if parts}, errors
 
 
-def _cut(units: Sequence[Row], tables: tuple[str, ...], version: int, most: int) -> Iterator[Segment]:
-    """Divide consecutive units into segments."""
-    part, rows = list[Row](), 0
-    for unit in units:
-        if part and rows + unit["event_rows"] > most:
-            yield _segment(part, tables, version)
+def in_parts(
+    items: Iterable[_Item], rows_of: Callable[[_Item], int], most: int = SEGMENT_ROWS
+) -> Iterator[list[_Item]]:
+    """Divide consecutive items into parts of at most ``most`` rows; an item with more rows is a part by itself."""
+    part, rows = list[_Item](), 0
+    for item in items:
+        if part and rows + rows_of(item) > most:
+            yield part
             part, rows = [], 0
-        part.append(unit)
-        rows += unit["event_rows"]
+        part.append(item)
+        rows += rows_of(item)
     if part:
-        yield _segment(part, tables, version)
+        yield part
 
 
 def _segment(units: Sequence[Row], tables: tuple[str, ...], version: int) -> Segment:

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from schema.tables import GROUP_KEY, TABLES, UNIT_MOMENTS
 
-# A derivation elsewhere may add up in another order: a sum of n terms that are not negative is then off by at most
-# n 2^-53 of itself, and the longest sums here have 2 H terms. EOS gaps have terms of both signs, each at most 1 / H in
-# size: their sums are off by n 2^-53 of 1.
+# A derivation on another machine may add up in another order. A sum of n terms of one sign then differs by at most
+# n 2^-53 of its value; the longest sums here have 2 H terms. EOS gaps have terms of both signs of at most 1 / H each:
+# their sums differ by at most n 2^-53.
 ROUNDING = 1e-12
 _OF_THE_UNIT = (*GROUP_KEY, "action_revision", "unit")
 

@@ -15,7 +15,7 @@ from log.units.unit import DERIVED_TABLES, SPAN, in_order
 from schema.errors import InputError
 from schema.rows import run_begins
 from schema.tables import EVENTS
-from transforms.segments import SEGMENT_ROWS
+from transforms.segments import in_parts
 from verification.files import UnitRecord, whole_rows
 from verification.logs import files_of
 from verification.unit_rows import checked_events, rows_by_unit
@@ -76,14 +76,7 @@ def whole_copies(store: Store, known: Known, numbers: Collection[int]) -> Iterat
         for number in found.keys() & set(numbers):
             paths[number].append(path)
             rows[number] += found[number]
-    part, size = list[int](), 0
-    for number in sorted(paths, key=lambda number: (paths[number], number)):
-        if part and size + rows[number] > SEGMENT_ROWS:
-            yield _whole(store, known, part, paths, spans)
-            part, size = [], 0
-        part.append(number)
-        size += rows[number]
-    if part:
+    for part in in_parts(sorted(paths, key=lambda number: (paths[number], number)), rows.__getitem__):
         yield _whole(store, known, part, paths, spans)
 
 

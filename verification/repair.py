@@ -1,8 +1,8 @@
 """Repair a local store: set damaged commits aside, and make rows again that follow from other rows.
 
-Nothing is deleted. Files that are taken away lie in ``set-aside/TIME/`` in the store, under their former paths. A
-newest commit that is empty or torn was never acknowledged. If a commit is lost on which another table relies, an empty
-commit takes its place, and rows that still exist as whole files are committed again.
+Nothing is deleted: files are moved to ``set-aside/TIME/`` in the store, under their former paths. A newest commit that
+is empty or torn was never acknowledged. If a commit is lost on which another table relies, an empty commit takes its
+place, and rows in files that are still whole are committed again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Aside:
 
     def take(self, path: Path) -> None:
         target = self._folder / path.relative_to(self._store)
-        while target.exists():  # a table after its log file
+        while target.exists():  # a log file of the same version that was set aside before
             target = target.with_name(f"{target.name}-whole")
         make_folder(target.parent)
         path.rename(target)
@@ -82,15 +82,15 @@ def _repair(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
     aside, logs = _Aside(Path(store.location)), table_logs(store)
     relied = {table: max((log.seen().get(table, -1) for log in logs.values()), default=-1) for table in RELIED_ON}
     lost: set[str] = set()
-    for table in sorted(TABLES, key="events".__eq__):  # events last: what others say of it is read from them
+    for table in sorted(TABLES, key="events".__eq__):  # events last: the other tables say how far it must reach
         if table == "events":
             relied[table] = max(relied[table], _cited_version(store))
         done = list(_mend_log(table, logs[table], relied.get(table, -1), aside))
         if any("stands in" in line for line in done):
             lost.add(table)
         yield from done
-    store = Store(store.location)  # what the other one knows of the logs is of before
-    with suppress(DamagedStoreError):  # an older store whose events are lost is upgraded when they are back
+    store = Store(store.location)  # the former object knows the logs before their repair
+    with suppress(DamagedStoreError):  # if events are lost, an older store is upgraded after they are restored
         store.make_tables()
     yield from _restore_rows(store, lost)
     taken = list(_take_damaged(store, aside))
@@ -104,7 +104,7 @@ def _repair(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
         try:
             refresh_catalog(store)
             yield f"{CATALOG_NAME}: written again"
-        except KvdriftError as error:  # a file is missing that nothing gives again
+        except KvdriftError as error:  # a lost file cannot be restored
             yield f"{CATALOG_NAME}: not written again: {error}"
 
 
@@ -124,7 +124,7 @@ def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> Iterator
         replace_file(log.file(version), _first_commit(table) if version == 0 else _empty_commit())
         yield f"{table}: log file {log.file(version).name} is lost: an empty commit stands in for it"
     if table == "events" and missing:
-        # No estimate and no report of what was there is taken for one of what is there.
+        # A new version of events: estimates and reports of the lost rows are then out of date.
         replace_file(log.file(last + 1), _empty_commit())
     if missing:
         sync(log.folder)
@@ -147,7 +147,7 @@ def _cited_version(store: Store) -> int:
     """Return the newest events version that derived tables, plans and results cite."""
     cited = [-1]
     for table in DERIVED_TABLES:
-        with suppress(KvdriftError):  # it is made again, or the check after the repair names it
+        with suppress(KvdriftError):  # the table is made again, or the check after the repair names it
             cited += [store.covered_version(table, app) or -1 for app in (COVERED, PARTIAL)]
     for table in ("plans", "looks", "results", "calibration"):
         with suppress(KvdriftError):
@@ -157,7 +157,7 @@ def _cited_version(store: Store) -> int:
 
 
 def _restore_rows(store: Store, lost: set[str]) -> Iterator[str]:
-    """Append rows of small tables again from the files that a lost commit named."""
+    """Append rows of small tables again from the files that lost commits named."""
     for table in sorted(lost & {*KEYED, "prompts"}):
         named = set(store.paths(table))
         left = [path for path in files_of(store, table) if path not in named]
@@ -204,7 +204,7 @@ def _mend_events(store: Store, log: TableLog, *, without_rows: bool) -> Iterator
         return
     for table in (*NUMBERED, "units"):
         store.withdraw_units(table, lost)
-    # No estimate and no report of what was there is taken for one of what is there.
+    # A new version of events: estimates and reports of the lost rows are then out of date.
     replace_file(log.file(log.newest() + 1), _empty_commit())
     sync(log.folder)
     for number in sorted(lost):

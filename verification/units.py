@@ -18,7 +18,7 @@ from log.units.numbers import NUMBERED, numbers_of
 from log.units.unit import DERIVED, DERIVED_TABLES, group_of, unit_name, unit_number
 from schema.errors import InputError
 from schema.tables import EVENTS, GROUP_KEY, TABLES
-from transforms.segments import SEGMENT_ROWS, declared_windows, derived_rows
+from transforms.segments import declared_windows, derived_rows, in_parts
 from verification.differences import and_more, first_difference
 from verification.files import UnitRecord
 from verification.findings import Fault, Verified, number_of
@@ -75,7 +75,8 @@ class UnitWalk:
     def outcome(self, progress: Progress) -> Units:
         """Check all units, and return the results."""
         progress.begin("verify", len(self._records), "units")
-        for chunk in _chunks(self._records.values()):
+        records = sorted(self._records.values(), key=lambda record: tuple(record[name] for name in _ORDER))
+        for chunk in in_parts(records, lambda record: record["event_rows"] or record["replicates"] * record["horizon"]):
             self._check_chunk(chunk)
             progress.advance(len(chunk))
         for table, reader in self._readers.items():
@@ -225,20 +226,6 @@ class UnitWalk:
         lacking = len(self._missing) if self._units.readable else 0
         notes = (f"units: {number_of(lacking, 'row')} still to come, from their events",) if lacking else ()
         return Verified("units", self._units.check.looked_at, "one to each unit of events", tuple(faults), notes)
-
-
-def _chunks(records: Collection[UnitRecord]) -> Iterator[list[UnitRecord]]:
-    """Divide units, in the order of their keys, into parts of some events; a unit with more is a part by itself."""
-    part, rows = list["UnitRecord"](), 0
-    for record in sorted(records, key=lambda record: tuple(record[name] for name in _ORDER)):
-        own = record["event_rows"] or record["replicates"] * record["horizon"]
-        if part and rows + own > SEGMENT_ROWS:
-            yield part
-            part, rows = [], 0
-        part.append(record)
-        rows += own
-    if part:
-        yield part
 
 
 def _control_faults(record: UnitRecord, events: pa.Table) -> Iterator[Fault]:

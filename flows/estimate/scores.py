@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from generator.documents.answers import task_scoring
 from generator.documents.scores import Decode, Tokens, score_pairs
 from generator.transformer.files.tokenizer import text_decoder
-from log.counts import Answers, Counts, Holdings, Place, Scored
+from log.counts import Answers, Counts, Place, Scored
 from log.readable_store import ReadableStore
 from log.store import Store
 from log.units.revisions import current_scores
@@ -75,24 +75,21 @@ class Scoring:
 
     """
 
-    def __init__(self, store: ReadableStore, study: str, model: str, counts: Counts, current: Holdings) -> None:
-        """Take the counts of a store, and those of its current units; no row is read."""
+    def __init__(self, store: ReadableStore, study: str, model: str, counts: Counts) -> None:
+        """Take the counts of a store; no row is read."""
         self._store, self._study, self._model = store, study, model
         self._pairs = Counter[Scored]()  # pairs that can be scored
         self._scored = counts.scores
         self.documents = sum(count for place, count in counts.documents.items() if self._is_scorable(place))
-        for (place, own), count in current.items():
-            for held in own if self._is_scorable(place) else ():
-                if held.estimator == PLAIN:
-                    of = Scored(study, model, place.split, held.action, held.action_revision)
-                    self._pairs[of] += count * held.replicates
+        for (place, held), count in counts.current.items():
+            if held.estimator == PLAIN and self._is_scorable(place):
+                of = Scored(study, model, place.split, held.action, held.action_revision)
+                self._pairs[of] += count * held.replicates
 
     @classmethod
     def stored(cls, store: ReadableStore, study: str, model: str) -> Self:
         """Count the pairs in a store."""
-        actions = store.read("actions")  # read first, since a revision is declared before its units exist
-        counts = store.counts()
-        return cls(store, study, model, counts, counts.current_units(actions))
+        return cls(store, study, model, store.counts(store.read("actions")))
 
     def _is_scorable(self, place: Place) -> bool:
         own = (place.study, place.model) == (self._study, self._model)

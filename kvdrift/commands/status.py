@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from flows.estimate.scores import Scoring
     from flows.plan.frozen_plan import FrozenPlan
-    from log.counts import Holdings, Place
+    from log.counts import Counts, Holdings
     from log.store import Store
     from schema.rows import Wide
 
@@ -78,29 +78,19 @@ def store_status(store: Store) -> Row:
 
     version = store.version("events")
     underived = store.all_underived()
-    actions = store.read("actions")  # read first, since a revision is declared before its units exist
-    counts = store.counts()
-    held, places = counts.units, counts.documents
+    actions = store.read("actions")
+    counts = store.counts(actions)
     left = _underived(store, underived) if len(underived) else Counter()
-    there = sorted({(place.study, place.model) for place in places})
-    current = counts.current_units(actions)
+    there = sorted({(place.study, place.model) for place in counts.documents})
     studies = []
     for study, model in there:
-        own = Counter({place: count for place, count in places.items() if place[:2] == (study, model)})
-        scoring = Scoring(store, study, model, counts, current)
-        of_all, of_current = (
-            Counter({item: count for item, count in counts.items() if item[0][:2] == (study, model)})
-            for counts in (held, current)
-        )
+        scoring = Scoring(store, study, model, counts)
         several = len({other for name, other in there if name == study}) > 1
-        studies.append(
-            _study_status(
-                store, study, model, actions, own, of_all, of_current, scoring, left[study, model], several=several
-            )
-        )
+        own = counts.of_study(study, model)
+        studies.append(_study_status(store, study, model, actions, own, scoring, left[study, model], several=several))
     return {
         "store": store.location, "events_version": version, "event_files": len(store.paths("events", version)),
-        "units": _count_units(current), "underived": len(underived), "studies": studies,
+        "units": _count_units(counts.current), "underived": len(underived), "studies": studies,
     }  # fmt: skip
 
 
@@ -109,9 +99,7 @@ def _study_status(
     study: str,
     model: str,
     stored: pa.Table,
-    places: Counter[Place],
-    held: Holdings,
-    current: Holdings,
+    counts: Counts,
     scoring: Scoring,
     left: int,
     *,
@@ -129,8 +117,8 @@ def _study_status(
     taken = None if plan is None else LooksTaken.in_store(store, plan)
     by_now = None if plan is None else wanted_by_stratum(plan, taken)
     actions = current_actions(stored, study)
-    pending = _pending(actions, places, current, plan, by_now or {}) if ours else None
-    units, estimated = _count_units(current), estimated_version(store, study, model)
+    pending = _pending(actions, counts, plan, by_now or {}) if ours else None
+    units, estimated = _count_units(counts.current), estimated_version(store, study, model)
     revised = any(row["action_revision"] or row["dropped"] for row in stored.to_pylist() if row["study"] == study)
     if ours and (pending or plan is None or (taken is not None and not taken.stopped)):
         command = f"kvdrift run STUDY.toml --store {store.location}"
@@ -143,7 +131,7 @@ def _study_status(
     return {
         "study": study,
         "model": model,
-        "splits": _splits(places, current, by_now),
+        "splits": _splits(counts, by_now),
         "plan": None if plan is None else {
             "sha256": plan.sha256, "revision": plan.revision, "frozen_at": f"{plan.frozen_at:%Y-%m-%dT%H:%MZ}",
             "replicates": plan.replicates, "documents_per_stratum": plan.documents_per_stratum, "seen": plan.seen,
@@ -155,10 +143,8 @@ def _study_status(
         "answers": {"documents": scoring.documents, "unscored_pairs": scoring.unscored_pairs.total()}
         if scoring.documents else None,
         "estimates": None if estimated is None else {"events_version": estimated, "current_version": version},
-        "superseded": [*_superseded(held, actions)] if revised else [],
-        "units_of_unknown_identity": sum(
-            one.unknown * count for (_, own), count in current.items() for one in own
-        ),
+        "superseded": [*_superseded(counts.units, actions)] if revised else [],
+        "units_of_unknown_identity": sum(held.unknown * count for (_, held), count in counts.current.items()),
         "next": command,
     }  # fmt: skip
 
@@ -203,14 +189,15 @@ def _study_lines(study: Row) -> Iterator[str]:
     yield f"  next: {study['next'] or done}"
 
 
-def _splits(places: Counter[Place], current: Holdings, by_now: Mapping[str, int] | None) -> list[Row]:
+def _splits(counts: Counts, by_now: Mapping[str, int] | None) -> list[Row]:
     """Count the documents of each split, and how many of them are generated."""
     documents, generated, units = Counter[str | None](), Counter[str | None](), Counter[str | None]()
-    for place, count in places.items():
+    for place, count in counts.documents.items():
         documents[place.split] += count
-    for (place, own), count in current.items():
+    for place, count in counts.generated.items():
         generated[place.split] += count
-        units[place.split] += count * sum(one.units for one in own)
+    for (place, held), count in counts.current.items():
+        units[place.split] += count * held.units
     wanted = {split: there if split != "evaluation" or by_now is None else sum(by_now.values())
               for split, there in documents.items()}  # fmt: skip
     return [
@@ -220,23 +207,18 @@ def _splits(places: Counter[Place], current: Holdings, by_now: Mapping[str, int]
 
 
 def _pending(
-    actions: Mapping[str, Row],
-    places: Counter[Place],
-    current: Holdings,
-    plan: FrozenPlan | None,
-    by_now: Mapping[str, int],
+    actions: Mapping[str, Row], counts: Counts, plan: FrozenPlan | None, by_now: Mapping[str, int]
 ) -> list[Row]:
     """List the units that the present actions lack, by split and action."""
     from flows.plan.left import Cell, units_done
 
     covered = Counter[Cell]()
-    for (place, own), count in current.items():
+    for (place, held), count in counts.current.items():
         if place.split and place.stratum:
-            for one in own:
-                covered[one.action, one.estimator, place.split, place.stratum, one.replicates] += count
-    known = {one.action for _, own in current for one in own}
+            covered[held.action, held.estimator, place.split, place.stratum, held.replicates] += count
+    known = {held.action for _, held in counts.current}
     wanted = Counter[tuple[str, str]]()
-    for place, count in places.items():
+    for place, count in counts.documents.items():
         if place.split and place.stratum:
             wanted[place.split, place.stratum] += count
     found = []
@@ -249,8 +231,8 @@ def _pending(
     return found
 
 
-def _count_units(held: Holdings) -> int:
-    return sum(one.units * count for (_, own), count in held.items() for one in own)
+def _count_units(units: Holdings) -> int:
+    return sum(held.units * count for (_, held), count in units.items())
 
 
 def _underived(store: Store, numbers: Wide) -> Counter[tuple[str, str]]:
@@ -263,12 +245,11 @@ def _underived(store: Store, numbers: Wide) -> Counter[tuple[str, str]]:
     return Counter(zip(units["study"].to_pylist(), units["model"].to_pylist(), strict=True))
 
 
-def _superseded(held: Holdings, actions: Mapping[str, Row]) -> Iterator[Row]:
+def _superseded(units: Holdings, actions: Mapping[str, Row]) -> Iterator[Row]:
     """List the superseded revisions, whose units no view shows."""
     revisions = Counter[tuple[str, int]]()
-    for (_, own), count in held.items():
-        for one in own:
-            revisions[one.action, one.action_revision] += count * one.units
+    for (_, held), count in units.items():
+        revisions[held.action, held.action_revision] += count * held.units
     for (name, revision), count in sorted(revisions.items()):
         if name not in actions or revision < actions[name]["action_revision"]:
             why = f"revision {actions[name]['action_revision']} is current" if name in actions else "dropped"

@@ -67,7 +67,7 @@ class DeltaFolder(TableReading):
         try:
             if self._local:
                 make_folder(Path(uri))
-            if not self._exists(table):
+            if not self.exists(table):
                 if self._local:
                     write_first_commit(table, Path(uri), properties)
                 else:
@@ -81,10 +81,10 @@ class DeltaFolder(TableReading):
                         # With retries, processes that make a table at once would make it again, one version up.
                         commit_properties=CommitProperties(max_commit_retries=0),
                     )
-                self._make_durable(table)
+                self.make_durable(table)
                 return
         except (DeltaError, OSError) as error:
-            if is_disk_fault(error) or not self._exists(table):
+            if is_disk_fault(error) or not self.exists(table):
                 raise self._refused(error, "cannot make a store here") from None
             # another process made it first
         self._upgrade(table)
@@ -116,7 +116,7 @@ class DeltaFolder(TableReading):
                         commit_properties=alone,
                         post_commithook_properties=self._checkpoints,
                     )
-                self._make_durable(table)
+                self.make_durable(table)
             except CommitFailedError as error:
                 refused = error
                 wait_after(turn, time.monotonic() - begun)
@@ -137,17 +137,13 @@ class DeltaFolder(TableReading):
         If a column must not be null in a table made by an older version, the column gets empty text, so that Delta's
         own tools can still read every file.
         """
-        for name in self.load(table).outdated_columns() if self._exists(table) else ():
+        for name in self.load(table).outdated_columns() if self.exists(table) else ():
             rows = rows.append_column(pa.field(name, pa.string(), nullable=False), pa.repeat("", rows.num_rows))
         return super().put_rows(table, rows, footer, row_group=row_group)
 
-    def is_there(self, table: str) -> bool:
-        """Tell whether a table exists."""
-        return self._exists(table)
-
     def is_current(self, table: str) -> bool:
         """Tell whether a table exists and has every declared column."""
-        if not self._exists(table):
+        if not self.exists(table):
             return False
         with self._opened(table) as loaded:
             return not lacking_columns(table, loaded)
@@ -188,11 +184,11 @@ class DeltaFolder(TableReading):
                 commit, loaded, refused = self._try(table, attempt, None if turn else since, alone=alone)
                 took = time.monotonic() - begun
             if commit is None:
-                self._make_durable(table)  # what is there may be another writer's, who has not been told yet
+                self.make_durable(table)  # what is there may be another writer's, who has not been told yet
                 return 0
             if refused is None:
                 # Whoever opens the table is to read what is there, and not all that was replaced.
-                self._make_durable(table, loaded, checkpoint=len(commit.replaced) >= CHECKPOINT_EVERY)
+                self.make_durable(table, loaded, checkpoint=len(commit.replaced) >= CHECKPOINT_EVERY)
                 return len(commit.files)
             wait_after(turn, took)
         raise OperationError(f"{self.location}: cannot commit to '{table}' after {ATTEMPTS} attempts ({refused})")
@@ -244,10 +240,6 @@ class DeltaFolder(TableReading):
             return {file.path for file in commit.files} <= paths and paths.isdisjoint(commit.replaced)
         return all(now.transaction_version(one.app_id) == one.version for one in commit.transactions)
 
-    def sync(self, table: str) -> None:
-        """Make what is visible of a table durable, whoever committed it."""
-        self._make_durable(table)
-
     def remove(self, table: str, paths: Collection[str]) -> int:
         """Hide files by one commit without deleting them; return how many were visible."""
         removed: list[str] = []
@@ -259,8 +251,8 @@ class DeltaFolder(TableReading):
         self.commit(table, attempt)
         return len(removed)
 
-    def _make_durable(self, table: str, loaded: DeltaTable | None = None, *, checkpoint: bool = False) -> None:
-        """Make every commit of a local table durable.
+    def make_durable(self, table: str, loaded: DeltaTable | None = None, *, checkpoint: bool = False) -> None:
+        """Make every commit of a local table durable, whoever made it.
 
         Args:
             table: The table.

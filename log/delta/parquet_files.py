@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from schema.errors import InputError, KvdriftError, OperationError, first_line, is_forbidden
 from schema.location import absolute, filesystem_of, is_local, join
 
-ROW_GROUP_ROWS = 1 << 17  # what a reader of few rows skips by, and what several threads share
+ROW_GROUP_ROWS = 1 << 17  # readers of few rows skip whole row groups; threads share them
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,16 @@ class StoredFile:
 
     path: str  # relative to the table
     size: int  # bytes
-    rows: int | None  # None if the log does not say it
+    rows: int | None  # None if the log has no row count
 
 
 def encode_parquet(
     rows: pa.Table, footer: Mapping[str, str] | None = None, *, row_group: int = ROW_GROUP_ROWS
 ) -> bytes:
-    """Encode rows as one Parquet file: zstd, dictionaries, page checksums, ``footer`` as its key-value metadata.
+    """Encode rows as one Parquet file: zstd, dictionaries, page checksums, and ``footer`` as key-value metadata.
 
-    Each row group has a dictionary of its own words. Arrow would write all words of a column that comes as a
-    dictionary into every row group.
+    Each row group gets a dictionary of only its own texts. Of a dictionary column, Arrow would write all texts into
+    every row group.
     """
     words = {field.name: field.type.value_type for field in rows.schema if pa.types.is_dictionary(field.type)}
     schema = pa.schema([field.with_type(words.get(field.name, field.type)) for field in rows.schema])
@@ -62,7 +62,7 @@ def replace_file(target: Path, data: bytes) -> None:
         with aside.open("xb") as sink:
             sink.write(data)
             sink.flush()
-            os.fsync(sink.fileno())  # no commit may outlive, in a power cut, the file that it names
+            os.fsync(sink.fileno())  # after a power cut, a commit's files must exist
         aside.replace(target)
     except BaseException:
         aside.unlink(missing_ok=True)
@@ -78,8 +78,8 @@ class DataFiles:
         self._local = is_local(self.location)
         self._files, self._root = filesystem_of(self.location)
 
-    def footer(self, table: str, path: str) -> tuple[int, dict[bytes, bytes]]:
-        """Read the number of rows and the key-value metadata of one Parquet file.
+    def footer(self, table: str, path: str) -> dict[bytes, bytes]:
+        """Read the key-value metadata of one Parquet file.
 
         Raises:
             InputError: The file is missing or damaged.
@@ -89,7 +89,7 @@ class DataFiles:
             metadata = pq.read_metadata(join(self._root, table, path), filesystem=self._files)
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self.location}: {table}/{path} is damaged ({first_line(error)})") from None
-        return metadata.num_rows, dict(metadata.metadata or {})
+        return dict(metadata.metadata or {})
 
     def read_bytes(self, table: str, path: str) -> bytes:
         """Read the content of one file.
@@ -116,7 +116,7 @@ class DataFiles:
         try:
             if self._local:
                 replace_file(Path(target), data)
-            else:  # an object appears when its upload is complete
+            else:  # an object appears only when its upload is complete
                 with self._files.open_output_stream(target) as sink:
                     sink.write(data)
         except OSError as error:
@@ -146,7 +146,7 @@ class DataFiles:
             except OSError as error:
                 raise self._not_written(error, table, path) from None
             if self._local:
-                with suppress(OSError):  # others are in the folder, or are about to be
+                with suppress(OSError):  # the folder has, or is about to have, other files
                     for parent in Path(path).parents:
                         Path(root, parent).rmdir()
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from log.delta.snapshot import Snapshot
 
-_DAMAGED = (pa.ArrowException, OSError, ValueError)  # the last of nulls where none may be
+_DAMAGED = (pa.ArrowException, OSError, ValueError)  # ValueError: nulls in a column that must have none
 
 _Made = TypeVar("_Made")
 
-READABLE_SINCE = "kvdrift.readable-since"  # the application id of the first version whose files are all there
+READABLE_SINCE = "kvdrift.readable-since"  # application id: its version is the first whose files all still exist
 
 
 class TableReading(TableVersions):
@@ -113,7 +113,7 @@ class TableReading(TableVersions):
         self._check_readable(snapshot)
         scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
         parquet = pads.ParquetFileFormat(default_fragment_scan_options=scan, dictionary_columns=list(coded))
-        sizes = {file.path: file.size for file in snapshot.files()}  # in the log: no object store is asked for them
+        sizes = {file.path: file.size for file in snapshot.files()}  # from the log, so that no request asks for them
         fragments = [
             parquet.make_fragment(join(self._root, snapshot.table, path), self._files, file_size=sizes[path])
             for path in (sizes if paths is None else paths)
@@ -159,8 +159,8 @@ class TableReading(TableVersions):
     ) -> dict[str, _Made]:
         """Return the result of ``make`` for each visible file's rows, by path.
 
-        A file does not change, so what was made of it is kept until new files are asked for without it: a look at a
-        table that grows costs what its new files hold.
+        A file never changes, so its result is kept until a call with new files leaves the file out. A look at a growing
+        table therefore costs only the new files.
 
         Args:
             snapshot: The table.
@@ -177,14 +177,14 @@ class TableReading(TableVersions):
         if new := [path for path in wanted if path not in kept]:
             kept = kept | {path: make(rows) for path, rows in self._each_file(snapshot, columns, new).items()}
         found = {path: kept[path] for path in wanted}
-        if new:  # an older version is asked for, too, beside what is noted of newer ones
+        if new:  # a call for an older version must not drop the results of newer files
             self._made[table, make] = found
         return found
 
     def _each_file(self, snapshot: Snapshot, columns: Sequence[str], paths: Sequence[str]) -> dict[str, pa.Table]:
         """Read several files at once, with texts coded, and return the rows of each by path."""
         texts = [name for name in columns if TABLES[snapshot.table].schema.field(name).type == pa.string()]
-        # What threads hand to each other costs as much as a small table's rows.
+        # Threads would cost as much as reading a small table.
         scanner = self.dataset(snapshot, paths, texts).scanner(columns=list(columns), use_threads=False)
         batches = {path: list[pa.RecordBatch]() for path in paths}
         beginning = len(join(self._root, snapshot.table, ""))

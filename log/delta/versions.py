@@ -93,7 +93,8 @@ class TableVersions(DataFiles):
             found = loaded.transaction_version(app_id)
         return None if found is None else int(found)
 
-    def _exists(self, table: str) -> bool:
+    def exists(self, table: str) -> bool:
+        """Tell whether a table exists."""
         uri = join(self.location, table)
         # delta-rs makes the folder of a table that it is asked for, so ask the file system first.
         if self._local and not Path(uri, "_delta_log").is_dir():
@@ -119,17 +120,17 @@ class TableVersions(DataFiles):
         table.
         """
         since = TABLES[table].since
-        if self._local and self._exists(table):  # a look at the disk, where a request would be made
+        if self._local and self.exists(table):  # a look at the disk, where a request would be made
             return False
         if since > self._known_version:
             try:
                 with self._opened("events") as loaded:
                     self._known_version = self._schema_version("events", loaded)
             except MissingStoreError:  # it is being made, ``events`` last
-                if not self._exists(table):
+                if not self.exists(table):
                     raise
                 return False
-        return since > self._known_version and not self._exists(table)
+        return since > self._known_version and not self.exists(table)
 
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
         uri = join(self.location, table)

@@ -1,8 +1,8 @@
 """Make units visible by two commits: the first commits their events, the second their rows of ``units``.
 
-delta-rs refuses a commit if a commit since its snapshot has one of its application ids. A commit of units has one id
-for each (study, model, doc, action, revision, estimator). So only one writer at a time can extend such a group; other
-writers check again which units are still missing.
+delta-rs refuses a commit if a later commit than its snapshot has one of its application ids. A commit of units has one
+id for each (study, model, doc, action, revision, estimator). So only one writer at a time can extend such a group; the
+others check again which units are still missing.
 """
 
 from __future__ import annotations
@@ -34,21 +34,18 @@ if TYPE_CHECKING:
     from log.units.rows import UnitRows
     from log.units.unit import Unit
 
-ROW_GROUP_ROWS = 1 << 13  # of small tables: a writer looks for the rows of a few units
+ROW_GROUP_ROWS = 1 << 13  # of small tables, in which a writer looks for the rows of a few units
 
 _READ = tuple(dict.fromkeys((*SPAN, *COMPARED)))
 
 
 class UnitCommits:
-    """Commits units.
-
-    Once the rows are known to be complete, only a kill between the two commits can leave a row out.
-    """
+    """Commits units, and first appends the rows of ``units`` that a killed writer left out."""
 
     def __init__(self, folder: DeltaFolder, rows: UnitRows) -> None:
         self._folder, self._rows = folder, rows
         self._touched = Touched(folder)
-        self._healed = False
+        self._healed = False  # whether ``units`` is known to have a row for every visible unit
 
     def append(self, units: Sequence[Unit]) -> int:
         """Append units; ``Store.append_units`` describes arguments, result and errors."""
@@ -64,7 +61,7 @@ class UnitCommits:
 
         def attempt(events: Snapshot) -> Commit | None:
             nonlocal before
-            # Rows that are older than the events that are looked at: what they have is in events.
+            # The rows are older than the events, so every unit with a row has its events.
             known, before = before, self._folder.load("units")
             stored, taken = self._stored(known, events, [record for record, _ in given.values()])
             new[:] = [record for record, _ in given.values() if record["unit"] not in taken]
@@ -78,14 +75,14 @@ class UnitCommits:
                 written[numbers] = self._folder.put_rows("events", rows, footer_of(new))
             return Commit([written[numbers]], _guards(new))
 
-        self._healed = False  # until the rows are there too
+        self._healed = False  # until the rows are appended
         self._folder.commit("events", attempt)
         self.append_rows(new)
         self._healed = True
         return len(new)
 
     def stored(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
-        """Return the numbers of those of some units that are stored, with their rows; all of it is durable.
+        """Return the numbers of those of some units that are durably stored, events and rows.
 
         Args:
             records: Of each unit, its values in ``SPAN``.
@@ -94,7 +91,7 @@ class UnitCommits:
         if not self._healed:
             self.reconcile()
         known = self._known(self._folder.load("units"), records, [unit_number(record) for record in records])
-        self._folder.sync("units")
+        self._folder.make_durable("units")
         return known
 
     def adopt(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
@@ -115,7 +112,7 @@ class UnitCommits:
 
     def reconcile(self) -> int:
         """Append the rows that a killed writer did not append; return how many."""
-        units = self._folder.load("units")  # first: what it has is in events
+        units = self._folder.load("units")  # first, so that every unit with a row has its events
         missing = missing_records(self._folder, self._rows, units, self._folder.load("events"))
         count = self.append_rows(missing)
         self._healed = True
@@ -170,14 +167,14 @@ class UnitCommits:
         wanted = _hashes(pa.table(names, schema=pa.schema([(name, pa.string()) for name in names])))
         files = {file.path: file for file in units.files()}
         small = [path for path, file in files.items() if (file.rows or 0) <= ROW_GROUP_ROWS]
-        # A writer of new units reads none of their rows.
+        # The hashes of groups are kept by file, so a writer of new units reads no row.
         groups = self._folder.of_files(units, GROUP_KEY, _hashes, small)
         paths = [path for path in files if path not in groups or np.isin(groups[path], wanted).any()]
         if not paths or not of:
             return []
         same = [pc.field(name).isin(pa.array(sorted({*values}), pa.string())) for name, values in names.items()]
         first, last = min(names["doc"]), max(names["doc"])
-        # The bounds tell Arrow which row groups of a large file, which is sorted, need not be read.
+        # Large files are sorted, so by these bounds Arrow skips row groups.
         where = (pc.field("doc") >= first) & (pc.field("doc") <= last) & same[0] & same[1] & same[2] & same[3]
         found: list[dict[str, Any]] = self._folder.read(units, _READ, where=where, paths=paths).to_pylist()
         return found

@@ -20,7 +20,6 @@ KEYS: Final = (*GROUP_KEY, "action_revision", "replicate", "unit")
 """The columns that determine a row's unit, besides ``kind`` in events."""
 
 _OF_SWRB = ("branchings", "branching_depths")
-_UNKNOWN = -1
 
 
 def keys_of(table: str) -> tuple[str, ...]:
@@ -54,46 +53,24 @@ def with_numbers(table: str, rows: pa.Table, units: pa.Table) -> pa.Table:
         return rows
     lacking = pc.is_null(rows["unit"])
     found = _looked_up(table, rows.filter(lacking), units)
-    numbers = rows["unit"].fill_null(_UNKNOWN).to_numpy().copy()
-    numbers[lacking.to_numpy()] = found
     at = rows.schema.get_field_index("unit")
-    filled = pa.array(numbers, mask=numbers == _UNKNOWN)
+    filled = pc.replace_with_mask(rows["unit"].combine_chunks(), lacking.combine_chunks(), found)
     return rows.set_column(at, rows.schema.field(at), filled)
 
 
-def _looked_up(table: str, rows: pa.Table, units: pa.Table) -> Wide:
-    """Return each row's unit: the unit with its names, revision and estimator that has its replicate."""
-    names = (*GROUP_KEY, "action_revision", "estimator")
-    both = pa.concat_tables(
-        [part.select(names).cast(_plain(part, names)) for part in (_with_estimator(table, rows), units)]
-    )
-    coded = [_codes(both[name]) for name in names]
-    group = combined_codes(coded, both.num_rows)
-    of_rows, of_units = group[: rows.num_rows], group[rows.num_rows :]
-    first, count = (units[name].to_numpy().astype(np.int64) for name in ("first_replicate", "replicates"))
-    order = np.lexsort((first, of_units))
-    replicate = rows["replicate"].to_numpy().astype(np.int64)
-    # Units sorted by (group, first replicate): a row's unit is the last one that begins no later than the row.
-    starts, keys = _joined(of_units[order], first[order], of_rows, replicate)
-    at = np.searchsorted(starts, keys, side="right") - 1
-    place = order[np.maximum(at, 0)] if len(order) else np.zeros(len(keys), dtype=np.int64)
-    if not len(order):
-        return np.full(len(keys), _UNKNOWN, dtype=np.int64)
-    inside = (at >= 0) & (of_units[place] == of_rows) & (replicate < first[place] + count[place])
-    found: Wide = np.where(inside, numbers_of(units)[place], _UNKNOWN)
-    return found
-
-
-def _joined(group: Wide, first: Wide, of_rows: Wide, replicate: Wide) -> tuple[Wide, Wide]:
-    """Number (group, replicate) pairs of units and of rows in one common order."""
-    codes = combined_codes(
-        [
-            (np.concatenate([group, of_rows]), int(max(group.max(initial=0), of_rows.max(initial=0))) + 1),
-            (np.concatenate([first, replicate]), 2**31),
-        ],
-        len(group) + len(of_rows),
-    )
-    return codes[: len(group)], codes[len(group) :]
+def _looked_up(table: str, rows: pa.Table, units: pa.Table) -> pa.Array:
+    """Return each row's unit: the unit with its names, revision and estimator that has its replicate; null if none."""
+    counts = units["replicates"].to_numpy()
+    unit = np.repeat(np.arange(units.num_rows), counts)  # of each replicate of all units
+    within = np.arange(len(unit)) - np.repeat(np.cumsum(counts) - counts, counts)
+    replicate = units["first_replicate"].to_numpy()[unit] + within
+    replicates = units.take(unit).append_column("replicate", pa.array(replicate, pa.int32()))
+    names = (*GROUP_KEY, "action_revision", "estimator", "replicate")
+    parts = [part.select(names) for part in (_with_estimator(table, rows), replicates)]
+    both = pa.concat_tables([part.cast(_plain(part, names)) for part in parts])
+    codes = pa.array(combined_codes([_codes(both[name]) for name in names], both.num_rows))
+    at = pc.index_in(codes[: rows.num_rows], value_set=codes[rows.num_rows :])
+    return pa.array(numbers_of(units)[unit]).take(at)
 
 
 def _with_estimator(table: str, rows: pa.Table) -> pa.Table:

@@ -1,7 +1,7 @@
-"""Make the rows of ``units`` for events without a row: a writer was killed between its two commits, or rows are lost.
+"""Make the rows of ``units`` for events that have none: a writer was killed between its two commits, or rows are lost.
 
-The footer of an events file holds a copy of its units' rows, as written with the file. If another file has replaced it,
-the events themselves tell which units there are; values that nothing tells are null.
+The footer of an events file holds a copy of its units' rows. If another program has replaced the file, the units are
+found in the events themselves, and values that events do not determine are null.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def footer_of(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def records_in(folder: DeltaFolder, path: str) -> list[dict[str, Any]]:
     """Return the copies of units' rows in the footer of an events file; empty if unreadable."""
     try:
-        _, footer = folder.footer("events", path)
+        footer = folder.footer("events", path)
         found: list[dict[str, Any]] = []
         if FOOTER.encode() in footer:
             found = _unpacked(footer[FOOTER.encode()])
@@ -59,15 +59,12 @@ def _unpacked(text: bytes) -> Any:
 
 
 def missing_records(folder: DeltaFolder, rows: UnitRows, units: Snapshot, events: Snapshot) -> list[dict[str, Any]]:
-    """Return the rows that ``units`` lacks for visible events.
-
-    Row counts tell that none is lacking.
-    """
+    """Return the rows that ``units`` lacks for visible events; read no file if row counts agree."""
     counted, there = rows.total(units, "events"), folder.count_rows(events)
     if there == counted:
         return []
     if counted is not None and there < counted:
-        raise folder.damaged(f"'events' has {counted - there:,} rows fewer than its units have: events are lost")
+        raise rows.fewer_events(units, there, counted)
     known, found = set(rows.counts(units).number.tolist()), dict[int, dict[str, Any]]()
     for path, new in rows.unknown(units, events):
         found |= records_of(folder, events, path, new, known)
@@ -104,7 +101,7 @@ def _numbered(
 
 
 def record_from(events: pa.Table) -> dict[str, Any] | None:
-    """Return the row of a unit made from its events alone; values that events do not tell are null.
+    """Return the row of a unit made from its events alone; values that events do not determine are null.
 
     Returns:
         The row; None if the events are not those of one whole unit.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from log.delta.folder import DeltaFolder
     from log.delta.snapshot import Snapshot
+    from schema.errors import DamagedStoreError
 
 COUNTED: Final = ("unit", "estimator", "replicates", "horizon", "event_rows")
 """The columns of ``units`` that are counted."""
@@ -265,12 +266,19 @@ class UnitRows:
             if expected is None:  # of an older version, which has not been counted yet
                 continue
             if name == "events" and there < expected and self._is_lost(expected):
-                raise self._folder.damaged(f"'events' has {there:,} rows, its units have {expected:,}: events are lost")
+                raise self.fewer_events(units, there, expected)
             if name == "events" and there > expected:
                 list(self.unknown(units, table))
             if name != "events" and there > expected:
                 more = f"'{name}' has {there:,} rows, the units have {expected:,}"
                 raise self._folder.damaged(f"{more}: it has rows of units that are lost, or rows twice")
+
+    def fewer_events(self, units: Snapshot, there: int, expected: int) -> DamagedStoreError:
+        """Return the error about fewer events than ``units`` says: events are lost, or ``units`` has rows twice."""
+        numbers = self.counts(units).number
+        if doubled := len(numbers) - len(np.unique(numbers)):
+            return self._folder.damaged(f"'units' has {doubled:,} rows more than it has units: rows are there twice")
+        return self._folder.damaged(f"'events' has {there:,} rows, its units have {expected:,}: events are lost")
 
     def _is_lost(self, rows: int) -> bool:
         """Tell whether the latest version of ``events``, too, has fewer rows than ``rows``."""

@@ -22,14 +22,14 @@ KINDS: Final = (COUPLED, SCAN, BRANCH)
 _INT32_END = 2**31
 
 DERIVED: Final = {PLAIN: ("unit_moments", "trajectories", "steps"), SWRB: ("branchings", "branching_depths")}
-"""The tables that the units of each estimator are derived into, in the order of their commits; the last is large."""
+"""The derived tables of each estimator's units, in the order of their commits; the last table is large."""
 
 DERIVED_TABLES: Final = tuple(table for tables in DERIVED.values() for table in tables)
 
 SPAN: Final = (*GROUP_KEY, "action_revision", "estimator", "first_replicate", "replicates")
 """The columns of ``units`` from which a unit's number is computed."""
 
-_NUMBERED = ("unit", "event_rows", "events_sha256")  # what the store says of a unit, and its maker does not
+_NUMBERED = ("unit", "event_rows", "events_sha256")  # columns that the store fills in, not the generator
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def events_sha256(events: pa.Table) -> str:
     """
     digest = hashlib.sha256()
     for field in EVENTS.schema:
-        if field.name in {*GROUP_KEY, "action_revision", "unit"}:  # these are of the unit's row
+        if field.name in {*GROUP_KEY, "action_revision", "unit"}:  # columns of the unit's row in ``units``
             continue
         column = events.column(field.name)
         if pa.types.is_string(field.type):

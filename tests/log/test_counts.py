@@ -78,8 +78,8 @@ def newest_documents(store: Store) -> list[Row]:
     return list({row["doc"]: row for row in rows}.values())
 
 
-def counted(store: Store) -> Counter[tuple[str | None, ...]]:
-    """Count documents and their units, by plain loops over rows."""
+def counted(store: Store) -> Counter[tuple[Any, ...]]:
+    """Count the units of documents under an action, by plain loops over rows."""
     documents = {row["doc"]: row for row in newest_documents(store)}
     held = defaultdict[str, dict[tuple[str, int, str], list[int]]](dict)
     for row in store.units().to_pylist():  # no action has a row, so that all are current
@@ -87,21 +87,24 @@ def counted(store: Store) -> Counter[tuple[str | None, ...]]:
         sums = held[row["doc"]].setdefault(kind, [0, 0, 0])
         for at, value in enumerate((row["replicates"], 1, row["weights_sha256"] is None)):
             sums[at] += value
-    found = Counter[tuple[str | None, ...]]()
+    found = Counter[tuple[Any, ...]]()
     for doc, kinds in held.items():
         own = documents.get(doc, {"split": None, "stratum": None})
-        found[own["split"], own["stratum"], str(sorted((*kind, *sums) for kind, sums in kinds.items()))] += 1
+        for kind, sums in kinds.items():
+            found[own["split"], own["stratum"], *kind, *sums] += 1
     return found
 
 
 def check_counts(store: Store) -> None:
     """The same by plain loops and as the store counts; and so for a process that opens it anew."""
     for opened in (store, Store.open(store.location)):
-        found = Counter[tuple[str | None, ...]]()
-        counts = opened.counts()
-        for (place, own), count in counts.units.items():
-            found[place.split, place.stratum, str(sorted(map(tuple, own)))] += count
+        found = Counter[tuple[Any, ...]]()
+        counts = opened.counts(opened.read("actions"))
+        for (place, held), count in counts.units.items():
+            found[place.split, place.stratum, *held] += count
         assert found == counted(store)
+        assert counts.current == counts.units
+        assert counts.generated.total() == len(store.units()["doc"].unique())
         rows = newest_documents(store)
         splits = {row["doc"]: row["split"] for row in rows}
         present = {row["doc"]: row["document_revision"] for row in rows}
