@@ -4,17 +4,10 @@
     python -m benchmarks.analysis --store FOLDER      # a store that benchmarks.synthetic_study made, or any other
     python -m benchmarks.analysis --documents 4 --replicates 8 --horizon 32 --draws 1000 --json
 
-Measured, each part in a process of its own:
-
-- every view, fetched with all its columns, from a fresh connection and one DuckDB thread; and all views one after the
-  other with the moment views kept, as an analysis opens them (``events`` and ``steps`` are scanned, not fetched);
-- document moments, then all intervals of every quantity, contrast, stratum and position, in sequence and
-  by two threads, and percentile ones in sequence;
-- deriving and analyzing a fourth action beside three, against the same action alone in a store;
-- ``scipy.stats.bootstrap`` (vectorized, percentile, as many resamples) on the same document moments: three quantities
-  in each stratum (paired), and the same three pooled, with each stratum as one sample of document indices. scipy draws
-  anew for every interval, so that its rate is one of intervals: in a stratum, pooled, and mixed as the rows of the
-  results are, which is the rate that ratios use.
+Each part runs in a process of its own. The peer of intervals is ``scipy.stats.bootstrap`` (vectorized, percentile, as
+many resamples) on the same document moments: three quantities, in each stratum and pooled over strata. scipy draws anew
+for each interval. Ratios use its rate for a mixture of strata and pooled rows, as the results have it. A fourth action
+is derived and analyzed beside three actions, and in a store of its own.
 
 Targets: all views and all intervals in 20 s and 2 GiB on two cores, no view over derived tables above 1 s, intervals
 at 100 times scipy's rate.
@@ -22,20 +15,23 @@ at 100 times scipy's rate.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.stats
 
 import kvdrift
-from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, measure, mib, show
+from benchmarks.measurement import BenchmarkRow, Measured, Measurement, benchmark_parser, in_turn, measure, mib, run
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, add_size_options, sizes_of, write_study
 from flows.estimate.estimation import document_moments
 from flows.estimate.parts import Analysis, AnalysisPart, estimate_part, in_sequence, parts_of, subjects_of
@@ -52,7 +48,7 @@ from transforms.pipeline import run_derivation
 
 LARGE = ("events", "steps")  # one row per event: scanned here
 SECONDS, MEMORY_MIB, VIEW_SECONDS, RATIO, ADDED = 20.0, 2048.0, 1.0, 100.0, 1.05
-TIMES = 5  # that what depends on the ratio of two measurements is measured
+TIMES = 5  # repetitions of the measured ratio
 
 
 def each_view(location: str) -> dict[str, float]:
@@ -69,9 +65,9 @@ def all_views(location: str) -> None:
 
 
 def moments_of(location: str) -> DocumentMoments:
-    """Read the document moments of the store's first study, evaluation documents."""
+    """Read the moments of the evaluation documents of the store's first study."""
     with open_views(Store.open(location), kept=MOMENT_VIEWS) as views:
-        study = views.rows("moments", split="evaluation").slice(0, 1).to_pylist()[0]
+        study = views.rows("studies").to_pylist()[0]
         return document_moments(views, study["study"], study["model"], "evaluation")
 
 
@@ -122,7 +118,7 @@ def _cases(moments: DocumentMoments) -> list[tuple[Any, tuple[Any, Any]]]:
     ]
 
 
-def measure_analysis(location: str, draws: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
+def measure_analysis(location: str, draws: int) -> Measurement:
     """Measure all parts on a store; return the table's rows, and the totals beside their targets."""
     alone = measure(each_view, location)
     views = measure(all_views, location)
@@ -166,7 +162,7 @@ def measure_analysis(location: str, draws: int) -> tuple[list[BenchmarkRow], dic
     return rows, facts
 
 
-def measure_added_action(folder: str, sizes: Sizes, seed: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
+def measure_added_action(folder: Path, sizes: Sizes, seed: int) -> Measurement:
     """Measure the cost of a fourth action beside three actions, and alone; the stores are in ``folder``.
 
     The action's contrasts with the three are new estimates, which it cannot have alone; their bootstrap is counted
@@ -180,7 +176,8 @@ def measure_added_action(folder: str, sizes: Sizes, seed: int) -> tuple[list[Ben
     measure(derive_and_analyze, added)
     for location in (added, alone):
         write_study(location, sizes, seed, derived=False, actions=[fourth])
-    pairs = [(_measure_copy(added), _measure_copy(alone)) for _ in range(TIMES)]
+    copies = in_turn({place: partial(_measure_copy, place) for place in (added, alone)}, TIMES)
+    pairs = list(zip(copies[added], copies[alone], strict=True))
     ratios = [(beside.cpu_seconds - beside.value) / only.cpu_seconds for beside, only in pairs]
     ratio = statistics.median(ratios)
     beside, only = pairs[int(np.argsort(ratios)[TIMES // 2])]
@@ -241,20 +238,21 @@ def _difference(one: Any, other: Any, axis: int) -> Any:
     return np.mean(one, axis=axis) - np.mean(other, axis=axis)
 
 
+def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
+    """Measure a given store; or a synthetic one of the given sizes, and then the added action."""
+    sizes = sizes_of(options)
+    yield measure_analysis(options.store or write_study(f"{folder}/store", sizes, options.seed).location, options.draws)
+    if options.store is None:
+        yield measure_added_action(folder, sizes, options.seed)
+
+
 def main() -> None:
-    """Run the benchmark on a given store, or on a synthetic one of the given sizes."""
+    """Run the benchmark."""
     parser = benchmark_parser("analysis", "Measure every view and every interval, against scipy's bootstrap.")
     add_size_options(parser, Sizes())
     parser.add_argument("--store", metavar="DIR", help="a derived store to use instead of a synthetic one")
     parser.add_argument("--draws", type=int, default=10_000, metavar="N", help="10,000 by default")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-") as folder:
-        location = options.store or write_study(f"{folder}/store", sizes_of(options), options.seed).location
-        rows, facts = measure_analysis(location, options.draws)
-        if options.store is None:
-            more, ratio = measure_added_action(folder, sizes_of(options), options.seed)
-            rows, facts = [*rows, *more], facts | ratio
-    show("analysis", rows, "intervals", facts, as_json=options.json)
+    run(parser, "analysis", "intervals", measure_all)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,29 @@
-"""The measured case of generation: a model's shape, its prompt, its actions."""
+"""The measured case of generation: a model of random weights, its prompt, its actions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from generator.actions import Action
+from generator.attention.cpu_products import replace_activations, replace_linear_layers
+from generator.attention.holding import DTYPES
+from generator.attention.interface import IMPLEMENTATION
+from generator.attention.row_invariance import find_row_multiple
 from generator.selectors import Recent, SnapKV
+from generator.transformer.decoder import whole_sums
 from generator.transformer.footprint import matrix_bytes
+from generator.transformer.fused.layers import join_weights, layers_fault
 from generator.transformer.memory import ModelShape
+from generator.transformer.model import LoadedModel
+from schema.document import Document
 from schema.retention import Retention
+
+SEED = 3
 
 
 @dataclass(frozen=True)
@@ -60,3 +75,34 @@ def model_shape(case: Case) -> ModelShape:
 def weight_bytes(case: Case) -> int:
     """Return the bytes of all weights, with both embeddings."""
     return matrix_bytes(model_shape(case), tables=2)
+
+
+def random_model(case: Case, *, plain: bool = False) -> LoadedModel:
+    """Make a model of random weights on the case's device; ``plain`` leaves the network as transformers makes it."""
+    torch.set_num_threads(case.threads)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=case.vocabulary, hidden_size=case.width, intermediate_size=case.inner_width,
+        num_hidden_layers=case.layers, num_attention_heads=case.heads, num_key_value_heads=case.kv_heads,
+        max_position_embeddings=2 * case.entries + case.horizon, bos_token_id=None, eos_token_id=None,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    loader: Any = AutoModelForCausalLM
+    with torch.device(case.device):
+        network = loader.from_config(config, dtype=DTYPES[case.dtype], attn_implementation=IMPLEMENTATION)
+    network.eval().requires_grad_(requires_grad=False)
+    if case.device == "cpu" and not plain:
+        replace_activations(network)
+        replace_linear_layers(network)
+    elif case.device != "cpu" and not plain and layers_fault(network) is None:
+        join_weights(network)
+    shape = ModelShape.of(config.to_dict(), case.dtype)
+    with whole_sums(case.device):
+        rows = find_row_multiple(network)
+    return LoadedModel("random", network, case.device, case.dtype, (), config.max_position_embeddings, shape, rows)
+
+
+def random_document(case: Case) -> Document:
+    """Make a prompt of random tokens."""
+    tokens = np.random.default_rng(SEED).integers(0, case.vocabulary, case.entries)
+    return Document("random", "RANDOM", "random", "random", "random", tuple(tokens.tolist()))

@@ -3,36 +3,90 @@
     python -m benchmarks.commits                           # 200 and 1,000 workers, in a folder
     python -m benchmarks.commits --workers 200 --where s3  # moto's S3 server on this machine
 
-A simulated worker is a thread with a store of its own, by ``benchmarks.simulated_workers``. It sleeps as long as a
-worker of a cluster generates between two commits, by ``flows.cluster.groups``, and then commits the units of two
-documents. With ``--at-once`` no worker sleeps. Afterwards the store's events are compared with what workers gave it.
+A simulated worker is a thread with a store of its own. It sleeps as long as a worker of a cluster generates between two
+commits (``flows.cluster.groups``), and then commits the units of two documents. With ``--at-once`` no worker sleeps.
+Afterwards the events of the store are compared with those that the workers committed.
 """
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
 import os
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 
 from benchmarks.lost_races import lost_races_here, lost_races_there
-from benchmarks.measurement import BenchmarkRow, benchmark_parser, show
+from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, run
 from benchmarks.s3_server import s3_server
-from benchmarks.simulated_workers import Worker, commit_all, units_of
+from benchmarks.synthetic_study import ONE_DOCUMENT, document_row, drawn_units
 from flows.cluster.groups import LOCAL, REMOTE, spread
 from log.store import Store, Unit
 from schema.location import is_local
 from schema.tables import EVENTS
 
-TABLES = ("events", "units")  # that a commit of units makes a version of
+TABLES = ("events", "units")  # a commit of units makes a version of both
+# delta-rs has 512 threads for all tables of a process. More workers than these in one process could block it for good.
+THREADS = 200
+DOCUMENTS = 2  # of a commit
+
+
+class Worker(NamedTuple):
+    """A simulated worker: the numbers of its commits, and the seconds that it sleeps before each."""
+
+    numbers: range
+    sleeps: Sequence[float]
+
+
+def units_of(number: int) -> list[Unit]:
+    """Draw the units of a commit."""
+    documents = [document_row(1, number * DOCUMENTS + one) for one in range(DOCUMENTS)]
+    return list(drawn_units(documents, ONE_DOCUMENT, 0))
+
+
+def commit_all(location: str, workers: Sequence[Worker]) -> tuple[list[float], float]:
+    """Have workers commit to a store; return the seconds of each commit, and the CPU seconds of all processes."""
+    parts = [workers[first : first + THREADS] for first in range(0, len(workers), THREADS)]
+    with ProcessPoolExecutor(len(parts), mp_context=multiprocessing.get_context("spawn")) as processes:
+        done = [processes.submit(_commit_part, location, part) for part in parts]
+        ended = [one.result() for one in done]
+    return [seconds for waited, _ in ended for seconds in waited], sum(cpu for _, cpu in ended)
+
+
+def _commit_part(location: str, workers: Sequence[Worker]) -> tuple[list[float], float]:
+    """Have workers commit in threads of this process."""
+    stores = [_opened(location) for _ in workers]
+    given = [[units_of(number) for number in worker.numbers] for worker in workers]
+
+    def work(at: int) -> list[float]:
+        waited = list[float]()
+        for sleep, units in zip(workers[at].sleeps, given[at], strict=True):
+            time.sleep(sleep)
+            begun = time.perf_counter()
+            stores[at].append_units(units)
+            waited.append(time.perf_counter() - begun)
+        return waited
+
+    with ThreadPoolExecutor(len(workers)) as threads:
+        cpu = time.process_time()
+        waited = [seconds for own in threads.map(work, range(len(workers))) for seconds in own]
+        return waited, time.process_time() - cpu
+
+
+def _opened(location: str) -> Store:
+    """Open a store with its tables: a worker goes on from commit to commit."""
+    store = Store.open(location)
+    store.stored_units([])
+    return store
 
 
 @dataclass(frozen=True)
@@ -40,14 +94,13 @@ class Simulated:
     """The result of simulated workers.
 
     Attributes:
-        commits: Groups of units, each of which is a version of two tables.
-        lost_races: For versions of both tables.
+        commits: Groups of units; each is a version of both tables.
+        lost_races: Lost races for versions of both tables.
         seconds: From the beginning to the end of the workers' processes.
-        cpu_seconds: Of all workers.
+        cpu_seconds: CPU seconds of all workers.
         waited: Seconds that each group's commit took.
         lost: Rows of events that the store lacks.
         doubled: Rows of events that the store has too often.
-
     """
 
     commits: int
@@ -75,7 +128,6 @@ def simulate(
         commits: The number of groups of each worker.
         races: Counts lost races.
         at_once: Whether workers commit without any sleep.
-
     """
     Store.create(location)
     mean = 0.0 if at_once else (LOCAL if is_local(location) else REMOTE).seconds(workers)
@@ -104,14 +156,34 @@ def compared(store: Store, given: list[Unit]) -> tuple[int, int]:
 
 
 @contextmanager
-def place(where: str) -> Iterator[tuple[str, Any]]:
-    """Yield a place for stores, and a counter of lost races of a store there."""
+def place(where: str, folder: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the location of a new store, and a counter of its lost races."""
     if where == "s3":
         with s3_server() as server, patch.dict(os.environ, server.environment):
-            yield server.url, lambda _: lost_races_there(server)
+            yield f"{server.url}/store", lambda _: lost_races_there(server)
     else:
-        with tempfile.TemporaryDirectory(dir=where or None) as folder:
-            yield folder, lambda location: lost_races_here(location, TABLES)
+        yield str(folder), lambda location: lost_races_here(location, TABLES)
+
+
+def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
+    """Simulate each number of workers."""
+    for workers in options.workers:
+        with place(options.where, folder / str(workers)) as (location, races):
+            found = simulate(location, workers, options.commits, races(location), at_once=options.at_once)
+        rate, waited = found.commits / found.seconds, np.quantile(found.waited, [0.5, 0.99])
+        yield (
+            [BenchmarkRow(f"{workers:,} workers", found.seconds, found.cpu_seconds, None, rate)],
+            {
+                f"of_{workers}_workers": {
+                    "lost_races_a_commit": round(found.retries, 3),
+                    "seconds_of_a_commit_median": round(float(waited[0]), 3),
+                    "seconds_of_a_commit_99_of_100": round(float(waited[1]), 3),
+                    "share_of_time_in_commits": round(sum(found.waited) / (workers * found.seconds), 4),
+                    "rows_lost": found.lost,
+                    "rows_doubled": found.doubled,
+                }
+            },
+        )
 
 
 def main() -> None:
@@ -119,27 +191,10 @@ def main() -> None:
     parser = benchmark_parser("commits", "Commits of many workers to one log.")
     parser.add_argument("--workers", type=int, nargs="+", default=[200, 1_000], metavar="N")
     parser.add_argument("--commits", type=int, default=2, metavar="N", help="of each worker")
-    parser.add_argument("--where", default="", help="a folder, or s3; a temporary folder by default")
+    parser.add_argument("--where", choices=["disk", "s3"], default="disk", help="disk, or moto's S3 server")
+    parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
     parser.add_argument("--at-once", action="store_true", help="no sleep before a commit")
-    options = parser.parse_args()
-    rows, facts = list[BenchmarkRow](), dict[str, Any]()
-    for workers in options.workers:
-        with place(options.where) as (folder, races):
-            location = f"{folder}/store" if "://" in folder else str(Path(folder, "store"))
-            found = simulate(location, workers, options.commits, races(location), at_once=options.at_once)
-        rows.append(
-            BenchmarkRow(f"{workers:,} workers", found.seconds, found.cpu_seconds, None, found.commits / found.seconds)
-        )
-        waited = np.quantile(found.waited, [0.5, 0.99])
-        facts[f"of_{workers}_workers"] = {
-            "lost_races_a_commit": round(found.retries, 3),
-            "seconds_of_a_commit_median": round(float(waited[0]), 3),
-            "seconds_of_a_commit_99_of_100": round(float(waited[1]), 3),
-            "share_of_time_in_commits": round(sum(found.waited) / (workers * found.seconds), 4),
-            "rows_lost": found.lost,
-            "rows_doubled": found.doubled,
-        }
-    show("commits", rows, "commits", facts, as_json=options.json)
+    run(parser, "commits", "commits", measure_all)
 
 
 if __name__ == "__main__":

@@ -3,24 +3,20 @@
     python -m benchmarks.derivation                   # the paper's size, 7.1 M events: about a minute
     python -m benchmarks.derivation --documents 4 --replicates 8 --horizon 32 --json
 
-Measured, each part in a process of its own, from the same Parquet files:
-
-- ``derive``: files read one by one and derived in memory on one core, nothing written;
-- ``pipeline``: all of ``kvdrift derive``: Beam starts, files are read, derived, written (compressed, synced) and
-  committed;
-- DuckDB: one window query over all files into a table of steps in memory and one of trajectories; then the same with
-  both tables written as one Parquet file each. It leaves out runs of agreement, which would take a second query, and
-  what makes a store of files: one per segment, synced, visible at once.
+Each part runs in a process of its own, on the same Parquet files. "derive" reads files one by one and derives in
+memory. "pipeline" is all of ``kvdrift derive``, with compressed and synced files. DuckDB makes one table of steps
+and one of trajectories by a window query, in memory or written as two files. Its query has no runs of agreement.
 """
 
 from __future__ import annotations
 
-import tempfile
+import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
 
-from benchmarks.measurement import BenchmarkRow, benchmark_parser, measure, show
+from benchmarks.measurement import Measurement, benchmark_parser, compared, measure, run
 from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_study
 from log.store import Store
 from transforms.derivation import derive_trajectories
@@ -118,39 +114,30 @@ def query_files(location: str, threads: int, folder: str | None = None) -> tuple
     return int(row[0]), int(row[1])
 
 
-def compare_derivations(folder: Path, sizes: Sizes, seed: int) -> list[BenchmarkRow]:
+def compare_derivations(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
     """Write a study, derive it in every way, and compare."""
-    location = write_study(str(folder / "store"), sizes, seed, derived=False).location
-    one_thread, two_threads = (measure(query_files, location, threads) for threads in (1, 2))
-    written = measure(query_files, location, 2, str(folder))
-    in_memory = measure(derive_in_memory, location)
-    pipeline = measure(derive_store, location)
+    sizes = sizes_of(options)
+    location = write_study(str(folder / "store"), sizes, options.seed, derived=False).location
+    one_thread, two_threads, written = (f"DuckDB {how}" for how in ("in memory, 1 thread", "in memory, 2 threads",
+                                                                     "written, 2 threads"))  # fmt: skip
     parts = {
-        "derive, one core": (in_memory, one_thread, "DuckDB in memory, 1 thread"),
-        "pipeline": (pipeline, written, "DuckDB written, 2 threads"),
-        "DuckDB in memory, 1 thread": (one_thread, None, None),
-        "DuckDB in memory, 2 threads": (two_threads, None, None),
-        "DuckDB written, 2 threads": (written, None, None),
+        one_thread: measure(query_files, location, 1),
+        two_threads: measure(query_files, location, 2),
+        written: measure(query_files, location, 2, str(folder)),
+        "derive, one core": measure(derive_in_memory, location),
+        "pipeline": measure(derive_store, location),
     }
-    if len({measured.value for measured, _, _ in parts.values()}) > 1:
-        raise RuntimeError(f"results differ: { {name: measured.value for name, (measured, _, _) in parts.items()} }")
-    return [
-        measured.row(
-            name, sizes.events / measured.seconds, peer_name, peer.seconds / measured.seconds if peer else None
-        )
-        for name, (measured, peer, peer_name) in parts.items()
-    ]
+    values = {name: part.value for name, part in parts.items()}
+    if len(set(values.values())) > 1:
+        raise RuntimeError(f"results differ: {values}")
+    yield compared(parts, sizes.events, {"derive, one core": one_thread, "pipeline": written}), {"events": sizes.events}
 
 
 def main() -> None:
     """Run the benchmark at the given sizes."""
     parser = benchmark_parser("derivation", "Measure the derivation and its pipeline, against a DuckDB query.")
     add_size_options(parser, Sizes())
-    options = parser.parse_args()
-    sizes = sizes_of(options)
-    with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-") as folder:
-        rows = compare_derivations(Path(folder), sizes, options.seed)
-    show("derivation", rows, "events", {"events": sizes.events}, as_json=options.json)
+    run(parser, "derivation", "events", compare_derivations)
 
 
 if __name__ == "__main__":

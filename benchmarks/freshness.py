@@ -1,45 +1,29 @@
-"""How soon an event that was committed is in the views, while a study is generated and ``kvdrift derive --watch`` runs.
+"""How soon a committed event is in the views, while a study is generated and ``kvdrift derive --watch`` runs.
 
     python -m benchmarks.freshness                              # 50 units a second for a minute; the peer too
     python -m benchmarks.freshness --seconds 20 --no-peer --json
     python -m benchmarks.freshness --commits 10000              # memory: one unit a commit, about 4 minutes
 
-Three kinds of processes work at once, as they do beside a real run:
+Processes work at once, as beside a real run: writers commit units at a stated rate; ``kvdrift derive --watch`` derives
+them; a reader opens the views of one ``Store`` anew a few times a second, and asks ``trajectories`` which units it has.
+The delay of a unit begins when its writer is told that the unit is committed, and ends when a query of the reader has
+returned the unit. The peer is ``kvdrift derive`` again and again, on a store of its own; ratios compare delays.
 
-- writers commit units at a stated rate in all; a commit is two transactions with fsync, so each writer commits several
-  units at once, as a run does with the units of a document (``--units-per-commit``, ``--writers``), and keeps its
-  ``Store`` open;
-- ``kvdrift derive --watch`` derives them; its resident memory is read five times a second, and apart from it that of
-  the process which it starts now and then for larger files and the catalogue, and which ends each time;
-- a reader looks a few times a second (``--looks``), as a page that shows the study would: it opens the views of one
-  ``Store`` anew, and asks ``trajectories`` which units it has.
-
-A unit's delay is from when its writer was told that it is committed to when a query of the reader has returned it. The
-wait for the next look and the time of the query are part of it: what matters is when somebody sees the unit.
-
-All of it together has to fit into the processors of the machine. ``cpu seconds`` says what each kind of process took of
-them, imports left out: beside other work, delays are of that work too, and the share of a second that is taken is not.
-
-The peer is the plain way: ``kvdrift derive`` again and again in place of ``--watch``, with the same writers and reader
-on a store of its own. Its ratio is how many times as late 95% of the units are.
-
-With ``--commits``, memory is what is measured. One writer then makes commits of one unit by hand
-(``benchmarks.written_log``), which leaves the processors to the derivation; the reader looks once a second, and there
-is no peer. Memory goes up and down with each batch, so it is read at like moments: when all is derived, in a pause
-after the 100th commit and after the last one. The most until then is told beside it.
+With ``--commits`` memory is measured. One writer makes commits of one unit by hand (``benchmarks.written_log``), the
+reader looks once a second, and there is no peer. Memory is read at rest, when everything is derived: in a pause after
+the 100th commit and after the last one.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import itertools
 import multiprocessing
 import os
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -49,27 +33,20 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-from deltalake import DeltaTable
 
-from benchmarks.measurement import BenchmarkRow, benchmark_parser, mib, show
-from benchmarks.synthetic_study import Sizes, action_row, document_row, drawn_units, study_row
-from benchmarks.written_log import write_commit
-from log.delta.parquet_files import DataFiles, StoredFile
-from log.delta.table_log import CHECKPOINT_EVERY
-from log.store import Store, Unit
-from log.units.records import as_rows
-from log.units.unit import conform_unit, group_of
-from schema.tables import ACTIONS, DOCUMENTS, STUDIES
+from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, mib, run
+from benchmarks.synthetic_study import Sizes, document_row, drawn_units, new_study
+from benchmarks.written_log import HandWrittenStore
+from log.store import Store
 from sql.catalog import open_views
 
-EARLY_COMMITS = 100  # after which memory is to stay what it is
-REST = 24.0  # seconds of the pauses in which memory is read, in their second half: idle threads end after ten
+EARLY_COMMITS = 100  # memory should not grow after these commits
+REST = 24.0  # seconds of a pause; memory is read in its second half, since idle threads end after ten seconds
 LEAD = 6.0  # seconds in which the derivation starts and the reader looks at a store without units
 PATIENCE = 120.0  # seconds that the reader waits for the first new unit
+PEER = "derive again and again"
 COMMAND = (sys.executable, "-m", "kvdrift", "derive")
 
-Transaction: TypeAlias = tuple[str, int]
 Reading: TypeAlias = tuple[float, int, int]
 """The time of a reading, the resident memory then, and the largest until then, in bytes."""
 
@@ -87,7 +64,6 @@ class Load:
         horizon: Positions of a replicate.
         looks: The most looks of the reader per second.
         by_hand: Whether the log is written by hand, for one writer.
-
     """
 
     commits: int
@@ -117,7 +93,6 @@ class Seen:
         early_peak, peak: The largest resident bytes until then.
         beside: The largest resident bytes of the processes that it starts.
         cpu: CPU seconds by kind of process, of the writers together.
-
     """
 
     delays: list[float] = field(default_factory=list)
@@ -137,12 +112,7 @@ def memory_load(commits: int, rate: float, replicates: int, horizon: int) -> Loa
 
 def prepare(location: str, load: Load) -> None:
     """Make a store with the study's rows and no unit."""
-    store, sizes = Store.create(location), load.sizes
-    documents = [document_row(1, number) for number in range(load.commits)]
-    store.append_rows("studies", pa.Table.from_pylist([study_row(sizes, 0)], schema=STUDIES.schema))
-    store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
-    actions = [action_row(name) for name in sizes.action_names]
-    store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
+    new_study(location, load.sizes, 0, [document_row(1, number) for number in range(load.commits)])
 
 
 def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[str, float], float]:
@@ -150,7 +120,6 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
 
     Returns:
         The times of the commits by document, and the CPU seconds.
-
     """
     store = HandWrittenStore(Path(location)) if load.by_hand else Store.open(location)
     told, cpu = dict[str, float](), time.process_time()
@@ -166,43 +135,12 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
     return told, time.process_time() - cpu
 
 
-class HandWrittenStore:
-    """Appends units like ``Store``, but without checking what the store has; for one writer.
-
-    Args:
-        folder: The store.
-
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._versions = {"events": 0, "units": 0}
-
-    def append_units(self, units: list[Unit]) -> None:
-        """Make new units visible."""
-        made = [conform_unit(unit) for unit in units]
-        guards = [(group_of(record), record["first_replicate"] + record["replicates"]) for record, _ in made]
-        self._commit("events", self._put("events", pa.concat_tables([events for _, events in made])), guards)
-        self._commit("units", self._put("units", as_rows([record for record, _ in made])), guards)
-
-    def _put(self, table: str, rows: pa.Table) -> StoredFile:
-        return DataFiles(self._folder).put_rows(table, rows)
-
-    def _commit(self, table: str, file: StoredFile, transactions: list[Transaction]) -> None:
-        """Commit, and write a checkpoint as often as a store does."""
-        last, folder = self._versions[table], self._folder / table
-        self._versions[table] = made = write_commit(folder, last + 1, [file], transactions)
-        if made // CHECKPOINT_EVERY > last // CHECKPOINT_EVERY:
-            DeltaTable(folder).create_checkpoint()
-
-
 def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], float]:
     """Open the views of a store again and again, until they have all units or nothing new comes.
 
     Returns:
         The time at which a query first had each document's units, by document; and the CPU seconds of all looks except
             the first, which has one-time costs.
-
     """
     store, seen, cpu = Store.open(location), dict[str, float](), 0.0
     query = f"select doc from trajectories group by doc having count(distinct action) = {load.units}"  # noqa: S608
@@ -318,39 +256,21 @@ def cpu_seconds(process: int) -> float:
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
-def main() -> None:
-    """Measure, and print delays."""
-    parser = benchmark_parser("freshness", "How soon committed events are in the views, and what watching takes.")
-    parser.add_argument("--rate", type=float, default=50.0, metavar="N", help="units per second; 50 by default")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long units are committed; 60 by default")
-    parser.add_argument("--commits", type=int, metavar="N", help="memory: commits of one unit each, written by hand")
-    parser.add_argument("--units-per-commit", type=int, default=5, metavar="N", help="5 by default")
-    parser.add_argument("--writers", type=int, default=2, metavar="N", help="processes that commit; 2 by default")
-    parser.add_argument("--replicates", type=int, default=8, metavar="N", help="of a unit; 8 by default")
-    parser.add_argument("--horizon", type=int, default=32, metavar="N", help="of a unit; 32 by default")
-    parser.add_argument("--looks", type=float, default=5.0, metavar="N", help="of the reader, per second; 5 by default")
-    parser.add_argument("--no-peer", action="store_true", help="leave out the peer")
-    parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
-    options = parser.parse_args()
+def load_of(options: argparse.Namespace) -> Load:
+    """Read the load from the command line."""
     sizes = (options.replicates, options.horizon)
-    if options.commits is not None and options.commits <= EARLY_COMMITS:
-        parser.error(f"--commits {options.commits}: give more than {EARLY_COMMITS}")
     if options.commits:
-        load = memory_load(options.commits, options.rate, *sizes)
-    else:
-        commits = max(1, round(options.rate * options.seconds / options.units_per_commit))
-        load = Load(commits, options.units_per_commit, options.rate, options.writers, *sizes, options.looks)
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        live = observe(Path(folder), load, watched=True)
-        peer = None if options.no_peer or load.by_hand else observe(Path(folder), load, watched=False)
-    rows = list[BenchmarkRow]()
+        return memory_load(options.commits, options.rate, *sizes)
+    commits = max(1, round(options.rate * options.seconds / options.units_per_commit))
+    return Load(commits, options.units_per_commit, options.rate, options.writers, *sizes, options.looks)
+
+
+def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
+    """Measure ``--watch`` and the peer."""
+    load = load_of(options)
+    live = observe(folder, load, watched=True)
+    peer = None if options.no_peer or load.by_hand else observe(folder, load, watched=False)
     facts: dict[str, Any] = {"commits": load.commits, "units_per_commit": load.units, "writers": load.writers}
-    for name, seen in itertools.chain([("derive --watch", live)], [("derive again and again", peer)] if peer else []):
-        for label, share in (("p50", 50), ("p95", 95), ("max", 100)):
-            delay, other = (float(np.percentile(one.delays, share)) if one else None for one in (seen, peer))
-            against = ("derive again and again", other / delay) if other and delay and seen is live else (None, None)
-            rows.append(BenchmarkRow(f"{name}, {label}", delay or 0.0, rate=load.commits * load.units / seen.writing,
-                                     peer=against[0], ratio=against[1]))  # fmt: skip
     if live.early:
         facts |= {
             f"mib_after_{EARLY_COMMITS}_commits": round(mib(live.early), 1),
@@ -362,7 +282,44 @@ def main() -> None:
     facts["peak_mib_of_upkeep"] = round(mib(live.beside), 1)
     facts["cpu_seconds"] = {kind: round(taken, 1) for kind, taken in live.cpu.items()}
     facts["seconds_of_writing"] = round(live.writing, 1)
-    show("freshness: seconds from commit to view", rows, "units", facts, as_json=options.json)
+    yield [*delay_rows("derive --watch", live, load, peer), *(delay_rows(PEER, peer, load) if peer else [])], facts
+
+
+def delay_rows(name: str, seen: Seen, load: Load, peer: Seen | None = None) -> list[BenchmarkRow]:
+    """Return the rows of a run's delays; ratios are how many times as late the peer's units are."""
+    rate, rows = load.commits * load.units / seen.writing, list[BenchmarkRow]()
+    for label, share in (("p50", 50), ("p95", 95), ("max", 100)):
+        delay = float(np.percentile(seen.delays, share))
+        ratio = float(np.percentile(peer.delays, share)) / delay if peer and delay else None
+        rows.append(BenchmarkRow(f"{name}, {label}", delay, rate=rate, peer=PEER if ratio else None, ratio=ratio))
+    return rows
+
+
+def many_commits(text: str) -> int:
+    """Read ``--commits``."""
+    if int(text) <= EARLY_COMMITS:
+        raise argparse.ArgumentTypeError(f"{text}: give more than {EARLY_COMMITS}")
+    return int(text)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = benchmark_parser("freshness", "How soon committed events are in the views, and what watching takes.")
+    parser.add_argument("--commits", type=many_commits, metavar="N", help="memory: this many commits of one unit each")
+    for name, default, meaning in (
+        ("rate", 50.0, "units per second"),
+        ("seconds", 60.0, "how long units are committed"),
+        ("units-per-commit", 5, "units of a commit"),
+        ("writers", 2, "processes that commit"),
+        ("replicates", 8, "replicates of a unit"),
+        ("horizon", 32, "positions of a replicate"),
+        ("looks", 5.0, "looks of the reader per second"),
+    ):
+        text = f"{meaning}; {default:g} by default"
+        parser.add_argument(f"--{name}", type=type(default), default=default, metavar="N", help=text)
+    parser.add_argument("--no-peer", action="store_true", help="leave out the peer")
+    parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
+    run(parser, "freshness: seconds from commit to view", "units", measure_all)
 
 
 if __name__ == "__main__":

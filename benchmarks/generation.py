@@ -6,29 +6,25 @@
     python -m benchmarks.generation --parts --before ../earlier      # phases alone, in turn with another commit's
     python -m benchmarks.generation --device cuda --preset llama-8b-32k
 
-Random weights, one random document, three actions: SnapKV and recent keeping half of the prompt, SnapKV keeping 512
-entries. Parts, each run in a process of its own, in turn with the others, ``--repetitions`` times:
+A model of random weights decodes one random document under three actions: SnapKV and recent keeping half of the prompt,
+and SnapKV keeping 512 entries. Parts take turns, each run in a process of its own:
 
 - ``shared``: this generator;
 - ``copies``: K copies of the prompt in transformers' ``DynamicCache``, three streams per action and replicate, sdpa;
 - ``in place``: the same with copies in buffers that have room for the horizon from the start.
 
-"all" is the prompt (prefill and eviction) with decoding, "decode" the latter alone. Seconds are the least, ratios those
-of the least and, below, of the medians. Where K copies do not fit into memory, as many as do are decoded, the row says
-how many, and ratios compare seconds per replicate.
-
-Steps before pairs part and after have rows of their own, with their share of the bound (``benchmarks.phases``), against
-those of another commit if ``--before`` names its working tree, and against copies.
-
-The rate is in steps of one pair. On a CPU the peak is that of the process, on CUDA that of device memory, without the
-libraries' own. The presets on CUDA have not been measured yet.
+"all" is the prompt (prefill and eviction) with decoding. Seconds are the least of the repetitions; the rate is in steps
+of one pair. If K copies do not fit into memory, as many as fit are decoded, and ratios compare seconds per replicate.
+Steps before pairs part and after have rows of their own (``benchmarks.phases``). The peak is resident memory on a CPU,
+device memory on CUDA, which has not been measured yet.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -38,30 +34,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.cases import PRESETS, Case, model_shape, weight_bytes
+from benchmarks.cases import PRESETS, SEED, Case, model_shape, random_document, random_model, weight_bytes
 from benchmarks.copied_caches import copied_rollout
-from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, measure, mib, show
+from benchmarks.measurement import BenchmarkRow, Measured, Measurement, benchmark_parser, in_turn, measure, mib, run
 from benchmarks.phases import NAMES, Phase, measure_phase
 from benchmarks.roofline import measure_peaks
 from generator.actions import Action
-from generator.attention.cpu_products import replace_activations, replace_linear_layers
-from generator.attention.holding import DTYPES
-from generator.attention.interface import IMPLEMENTATION
-from generator.attention.row_invariance import find_row_multiple
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full
-from generator.transformer.decoder import whole_sums
-from generator.transformer.fused.layers import join_weights, layers_fault
-from generator.transformer.memory import ModelShape, available_bytes
-from generator.transformer.model import LoadedModel
+from generator.transformer.memory import available_bytes
 from generator.transformer.prompts.prompt import Prompt
-from schema.document import Document
 from schema.retention import Retention
 
-SEED = 3
 _FEWEST = 128  # prompt entries, of which SnapKV's window is half
 
 
@@ -94,37 +80,6 @@ class MeasuredRun:
 
 
 RunsByPart = dict[str, list[Measured[MeasuredRun]]]
-
-
-def random_model(case: Case, *, plain: bool = False) -> LoadedModel:
-    """Make a model of random weights on the case's device; ``plain`` leaves the network as transformers makes it."""
-    torch.set_num_threads(case.threads)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=case.vocabulary, hidden_size=case.width, intermediate_size=case.inner_width,
-        num_hidden_layers=case.layers, num_attention_heads=case.heads, num_key_value_heads=case.kv_heads,
-        max_position_embeddings=2 * case.entries + case.horizon, bos_token_id=None, eos_token_id=None,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    loader: Any = AutoModelForCausalLM
-    with torch.device(case.device):
-        network = loader.from_config(config, dtype=DTYPES[case.dtype], attn_implementation=IMPLEMENTATION)
-    network.eval().requires_grad_(requires_grad=False)
-    if case.device == "cpu" and not plain:
-        replace_activations(network)
-        replace_linear_layers(network)
-    elif case.device != "cpu" and not plain and layers_fault(network) is None:
-        join_weights(network)
-    shape = ModelShape.of(config.to_dict(), case.dtype)
-    with whole_sums(case.device):
-        rows = find_row_multiple(network)
-    return LoadedModel("random", network, case.device, case.dtype, (), config.max_position_embeddings, shape, rows)
-
-
-def random_document(case: Case) -> Document:
-    """Make a prompt of random tokens."""
-    tokens = np.random.default_rng(SEED).integers(0, case.vocabulary, case.entries)
-    return Document("random", "RANDOM", "random", "random", "random", tuple(tokens.tolist()))
 
 
 def run_shared(case: Case, savings: Savings = ALL_SAVINGS, *, control: bool = False) -> MeasuredRun:
@@ -193,15 +148,11 @@ PARTS: dict[str, Callable[[Case], MeasuredRun]] = {
 PHASES = {"all": attrgetter("seconds"), "decode": attrgetter("decode_seconds")}
 
 
-def compare(
-    case: Case, parts: Sequence[str], repetitions: int, before: Path | None
-) -> tuple[list[BenchmarkRow], dict[str, Any]]:
+def compare(case: Case, parts: Sequence[str], repetitions: int, before: Path | None) -> Measurement:
     """Measure one prompt length; return rows and facts."""
     copied = replace(case, replicates=max(fitting_copies(case), 1))
-    runs: RunsByPart = {name: [] for name in parts}
-    for _ in range(repetitions):
-        for name in parts:
-            runs[name].append(measure(PARTS[name], case if name == "shared" else copied))
+    cases = {name: case if name == "shared" else copied for name in parts}
+    runs: RunsByPart = in_turn({name: partial(measure, PARTS[name], one) for name, one in cases.items()}, repetitions)
     rows = []
     for phase in PHASES:
         for name in parts:
@@ -216,7 +167,7 @@ def compare(
         found = measure_phase(case, name, peaks, before, repetitions)
         rows += _phase_rows(case, found, runs)
         facts[name.replace(" ", "_")] = found.facts()
-    return rows, _facts(case, runs) | facts
+    return rows, {f"n_{case.entries}": _facts(case, runs) | facts}
 
 
 def _phase_rows(case: Case, phase: Phase, runs: RunsByPart) -> list[BenchmarkRow]:
@@ -302,11 +253,28 @@ def _different_tokens(one: MeasuredRun, other: MeasuredRun) -> int:
     )
 
 
+def measure_all(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
+    """Measure each prompt length."""
+    shape, lengths = PRESETS[options.preset]
+    sizes = {name: value for name in ("replicates", "horizon") if (value := getattr(options, name)) is not None}
+    case, lengths = replace(shape, device=options.device, threads=options.threads, **sizes), options.entries or lengths
+    yield [], {"preset": options.preset, "case": asdict(case) | {"entries": lengths}}
+    for entries in lengths:
+        yield compare(replace(case, entries=entries), options.parts, options.repetitions, options.before)
+
+
+def prompt_entries(text: str) -> int:
+    """Read a prompt length of ``--entries``."""
+    if int(text) < _FEWEST:
+        raise argparse.ArgumentTypeError(f"{text}: give {_FEWEST} or more, for SnapKV's window")
+    return int(text)
+
+
 def main() -> None:
     """Run the benchmark at the given sizes."""
     parser = benchmark_parser("generation", "Measure generation with shared prompts, against copies of the prompt.")
     parser.add_argument("--preset", choices=PRESETS, default="small", help="the model's shape and its sizes")
-    parser.add_argument("--entries", type=int, nargs="+", help="prompt lengths n")
+    parser.add_argument("--entries", type=prompt_entries, nargs="+", help="prompt lengths n")
     parser.add_argument("--replicates", type=int, help="K")
     parser.add_argument("--horizon", type=int, help="H")
     parser.add_argument("--device", default="cpu")
@@ -314,19 +282,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="none for the phases alone")
     parser.add_argument("--before", type=Path, help="a working tree of another commit")
     parser.add_argument("--repetitions", type=int, default=2)
-    options = parser.parse_args()
-    if options.entries and min(options.entries) < _FEWEST:
-        parser.error(f"--entries {min(options.entries)}: give {_FEWEST} or more, for SnapKV's window")
-    shape, lengths = PRESETS[options.preset]
-    sizes = {name: getattr(options, name) for name in ("replicates", "horizon") if getattr(options, name) is not None}
-    case = replace(shape, device=options.device, threads=options.threads, **sizes)
-    rows: list[BenchmarkRow] = []
-    facts: dict[str, Any] = {"preset": options.preset, "case": asdict(case) | {"entries": options.entries or lengths}}
-    for entries in options.entries or lengths:
-        some, about = compare(replace(case, entries=entries), options.parts, options.repetitions, options.before)
-        rows += some
-        facts[f"n_{entries}"] = about
-    show("generation", rows, "steps", facts, as_json=options.json)
+    run(parser, "generation", "steps", measure_all)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,18 @@ ones ("generated"). Parts take turns in one process; seconds are those of a law,
 
 from __future__ import annotations
 
+import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.cases import Case
-from benchmarks.generation import SEED, random_document, random_model
-from benchmarks.measurement import BenchmarkRow, benchmark_parser, show
+from benchmarks.cases import SEED, Case, random_document, random_model
+from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, in_turn, run
 from generator.actions import Action, build_action
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.model import LoadedModel
@@ -56,13 +58,10 @@ def seconds_of_law(model: LoadedModel, case: Case, part: str) -> float:
     return float(seconds / laws)
 
 
-def compare(case: Case, repetitions: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
-    """Measure one prompt length; return rows and facts."""
+def compare(case: Case, repetitions: int) -> Measurement:
+    """Measure one prompt length."""
     model = random_model(case)
-    found: dict[str, list[float]] = {part: [] for part in PARTS}
-    for _ in range(repetitions):
-        for part, seconds in found.items():
-            seconds.append(seconds_of_law(model, case, part))
+    found = in_turn({part: partial(seconds_of_law, model, case, part) for part in PARTS}, repetitions)
     least = {part: min(seconds) for part, seconds in found.items()}
     rows = [
         BenchmarkRow(f"n = {case.entries}: {part}", own, rate=1 / own, peer=PEER, ratio=least[PEER] / own)
@@ -72,7 +71,16 @@ def compare(case: Case, repetitions: int) -> tuple[list[BenchmarkRow], dict[str,
         name: {part: round(of(seconds) / of(found[PEER]), 3) for part, seconds in found.items()}
         for name, of in (("least", min), ("medians", statistics.median))
     }
-    return rows, {"times_as_long": longer, "microseconds": {part: round(own * 1e6) for part, own in least.items()}}
+    microseconds = {part: round(own * 1e6) for part, own in least.items()}
+    return rows, {f"n_{case.entries}": {"times_as_long": longer, "microseconds": microseconds}}
+
+
+def measure_all(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
+    """Measure each prompt length."""
+    case = Case(replicates=options.replicates, horizon=options.horizon, threads=options.threads)
+    yield [], {"case": asdict(case) | {"entries": options.entries}}
+    for entries in options.entries:
+        yield compare(replace(case, entries=entries), options.repetitions)
 
 
 def main() -> None:
@@ -83,15 +91,7 @@ def main() -> None:
     parser.add_argument("--horizon", type=int, default=32, help="H")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a CPU")
     parser.add_argument("--repetitions", type=int, default=3)
-    options = parser.parse_args()
-    case = Case(replicates=options.replicates, horizon=options.horizon, threads=options.threads)
-    rows: list[BenchmarkRow] = []
-    facts: dict[str, Any] = {"case": asdict(case) | {"entries": options.entries}}
-    for entries in options.entries:
-        some, about = compare(replace(case, entries=entries), options.repetitions)
-        rows += some
-        facts[f"n_{entries}"] = about
-    show("interventions", rows, "laws", facts, as_json=options.json)
+    run(parser, "interventions", "laws", measure_all)
 
 
 if __name__ == "__main__":

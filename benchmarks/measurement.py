@@ -1,4 +1,4 @@
-"""Shared parts of benchmarks: measure a call in a process of its own, and print rows as a table or as JSON."""
+"""The harness of benchmarks: the command line, the measured parts beside their peers, and the printed table or JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import json
 import multiprocessing
 import os
 import resource
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar
 
 _Value = TypeVar("_Value")
 
@@ -71,6 +73,57 @@ class BenchmarkRow:
     rate: float | None = None
     peer: str | None = None
     ratio: float | None = None
+
+
+Measurement: TypeAlias = tuple[Sequence[BenchmarkRow], dict[str, Any]]
+"""Rows of a table, and the facts that are printed below it."""
+
+
+def in_turn(parts: Mapping[str, Callable[[], _Value]], repetitions: int) -> dict[str, list[_Value]]:
+    """Call all parts one after the other, ``repetitions`` times; return each part's results."""
+    rounds = [{name: part() for name, part in parts.items()} for _ in range(repetitions)]
+    return {name: [one[name] for one in rounds] for name in parts}
+
+
+def compared(
+    parts: Mapping[str, Measured[Any]], amount: float, peers: Mapping[str, str], label: str = "{}"
+) -> list[BenchmarkRow]:
+    """Return a row for each part.
+
+    Args:
+        parts: The measured parts by name.
+        amount: The processed units, for the rate.
+        peers: For each part that has a peer, the name of the part it is compared with.
+        label: The row's text for a part's name.
+    """
+    return [
+        part.row(
+            label.format(name), amount / part.seconds,
+            peers.get(name), parts[peers[name]].seconds / part.seconds if name in peers else None,
+        )
+        for name, part in parts.items()
+    ]  # fmt: skip
+
+
+def run(
+    parser: argparse.ArgumentParser, title: str, unit: str,
+    measure_all: Callable[[argparse.Namespace, Path], Iterable[Measurement]],
+) -> None:  # fmt: skip
+    """Read the command line, measure, and print everything.
+
+    Args:
+        parser: The command line, made by ``benchmark_parser``.
+        title: The title of the table.
+        unit: The unit of rates.
+        measure_all: Yields measurements, given the options and a folder that is removed afterwards. The folder lies in
+            the option ``folder``, if there is one.
+    """
+    options = parser.parse_args()
+    rows, facts = list[BenchmarkRow](), dict[str, Any]()
+    with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-", dir=getattr(options, "folder", None)) as folder:
+        for more, said in measure_all(options, Path(folder)):
+            rows, facts = [*rows, *more], facts | said
+    show(title, rows, unit, facts, as_json=options.json)
 
 
 def benchmark_parser(name: str, description: str) -> argparse.ArgumentParser:

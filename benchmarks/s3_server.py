@@ -48,7 +48,6 @@ class S3Server:
             at: The single request, counted from now on, that is answered with an error.
             status: The error's code, 500 or 503.
             seconds: The delay of all answers.
-
         """
         asked = json.dumps({"every": every, "at": at, "status": status, "seconds": seconds}).encode()
         with urlopen(Request(self._endpoint + CONTROL, data=asked)):  # noqa: S310 - our own server

@@ -4,14 +4,9 @@
     python -m benchmarks.scale --events 10e6 --json
     python -m benchmarks.scale --events 1e9 --folder DIR  # 8 GB of disk; a log that DIR has is derived anew
 
-Measured for each size, each part in a process of its own:
-
-- the writing of a synthetic log: three actions, 64 replicates, 1,024 positions;
-- ``kvdrift derive``: trajectories, steps and moments;
-- the views, opened as ``kvdrift sql`` does; then ``decomposition``, ``contrasts`` and ``entry``;
-- the bootstrap of every quantity of the decomposition, with 2,000 draws;
-- DuckDB: R, O, E and C of each action by one query over the files of events, as one would write it by hand. It knows
-  nothing of strata, incomplete trajectories or revisions.
+Each part runs in a process of its own. The log is synthetic: three actions, 64 replicates, 1,024 positions. The peer
+computes R, O, E and C of each action by one DuckDB query over the files of events, without strata, incomplete
+trajectories or revisions. The bootstrap has the quantities of the decomposition and 2,000 draws.
 
 Rates are events per second. Targets at 1,000 million events on two cores: derivation, moments and views in 15 minutes
 and 4 GiB, ``decomposition`` in a second.
@@ -20,7 +15,6 @@ and 4 GiB, ``decomposition`` in a second.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,17 +22,15 @@ from typing import Any
 import duckdb
 
 import kvdrift
-from benchmarks.measurement import BenchmarkRow, Measured, benchmark_parser, measure, mib, show
+from benchmarks.analysis import moments_of
+from benchmarks.measurement import Measured, Measurement, benchmark_parser, compared, measure, mib, run
 from benchmarks.synthetic_study import Sizes, write_study
-from flows.estimate.estimation import document_moments
 from flows.estimate.parts import Analysis, in_sequence, parts_of, subjects_of
 from log.store import Store
 from log.units.unit import DERIVED
 from schema.errors import InputError, OperationError
 from schema.tables import PLAIN
-from sql.catalog import MOMENT_VIEWS, open_views
 from sql.quoting import parquet_files
-from stats.moments import DocumentMoments
 from stats.resampling.intervals import Request
 from transforms.pipeline import run_derivation
 
@@ -136,17 +128,10 @@ def three_views(location: str) -> None:
             views.rows(name)
 
 
-def read_moments(location: str) -> DocumentMoments:
-    """Read the moments of documents."""
-    with open_views(Store.open(location), kept=MOMENT_VIEWS) as views:
-        study = views.rows("studies").to_pylist()[0]
-        return document_moments(views, study["study"], study["model"], "evaluation")
-
-
 def bootstrap(location: str) -> int:
     """Estimate the quantities with their intervals; return the number of intervals."""
     analysis = Analysis("", "", "evaluation", 0, ((QUANTITIES, DRAWS),), Request(), None)
-    moments = read_moments(location)
+    moments = moments_of(location)
     return sum(len(rows) for rows in in_sequence(parts_of(analysis, moments, subjects_of(moments))))
 
 
@@ -158,7 +143,18 @@ def by_hand(location: str) -> Cells:
         return connection.execute(BY_HAND.format(events=events)).fetchall()
 
 
-def measure_size(folder: Path, events: int) -> tuple[list[BenchmarkRow], dict[str, Any]]:
+VIEW, PEER = "decomposition, opened", "DuckDB over events"
+PARTS: dict[str, Callable[[str], Any]] = {
+    "derive": derive,
+    "open the views": open_alone,
+    VIEW: decomposition,
+    "three views, opened": three_views,
+    "bootstrap, opened": bootstrap,
+    PEER: by_hand,
+}
+
+
+def measure_size(folder: Path, events: int) -> Measurement:
     """Measure one size in a folder's store, existing or new; return rows, and facts beside their targets."""
     sizes, location = sizes_for(events), str(folder / f"events-{events}")
     parts = dict[str, Measured[Any]]()
@@ -166,27 +162,15 @@ def measure_size(folder: Path, events: int) -> tuple[list[BenchmarkRow], dict[st
         measure(forget_derived, location)
     else:
         parts["write the log"] = measure(write, location, sizes)
-    each: dict[str, Callable[[str], Any]] = {"derive": derive, "open the views": open_alone}
-    parts |= {name: measure(part, location) for name, part in each.items()}
-    views = measure(decomposition, location)
-    parts["decomposition, opened"] = views
-    parts["three views, opened"] = measure(three_views, location)
-    parts["bootstrap, opened"] = measure(bootstrap, location)
-    peer = measure(by_hand, location)
-    check_equal(views.value, peer.value)
-
+    for name, part in PARTS.items():
+        parts[name] = measure(part, location)
+    check_equal(parts[VIEW].value, parts[PEER].value)
     million = f"{sizes.events / 1e6:,.0f} M"
-    compared = {"decomposition, opened": ("DuckDB over events", peer.seconds / views.seconds)}
-    rows = [
-        part.row(f"{million}: {name}", sizes.events / part.seconds, *compared.get(name, ()))
-        for name, part in (parts | {"DuckDB over events": peer}).items()
-    ]
     derived = [parts[name] for name in ("derive", "three views, opened")]
-    facts = {
+    return compared(parts, sizes.events, {VIEW: PEER}, f"{million}: {{}}"), {
         f"{million}_derived_and_viewed": f"{sum(part.seconds for part in derived):.0f} s, "
         f"peak {max(mib(part.peak_bytes) for part in derived):,.0f} MiB"
     }
-    return rows, facts
 
 
 def check_equal(ours: Cells, theirs: Cells) -> None:
@@ -205,15 +189,13 @@ def main() -> None:
         metavar="N", help="sizes; 10e6 100e6 by default",
     )  # fmt: skip
     parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="where to write and leave the stores, and to find those of before"
-    )
-    options = parser.parse_args()
-    rows, facts = list[BenchmarkRow](), dict[str, Any]()
-    with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-") as temporary:
-        for events in options.events:
-            more, said = measure_size(options.folder or Path(temporary), events)
-            rows, facts = rows + more, facts | said
-    show("scale", rows, "events", facts, as_json=options.json)
+        "--folder", dest="kept", type=Path, metavar="DIR",
+        help="where to write and leave the stores, and to find earlier stores",
+    )  # fmt: skip
+    run(
+        parser, "scale", "events",
+        lambda options, folder: (measure_size(options.kept or folder, events) for events in options.events),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

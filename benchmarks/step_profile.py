@@ -1,16 +1,16 @@
-"""What one decoding step asks of a device: copies between it and the host, operations that wait for it, and launches.
+"""Operations of one decoding step on a device: copies to and from the host, waits of the host, and launches.
 
     python -m benchmarks.step_profile                     # on a pretend device, which takes no GPU
     python -m benchmarks.step_profile --estimator swrb --json
     python -m benchmarks.step_profile --device cuda
 
-A small model of random weights decodes a few replicates of three actions, one of them the control. Every operation that
-torch dispatches is counted: a copy between host and device, where ``item`` and what else the host waits for count too;
-a view or an allocation, which is left out; or a launch. Operations of our own that one launch computes on CUDA are one
-operation here. An operation of torch is counted as one launch, though some take several.
+A small model of random weights decodes a few replicates of three actions, among them the control. Every operation that
+torch dispatches is counted as a copy (or another operation that the host waits for), or as a launch; views and
+allocations are left out. Our own operations count as one launch each, as on CUDA; so do torch's, though some take
+several.
 
-Numbers are those of the step that takes most of each kind. "A layer" is what two layers more add, halved: their outputs
-are zero, so that both models draw the same tokens.
+Each number is that of the step with the most operations of its kind. "A layer" is half of what two more layers add. The
+outputs of these two layers are zero, so that both models draw the same tokens.
 
 A step either takes new streams from the host, or is begun with the streams of the step before. A CUDA graph can replay
 the second kind only if the step repeats another: the same operations, with the same shapes, strides, places and
@@ -33,8 +33,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.cases import Case
-from benchmarks.generation import SEED, random_document, random_model
+from benchmarks.cases import SEED, Case, random_document, random_model
 from benchmarks.measurement import benchmark_parser
 from benchmarks.pretend_device import SECOND, TwoDevices, tensors_of, to_second_device
 from generator.actions import Action

@@ -1,39 +1,28 @@
-"""What a store costs that has many units: appending, asking, opening, as runs leave it and after ``kvdrift compact``.
+"""Costs of a store with many units: appending, asking and opening, as runs leave the store and after a compaction.
 
-    python -m benchmarks.store                          # 1,000, 10,000 and 100,000 units, which take longest
+    python -m benchmarks.store                          # 1,000, 10,000 and 100,000 units, the largest takes longest
     python -m benchmarks.store --units 500 5000 --json
 
-Measured for each size, as runs leave the store and after a compaction, each part in a process of its own:
-
-- ``append``: a store is opened, and three units of a new document are appended;
-- ``status``: all lines of ``kvdrift status``;
-- ``derive``: ``kvdrift derive`` where nothing is to do, without its catalogue;
-- ``views``: the views are opened;
-- ``catalogue``: ``catalog.duckdb`` is written;
-- ``verify``: all checks of ``kvdrift verify``, of the compacted store alone, which is sound. It reads every row, so its
-  cost is that of the units.
-
-Ratios are of CPU seconds: those of the smallest size by those of this one. All but those of ``verify`` are to stay
-near 1: no part may take 1.5 times as long at 100,000 units as at 1,000.
-
-All documents have answers, and all pairs are scored. The units come as those of runs that follow each other: a commit
-has 48 units, those of 16 documents; a run makes some commits, derives, scores and puts small files together.
+Each part runs in a process of its own. Ratios are CPU seconds of the smallest size by those of this size; no part but
+``verify``, which reads every row, may take 1.5 times as long at 100,000 units as at 1,000. All documents have answers,
+and all pairs are scored. A commit has the 48 units of 16 documents. A run makes some commits, derives, scores and joins
+small files.
 """
 
 from __future__ import annotations
 
-import tempfile
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.measurement import BenchmarkRow, benchmark_parser, measure, mib, show
-from benchmarks.synthetic_study import ONE_DOCUMENT, action_row, document_row, drawn_units, study_row
+from benchmarks.measurement import Measurement, benchmark_parser, measure, mib, run
+from benchmarks.synthetic_study import ONE_DOCUMENT, document_row, drawn_units, new_study
 from kvdrift.commands.status import status_lines
 from log.store import Store
-from schema.tables import ACTIONS, DOCUMENTS, SCORES, STUDIES
+from schema.tables import SCORES
 from sql.catalog import open_views
 from sql.catalog_file import write_catalog
 from transforms.compaction import compact
@@ -86,12 +75,8 @@ PARTS = (status, derive, views, catalogue, append)  # of both forms
 
 def write(location: str | Path, units: int) -> None:
     """Make a store like that of many consecutive runs."""
-    store = Store.create(location)
     documents = [document_row(1, number) | ANSWERED for number in range(-(-units // ONE_DOCUMENT.actions))]
-    store.append_rows("documents", pa.Table.from_pylist([*documents, APPENDED], schema=DOCUMENTS.schema))
-    store.append_rows("studies", pa.Table.from_pylist([study_row(ONE_DOCUMENT, 0)], schema=STUDIES.schema))
-    actions = [action_row(name) for name in ONE_DOCUMENT.action_names]
-    store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
+    store = new_study(str(location), ONE_DOCUMENT, 0, [*documents, APPENDED])
     for number, first in enumerate(range(0, len(documents), DOCUMENTS_PER_COMMIT), 1):
         part = documents[first : first + DOCUMENTS_PER_COMMIT]
         made = list(drawn_units(part, ONE_DOCUMENT, 0))
@@ -113,7 +98,7 @@ def _scores(record: Record) -> Iterator[Record]:
 
 
 def compact_written(folder: Path, _units: int) -> None:
-    """Compact the store that ``write_store`` made."""
+    """Compact the store that ``write`` made."""
     compact(Store.open(folder))
 
 
@@ -127,22 +112,24 @@ def measure_sizes(folder: Path, sizes: list[int]) -> Iterator[tuple[str, str, in
                 yield part.__name__, form, units, measure(part, str(store))
 
 
+def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
+    """Measure all parts of all sizes, against the smallest size."""
+    smallest = dict[tuple[str, str], tuple[int, float]]()
+    for part, form, units, measured in measure_sizes(folder, sorted(options.units)):
+        fewest, seconds = smallest.setdefault((part, form), (units, measured.cpu_seconds))
+        peer = (None, None) if units == fewest else (f"{fewest:,} units", seconds / measured.cpu_seconds)
+        said = {f"catalogue_mib_{form}_{units}".replace(" ", "_"): round(measured.value, 2)}
+        yield (
+            [measured.row(f"{part}, {form}, {units:,} units", None, *peer)], said if part == "catalogue" else {},
+        )  # fmt: skip
+
+
 def main() -> None:
     """Measure, and print ratios."""
     parser = benchmark_parser("store", "Appending, asking and opening at several sizes, as left by runs and compacted.")
     parser.add_argument("--units", type=int, nargs="+", default=[1_000, 10_000, 100_000], metavar="N")
     parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
-    options = parser.parse_args()
-    rows, smallest = list[BenchmarkRow](), dict[tuple[str, str], tuple[int, float]]()
-    facts: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for part, form, units, measured in measure_sizes(Path(folder), sorted(options.units)):
-            fewest, seconds = smallest.setdefault((part, form), (units, measured.cpu_seconds))
-            peer = (None, None) if units == fewest else (f"{fewest:,} units", seconds / measured.cpu_seconds)
-            rows.append(measured.row(f"{part}, {form}, {units:,} units", None, *peer))
-            if part == "catalogue":
-                facts[f"catalogue_mib_{form}_{units}".replace(" ", "_")] = round(measured.value, 2)
-    show("store: costs by size", rows, "units", facts, as_json=options.json)
+    run(parser, "store: costs by size", "units", measure_all)
 
 
 if __name__ == "__main__":

@@ -5,21 +5,21 @@
     python -m benchmarks.streams --replicates 100 --horizon 200 --json
 
 All rows are shuffled over all replicates; 1% of them come last, and 5% come twice. The peer derives the same rows, in
-order, in memory. Each part runs in a process of its own. What a stream costs follows its pieces: a piece is what
-131,072 rows have of one replicate. So a stream whose replicates are shorter, or more mixed, takes longer for as many
-rows.
+order, in memory. Each part runs in a process of its own. The cost follows the number of pieces: a piece is one
+replicate's rows among 131,072 rows. Shorter replicates therefore cost more for as many rows.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.measurement import benchmark_parser, measure, show
+from benchmarks.measurement import Measurement, benchmark_parser, measure, run
 from schema.tables import EVENTS, PAIR_COLUMNS
 from transforms.derivation import derive_trajectories
 
@@ -80,25 +80,29 @@ def derive_stream(path: Path, horizon: int) -> int:
     return int(counted.read_text())
 
 
+def compare(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
+    """Derive the same events in order and as a stream."""
+    rows = options.replicates * options.horizon
+    measure(write_events, folder, options.replicates, options.horizon)  # elsewhere: a child inherits this peak
+    whole, stream = measure(derive_whole, folder), measure(derive_stream, folder, options.horizon)
+    if not whole.value == stream.value == rows:
+        raise SystemExit(f"{whole.value} and {stream.value} steps of {rows} events")
+    arrived = rows + rows // 20
+    table = [
+        whole.row("derived in order", rows / whole.cpu_seconds),
+        stream.row("stream", arrived / stream.cpu_seconds, "derived in order", whole.cpu_seconds / stream.cpu_seconds),
+    ]
+    yield table, {
+        "events": rows, "events_that_arrive": arrived, "events_a_cpu_second": round(arrived / stream.cpu_seconds),
+    }  # fmt: skip
+
+
 def main() -> None:
     """Run the benchmark."""
     parser = benchmark_parser("streams", "a stream of events through Beam against the batch path")
     parser.add_argument("--replicates", type=int, default=1_000)
     parser.add_argument("--horizon", type=int, default=2_000)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path, rows = Path(folder), options.replicates * options.horizon
-        measure(write_events, path, options.replicates, options.horizon)  # elsewhere: a child inherits this peak
-        whole, stream = measure(derive_whole, path), measure(derive_stream, path, options.horizon)
-    if not whole.value == stream.value == rows:
-        raise SystemExit(f"{whole.value} and {stream.value} steps of {rows} events")
-    arrived = rows + rows // 20
-    facts = {"events": rows, "events_that_arrive": arrived, "events_a_cpu_second": round(arrived / stream.cpu_seconds)}
-    table = [
-        whole.row("derived in order", rows / whole.cpu_seconds),
-        stream.row("stream", arrived / stream.cpu_seconds, "derived in order", whole.cpu_seconds / stream.cpu_seconds),
-    ]
-    show("streams", table, "events", facts, as_json=options.json)
+    run(parser, "streams", "events", compare)
 
 
 if __name__ == "__main__":

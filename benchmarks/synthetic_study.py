@@ -1,12 +1,13 @@
-"""Writes a store of any size whose events follow a known law; it is written and derived like the store of a real study.
+"""Write a store of any size whose events follow a known law, and derive it like the store of a real study.
 
     python -m benchmarks.synthetic_study FOLDER                   # the paper's size, 7.1 M events, in about 10 s
     python -m benchmarks.synthetic_study FOLDER --documents 4 --replicates 8 --horizon 32
 
 Then ``kvdrift analyze FOLDER``, ``kvdrift report FOLDER``, ``kvdrift sql FOLDER "select * from decomposition"``.
 
-The law of one document under one action, given its rates (`Rates`); a position's distance varies around its rate by a
-factor that is uniform on [1/2, 3/2], and a mismatch has exactly the distance as its probability, as in the coupling:
+The law of one document under one action follows from its rates (`Rates`). The distance at a position is its rate
+times a factor that is uniform on [1/2, 3/2]. The distance is exactly the probability of a
+mismatch, as in the coupling:
 
     t = 1                            delta = f = 0: eviction follows prefill
     until tau                        delta = f around ``entry``: one history, so that tau is geometric
@@ -23,16 +24,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import sys
-import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from benchmarks.measurement import Measurement, benchmark_parser, compared, measure, run
 from log.store import Store, Unit
 from schema.keyed_random import keyed_generator
 from schema.tables import ACTIONS, DOCUMENTS, EVENTS, STUDIES
@@ -106,17 +106,22 @@ def write_study(
     With ``actions``, only the events of these actions are written.
     """
     own = sizes.action_names if actions is None else actions
-    store = Store.create(location)
     documents = document_rows(sizes)
-    store.append_rows("studies", pa.Table.from_pylist([study_row(sizes, seed)], schema=STUDIES.schema))
-    store.append_rows("documents", pa.Table.from_pylist(documents, schema=DOCUMENTS.schema))
-    rows = [action_row(name) for name in sizes.action_names]
-    store.append_rows("actions", pa.Table.from_pylist(rows, schema=ACTIONS.schema))
+    store = new_study(location, sizes, seed, documents)
     for first in range(0, len(documents), DOCUMENTS_AT_ONCE):
         units = drawn_units(documents[first : first + DOCUMENTS_AT_ONCE], sizes, seed)
         store.append_units([unit for unit in units if unit.record["action"] in own])
     if derived:
         run_derivation(store.location)
+    return store
+
+
+def new_study(location: str, sizes: Sizes, seed: int, documents: list[dict[str, Any]]) -> Store:
+    """Write the rows of a study, its documents and its actions, without units."""
+    store = Store.create(location)
+    actions = [action_row(name) for name in sizes.action_names]
+    for table, rows in ((STUDIES, [study_row(sizes, seed)]), (DOCUMENTS, documents), (ACTIONS, actions)):
+        store.append_rows(table.name, pa.Table.from_pylist(rows, schema=table.schema))
     return store
 
 
@@ -255,29 +260,25 @@ def sizes_of(options: argparse.Namespace) -> Sizes:
     return Sizes(**{name: getattr(options, name) for name in asdict(Sizes())})
 
 
+def write_measured(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
+    """Write the study, in a process of its own."""
+    sizes = sizes_of(options)
+    yield (
+        compared({"write and derive": measure(_write, options.store, sizes, options.seed)}, sizes.events, {}),
+        {"store": options.store, "events": sizes.events},
+    )
+
+
+def _write(location: str, sizes: Sizes, seed: int) -> None:
+    write_study(location, sizes, seed)
+
+
 def main() -> None:
     """Write a synthetic study."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.synthetic_study", description="Write a synthetic study."
-    )
-    parser.add_argument("folder", help="folder of the store; made if missing")
+    parser = benchmark_parser("synthetic_study", "Write a synthetic study.")
+    parser.add_argument("store", metavar="folder", help="folder of the store; made if missing")
     add_size_options(parser, Sizes())
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    sizes = sizes_of(options)
-    begun, cpu = time.perf_counter(), time.process_time()
-    write_study(options.folder, sizes, options.seed)
-    outcome = {
-        "store": os.path.abspath(options.folder),  # noqa: PTH100 - as typed, resolved
-        "events": sizes.events,
-        "seconds": time.perf_counter() - begun,
-        "cpu_seconds": time.process_time() - cpu,
-    }
-    if options.json:
-        json.dump(outcome, sys.stdout)
-        print()
-    else:
-        print("{store}: {events:,} events in {seconds:.1f} s ({cpu_seconds:.1f} CPU)".format(**outcome))
+    run(parser, "synthetic study", "events", write_measured)
 
 
 if __name__ == "__main__":

@@ -59,8 +59,7 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
     Args:
         study: the study.
         offline: whether to do without a tokenizer or configuration that is not on this machine.
-        held: the study's stored documents, which are taken before any others.
-
+        held: the study's stored documents, which are taken first.
     """
     actions = checked_actions(study)
     documents: dict[str, dict[str, list[Document]]] = {split: {} for split in SPLITS}
@@ -196,7 +195,6 @@ def check_retentions(actions: Iterable[Action], tokens: int, where: str) -> None
         actions: a study's actions.
         tokens: the prompt's length n.
         where: the subject of an error line, such as a document.
-
     """
     for action in actions:
         action.kept_entries(tokens, where)
@@ -207,7 +205,6 @@ def check_distinct(documents: Iterable[Document]) -> None:
 
     Raises:
         InputError: a document is in two strata.
-
     """
     strata: dict[str, str] = {}
     for document in documents:

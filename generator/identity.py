@@ -95,7 +95,6 @@ class GpuKinds:
     Attributes:
         names: The names by CUDA; empty if no unit was made on a GPU, or if the GPU is not known.
         told: Words about them for messages.
-
     """
 
     names: frozenset[str]
@@ -130,7 +129,6 @@ class GpuKinds:
 
         Raises:
             InputError: It has another GPU model, and the study allows only one.
-
         """
         if not model.mixed_gpus and (line := self.difference(who, gpu)) is not None:
             raise InputError(f"{line}: use one kind, or write mixed_gpus = true under [model] of the study file")

@@ -46,7 +46,6 @@ class Anomaly:
         rows: The rows that have it, ascending.
         say: Returns the text about one of these rows.
         position: Returns the position t to name for one of these rows; None if that is the row's own t.
-
     """
 
     kind: str
@@ -65,7 +64,6 @@ class SortedRows:
         pair_last: [R] the last row of each replicate.
         unit_first: [U + 1] the first row of each unit, and at the end N.
         follows: [N] whether the previous row is the previous position of the same replicate.
-
     """
 
     rows: EventRows

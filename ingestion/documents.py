@@ -27,7 +27,6 @@ class DocumentRow:
     Attributes:
         given: The row's values by column of the documents table, without nulls; ``doc`` is always among them.
         where: File and row, for error lines.
-
     """
 
     given: dict[str, Any]

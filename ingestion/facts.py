@@ -35,7 +35,6 @@ class FactRow:
     Attributes:
         given: The row's values by column, without nulls; ``action`` is always among them.
         where: File and row, for error lines.
-
     """
 
     given: dict[str, Any]

@@ -85,7 +85,6 @@ class FileGroups:
         names: The names of each group, in order of appearance; a null name is None.
         run_first: [R + 1] the first row of each run, and at the end the number of rows.
         run_group: [R] the group of each run, as an index into ``names``.
-
     """
 
     names: list[GroupNames]
@@ -124,7 +123,6 @@ class EventFile:
     Raises:
         InputError: The file cannot be read, or a column is missing, repeated, or of a type that does not fit. Later
             readings raise it too, for damage further down.
-
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,7 +151,6 @@ class EventFile:
 
         Raises:
             InputError: The file is damaged, a row does not belong to a coupled pair, or there are too many rows.
-
         """
         groups: dict[GroupNames, int] = {}
         firsts, ids, row = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], 0

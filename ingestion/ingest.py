@@ -56,7 +56,6 @@ def ingest(
 
     Returns:
         How many units are new, how many the store had already, and which units were kept out and why.
-
     """
     given = DocumentRows() if documents is None else read_documents(Path(documents))
     known = FactRows() if facts is None else read_facts_file(Path(facts))
@@ -140,7 +139,6 @@ class Filing:
 
     Attributes:
         control: Whether each group of the file is of a full-retention control.
-
     """
 
     def __init__(self, file: str, groups: FileGroups, intake: Intake, report: IngestReport) -> None:

@@ -36,7 +36,6 @@ class Refusal:
         text: What is wrong.
         at: The first offending row of the unit, from 0; None if the reason concerns no single row.
         count: The number of offending rows.
-
     """
 
     kind: str
@@ -67,7 +66,6 @@ class Intake:
             documents: The rows of a documents file.
             facts: The rows of a facts file.
             horizon: H for each study and model of which the store has no H.
-
         """
         self._store, self._given, self._facts = store, documents, facts or FactRows()
         self._declared = {
@@ -125,7 +123,6 @@ class Intake:
 
         Raises:
             InputError: The store cannot be read.
-
         """
         wanted = pa.array(np.unique(replicates))
         first, end = int(replicates.min()), int(replicates.max()) + 1
@@ -142,7 +139,6 @@ class Intake:
         Returns:
             The number of new replicates, if the store has the others with equal content. Otherwise the reason why the
             unit cannot go in.
-
         """
         if revision := self._revisions.get((key[0], key[3]), 0):
             superseded = f"action '{key[3]}' was redone or dropped, and revision {revision} supersedes events of a file"

@@ -56,7 +56,6 @@ class Merged:
         conflicting: The file's rows that are set aside.
         conflict: [rows of ``conflicting``] whether the row contradicts another row.
         collapsed: The number of the file's rows that repeat an earlier row.
-
     """
 
     whole: EventRows
@@ -73,7 +72,6 @@ def merge(rows: EventRows, origin: Ints, horizon: Ints) -> Merged:
         rows: N rows with positions in 1..H, earlier rows and the file's rows.
         origin: [N] ``STORED``, ``WAITING`` or ``NEW``.
         horizon: H of each group.
-
     """
     order = np.lexsort((origin, rows.t, rows.replicate, rows.group))
     rows, origin = rows.take(order), origin[order]
@@ -101,7 +99,6 @@ def digest_of(path: Path) -> str:
 
     Raises:
         InputError: The file cannot be read.
-
     """
     found = hashlib.sha256()
     try:
@@ -198,7 +195,6 @@ class Taking:
         name: The name under which the waiting rows are kept.
         held: The replicates of the waiting rows.
         settled: Whether the file has no finding, so that it is remembered.
-
     """
 
     def __init__(self, folder: Path, digest: str) -> None:

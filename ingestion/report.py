@@ -16,7 +16,6 @@ class Finding:
         text: The error, as it stands at the first row that has it.
         key: Study, model, doc, action, replicate and t of that row, as far as they are known; empty for a whole file.
         count: The number of rows with the error.
-
     """
 
     file: str
@@ -58,7 +57,6 @@ class IngestReport:
         waiting: Replicates that lack positions, and those of their events that came with these files.
         findings: The errors.
         remarks: Lines about unusual values that are no errors.
-
     """
 
     files: int

@@ -57,7 +57,6 @@ class Stream:
             documents: The rows of a documents file.
             horizon: H for each study and model of which the store has no H.
             facts: The rows of a facts file.
-
         """
         self._intake, self._pieces = Intake(store, documents, horizon, facts), Pieces(store.location)
         self._pieces.done(one for one in self._pieces.replicates if self._intake.has(*one))
@@ -75,7 +74,6 @@ class Stream:
             digest: The digest of the file's content.
             is_same: Tells whether the file is unchanged since the digest was computed. A changed file is taken, but not
                 remembered, so that it is taken again.
-
         """
         report = IngestReport(1)
         report.waiting.units = self.waiting
@@ -194,7 +192,6 @@ def ingest_pieces(
 
     Returns:
         The counts of all files, and the first finding.
-
     """
     given = DocumentRows() if documents is None else read_documents(Path(documents))
     known = FactRows() if facts is None else read_facts_file(Path(facts))

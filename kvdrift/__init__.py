@@ -93,7 +93,6 @@ def open(store: str | Path, *, checked: bool = False) -> Views:  # noqa: A001 - 
     Raises:
         schema.errors.InputError: there is no store.
         schema.errors.DamagedStoreError: the store is damaged.
-
     """
     from log.store import Store
     from sql.catalog import open_views
@@ -129,7 +128,6 @@ def run(
 
     Raises:
         schema.errors.KvdriftError: the errors of ``schema.errors``, each one line.
-
     """
     from flows.run.options import named_service, named_workers
     from flows.run.study_file import run_file
@@ -157,7 +155,6 @@ def report(store: str | Path, output: str | Path | None = None, study: str | Non
     Raises:
         schema.errors.InputError: there is no such store or study, or the folder may not be written.
         schema.errors.OperationError: the disk is full or broken.
-
     """
     from kvdrift.commands.report import report_pages
 
@@ -195,7 +192,6 @@ def gate(
     Raises:
         schema.errors.InputError: there is no such store, study, quantity, action or stratum, or the study is not
             finished.
-
     """
     from flows.estimate.gate import gate_stored
     from flows.estimate.gate_question import GateQuestion

@@ -39,7 +39,6 @@ def record_gate(folder: Path, asked: Mapping[str, Any], line: str) -> Path | Non
 
     Raises:
         OSError: The page cannot be written.
-
     """
     page = folder / "index.html"
     text = page.read_text(encoding="utf-8") if page.is_file() else ""

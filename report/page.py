@@ -71,7 +71,6 @@ def build_report(
 
     Returns:
         The page's path.
-
     """
     content = read_content(
         StudyRows(views, study, model),
@@ -110,7 +109,6 @@ def write_ended(study: str, report: Path, store: str, folder: Path) -> Path:
 
     Returns:
         The page's path.
-
     """
     page = folder / "index.html"
     colours = [properties(dark=dark) for dark in (False, True)]

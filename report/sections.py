@@ -43,7 +43,6 @@ class Part:
         title: its heading; empty for the first part, which is the page's first screen.
         sections: the functions that make its sections, each with the question that the section answers.
         folded: whether its sections are closed until they are opened or printed; each shows its question.
-
     """
 
     name: str

@@ -24,7 +24,6 @@ class Document:
         tokens: The prompt's token ids in order, without any generated token.
         answers: The texts that a right continuation states; empty if the source does not know them.
         scoring: The rule that scores the answers, "all" or "part"; empty without answers.
-
     """
 
     doc: str

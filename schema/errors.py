@@ -33,7 +33,6 @@ class KvdriftError(Exception):
 
     Args:
         line: What is wrong, where, and what would be right. An overlong line is shortened.
-
     """
 
     exit_code = 1
@@ -112,7 +111,6 @@ def reading(unread: str, *others: type[Exception]) -> Iterator[None]:
 
     Raises:
         InputError: The file cannot be read.
-
     """
     expected = _UNREADABLE + others
     try:

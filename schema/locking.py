@@ -84,7 +84,6 @@ def in_turn(log: Path, version: Callable[[], int]) -> Iterator[None]:
     Args:
         log: The log's folder.
         version: Returns the log's newest version, which tells that other writers go on.
-
     """
     with _opened(str(log)) as folder:
         turn, newest, since = 0, version(), time.monotonic()

@@ -27,7 +27,6 @@ class OwnProcesses(ProcessPoolExecutor):
         count: The most processes; a process starts when work waits for it.
         begin: Called with ``arguments`` once in each process before its work.
         times: The number of calls after which a process is replaced by a new one with fresh memory; None for never.
-
     """
 
     def __init__(

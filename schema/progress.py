@@ -26,7 +26,6 @@ class NamedProgress:
     Attributes:
         listener: The listener.
         name: The text put before stages and lines.
-
     """
 
     listener: Progress

@@ -20,7 +20,6 @@ class Retention:
 
         Raises:
             InputError: The value is none of these, such as a float.
-
         """
         if value == "all":
             return cls(None)
@@ -64,7 +63,6 @@ def exact_fraction(text: str) -> Fraction:
     Raises:
         ValueError: The text is no fraction, or has an exponent: a short exponent can mean a number larger than memory.
         ZeroDivisionError: The denominator is 0.
-
     """
     if "e" in text.lower():
         raise ValueError(text)

@@ -29,7 +29,6 @@ def combined_codes(columns: Sequence[tuple[npt.NDArray[Any], int]], rows: int) -
 
     Returns:
         [N] the number of each row's combination, ascending in the lexicographic order of the combinations.
-
     """
     combined, size = np.zeros(rows, dtype=np.int64), 1
     for codes, bound in columns:
@@ -59,7 +58,6 @@ def repeats(keys: Sequence[npt.NDArray[Any]], values: Sequence[npt.NDArray[Any]]
 
     Returns:
         [N] whether an earlier row has the key; [N] whether the first row of the key has another value.
-
     """
     begins = run_begins(*keys)
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
@@ -71,7 +69,6 @@ def row_hashes(columns: Iterable[pa.ChunkedArray]) -> Hashes:
 
     Returns:
         [N] a 64-bit number for each row; equal rows have equal numbers within a process. Null is a value like others.
-
     """
     found: Hashes | None = None
     for column in columns:

@@ -51,7 +51,6 @@ class Table:
         row: The meaning of one row.
         key: The columns that are unique together.
         since: The schema version that added the table; a store of an older version does not have the table.
-
     """
 
     name: str

@@ -25,7 +25,6 @@ class Windows:
         second_block_last: The last position of block 2; block 3 ends at H.
         agreement_run: The length from which a run of agreements is long, in tokens.
         saturation_threshold: The total variation above which a delta is saturated.
-
     """
 
     horizon: int

@@ -1,10 +1,9 @@
 """Copy small stored tables and document means into ``catalog.duckdb``, so that a copy of the file can answer queries.
 
-A catalogue without rows takes 1.8 MB. Each document and action adds about 0.7 KB (moments, bytes, answers, a unit). The
-other tables of ``CARRIED`` come on top: units hold a hash for every layer, and a vocabulary of 128,000 tokens takes
-3 MB. The size is bounded, so that writing a catalogue costs the same in a store of any size. A table larger than
-``LARGEST`` stays in the store's files. Documents, their units and their means stay there if the store has more than
-``MOST_DOCUMENTS``. Trajectories, steps and events always stay there, and views of these read the files.
+A catalogue without rows takes 1.8 MB. Each document and action adds about 0.7 KB (moments, bytes, answers, a unit). A
+vocabulary of 128,000 tokens adds 3 MB. The size is bounded, so that writing a catalogue costs the same for any store.
+Views read the store's files for every table larger than ``LARGEST``; for documents, their units and their means,
+if the store has more than ``MOST_DOCUMENTS``; and always for trajectories, steps and events.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ CARRIED: Final = (
 """The stored tables that a catalogue holds, if a table's files are no larger than ``LARGEST``."""
 
 LARGEST: Final = 1 << 22
-"""The most bytes that the files of a carried table have; a larger table is read from its files."""
+"""The most bytes of the files of a carried table."""
 
 MOST_DOCUMENTS: Final = 10_000
-"""The most documents that a catalogue holds, with their units and means; more are read from the store's files."""
+"""The most documents of a store whose catalogue holds documents, with their units and means."""
 
-_OF_DOCUMENTS: Final = frozenset({"documents", "units"})  # tables that grow by every document
+_OF_DOCUMENTS: Final = frozenset({"documents", "units"})  # tables that grow with each document
 
 CARRIED_VIEWS: Final = ("windows", "document_bytes", "document_answers")
 """The views whose rows a catalogue holds, besides ``moments``; views that pool documents are computed from these."""
 
-_MOST_STEPS: Final = 1 << 23  # that moments are computed from, if units have none
+_MOST_STEPS: Final = 1 << 23  # the most steps from which moments are computed, if units have no moments
 
 
 def fill_catalog(
@@ -60,9 +59,8 @@ def fill_catalog(
         store: The store.
         versions: Delta version by table name.
         files: The sources of each table, as ``stored_rows`` takes them.
-        condition: What must hold where a client reads files, or raises.
+        condition: The SQL condition that a view of files checks when a client reads it; it raises if it does not hold.
         waiting: Whether the moments of some documents are computed from steps.
-
     """
     few_documents = store.row_count("documents") <= MOST_DOCUMENTS
     carried = {name for name in CARRIED if _size(store, name, versions[name]) <= LARGEST}

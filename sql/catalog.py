@@ -1,9 +1,9 @@
-"""Open the views over a store in an in-memory DuckDB connection; ``sql.catalog_file`` writes them into a file.
+"""Open the views over a store in an in-memory DuckDB connection; ``sql.catalog_file`` writes the views into a file.
 
-Each view's SQL stands in a file of its own. A view reads other views as ``main.NAME``, and internal views as
-``internal.NAME``. The staging views read the schema ``stored``. This module fills that schema: one view per stored
-table, over exactly the Parquet files of the table's pinned version. The SQL uses no variables, macros or extensions,
-so that a stored view means the same in every client.
+The SQL of each view is in a file of its own. It reads other views as ``main.NAME`` or ``internal.NAME``, and stored
+tables from the schema ``stored``. This module fills that schema with a view for each stored table, over exactly the
+Parquet files of the table's pinned version. The SQL uses no variables, macros or extensions, so that a view means the
+same in every client.
 """
 
 from __future__ import annotations
@@ -35,24 +35,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Contract", "Views", "describe_views", "open_views", "view_texts"]
 
-# Tables are pinned in this order, the derived before what they were derived from and before the tables written ahead
-# of events, so that a commit in between never leaves a row without what it refers to. Depths come after their
-# branchings, with which views join them: those of a later unit are then left out. Moments are committed before the
-# trajectories of their units and come after them, so that no unit with trajectories lacks its moments.
+# Versions of tables are pinned in this order. A table comes before the tables that its rows refer to, so that a commit
+# amid the pinning leaves no row without the rows it refers to. Depths come after branchings: views join the two, which
+# leaves out depths of a later unit. Moments are committed before the trajectories of their units. They are pinned after
+# trajectories, so that no unit with trajectories lacks its moments.
 PINNING = (
     "results", "calibration", "looks", "plans", "branchings", "branching_depths", "scores", "steps", "trajectories",
     "unit_moments", "units", "events", "exact_values", "identities", "prompts", "actions", "documents", "tokens",
     "studies",
 )  # fmt: skip
 
-# All estimates and most views are computed from these views: small, and 2 s of computing at the paper's size (7.1 M
-# events). For windows DuckDB reads all trajectories, though only those of undeclared studies count: 7 s if they are in
-# 17,000 files, for each view that reads windows.
+# All estimates and most views are computed from these views. They are small, and take 2 s at the paper's size (7.1 M
+# events). For ``windows`` DuckDB reads all trajectories, though only studies that declare no windows need them: 7 s
+# with 17,000 files, for each view that reads ``windows``.
 MOMENT_VIEWS = ("windows", "moments", "position_moments", "lag_moments")
 
-
-# Most compressed bytes of a table behind a URL that is read into memory, where it becomes a few times as large.
-_HELD_BYTES, _SMALL_BYTES = 1 << 25, 1 << 20  # if many views are going to be read, and if one is
+# The most compressed bytes of a table behind a URL that is read into memory, where the table is a few times as large.
+_HELD_BYTES, _SMALL_BYTES = 1 << 25, 1 << 20  # for a caller that keeps views, and for any other caller
 _SCANNED = frozenset({"events", "steps"})
 
 
@@ -64,8 +63,7 @@ class Views:
         connection: The DuckDB connection that has the views.
         versions: The Delta version of each stored table.
         kept: The views that are tables in memory, sorted by their grain.
-        store: The store of the views; None if errors need not tell the store's files from other files.
-
+        store: The store of the views; if None, errors do not say whether a file is the store's.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -80,7 +78,6 @@ class Views:
 
         Raises:
             InputError: DuckDB cannot parse or bind the query, or the query returns no rows.
-
         """
         try:
             relation = self.connection.sql(query)
@@ -96,7 +93,6 @@ class Views:
         Raises:
             InputError: DuckDB cannot parse, bind or compute the query.
             OperationError: A stored file cannot be read.
-
         """
         return _fetch(self.sql(query))
 
@@ -109,7 +105,6 @@ class Views:
         Raises:
             InputError: There is no such view or column.
             OperationError: A stored file cannot be read.
-
         """
         promised = contract(view)
         for column in (*columns, *equal):
@@ -164,17 +159,16 @@ def open_views(
     """Open all views over ``store`` in a new in-memory connection.
 
     Args:
-        store: an existing store, local or behind a URL; tables behind a URL are scanned when a query asks for rows.
+        store: An existing store, local or behind a URL; tables behind a URL are scanned when a query asks for rows.
         versions: Delta version by table name; a table that is not named is read at its latest version.
-        threads: how many DuckDB may use. With one, the same versions give the same rows bit for bit in every run, as
-            estimates that are stored once need; with more, the order of floating-point sums, so their last bit, varies.
-        kept: views to compute now and to keep as tables in memory (``MOMENT_VIEWS``), for callers that read many of the
-            views that depend on them, each of which would compute them again. Small tables behind a URL are then kept
-            in memory too.
-        checked_within: make sure first that no file of a local store is damaged. Small tables are read whole; files of
-            large ones only if they were not found whole within so many seconds: 0 reads all. None looks at none.
-        without: stored tables that have no rows here, since the caller reads none; of many files it takes time to name
-            them.
+        threads: The number of DuckDB's threads. One thread gives the same rows for the same versions bit for bit, which
+            stored estimates need; with more threads, the order of floating-point sums varies, and so their last bit.
+        kept: Views to compute now and to keep as tables in memory (``MOMENT_VIEWS``). Without it, each view that
+            depends on such a view computes it again. Small tables behind a URL are then kept in memory too.
+        checked_within: If given, files of a local store are checked for damage first. Small tables are read whole;
+            files of large tables are read unless they were found whole within this many seconds. 0 reads all files.
+        without: Stored tables that the caller reads no rows of; they are left empty, which saves time if they have many
+            files.
 
     Returns:
         The views. Each stored table is pinned to one version, so later commits do not show.
@@ -185,7 +179,6 @@ def open_views(
             entries. A view that is not in ``kept`` raises the same error when it is read.
         DamagedStoreError: Commits are damaged or lost, the events behind derived rows are lost, or a checked file is
             damaged.
-
     """
     if threads < 1:
         raise InputError(f"threads is {threads}: give 1 or more")

@@ -43,7 +43,6 @@ def write_catalog(store: Store) -> Path:
 
     Returns:
         The path of the catalogue.
-
     """
     if not is_local(store.location):
         raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
@@ -102,7 +101,6 @@ def refresh_catalog(store: Store) -> None:
 
     Raises:
         OperationError: The file cannot be written.
-
     """
     if is_local(store.location):
         write_catalog(store)

@@ -56,7 +56,6 @@ class Contract:
         units: The unit of each column of numbers, one of ``schema.tables.MEASURES``.
         internal: Whether the view only serves other views and is in the schema ``internal``.
         costly: Whether computing all rows takes longer than computing the views that pool documents.
-
     """
 
     view: str

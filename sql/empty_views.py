@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:
-    """Create all views in an empty database, over stored tables that are empty, the tables ``stored.NAME``."""
+    """Create all views in an empty database, over empty tables ``stored.NAME``."""
     try:
         with tempfile.NamedTemporaryFile(prefix="kvdrift-", suffix=".duckdb") as file:
             file.write(_empty_database())
@@ -59,8 +59,8 @@ def _empty_database() -> bytes:
 def _made_database(texts: Mapping[str, str]) -> bytes:
     """Create all views in a new database.
 
-    DuckDB would resolve a view again for each view that reads it. So an empty table stands in each view's place first,
-    and the views that read others are created before those.
+    DuckDB would resolve a view again for each view that reads it. So each view is an empty table at first, and a view
+    is created before the views that it reads.
     """
     with tempfile.TemporaryDirectory(prefix="kvdrift-") as folder:
         path = Path(folder, "views.duckdb")
@@ -72,7 +72,7 @@ def _made_database(texts: Mapping[str, str]) -> bytes:
             for name, text in reversed([*texts.items()]):
                 connection.execute(f"drop table {name}")
                 connection.execute(f"create view {name} as {text}")
-                # Now: DuckDB resolves a view for each comment, and these read tables so far.
+                # DuckDB resolves the view for each comment, which is quick while it reads empty tables.
                 connection.execute(comments(contract(name.partition(".")[2]), "view"))
             connection.execute("commit")
         return path.read_bytes()

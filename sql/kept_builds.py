@@ -24,7 +24,6 @@ def kept_build(name: str, made_from: bytes, build: Callable[[], bytes]) -> bytes
         name: The first part of the file's name.
         made_from: Bytes that determine the result.
         build: Makes the result.
-
     """
     file = cache_folder() / f"{name}-{hashlib.sha256(made_from).hexdigest()[:32]}"
     try:

@@ -45,7 +45,6 @@ def breaches(views: Views, view: str) -> list[Breach]:
     Raises:
         InputError: There is no such view.
         OperationError: A stored file cannot be read.
-
     """
     promised = contract(view)
     grain = ", ".join(quoted(name) for name in promised.grain)

@@ -47,7 +47,6 @@ def read_only(views: Views, store: Store) -> ReadOnlyViews:
         views: The views of ``store``; the returned views use the same connection.
         store: The store. Files of a local store stay readable. Tables behind a URL are scanned by Arrow and need no
             file.
-
     """
     folders = literal(store.location) if is_local(store.location) else ""
     for setting in (
@@ -65,7 +64,6 @@ def check_reads(query: str) -> int:
 
     Returns:
         The number of statements.
-
     """
     try:
         statements = [(statement.type.name, statement.query) for statement in duckdb.extract_statements(query)]

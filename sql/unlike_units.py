@@ -57,7 +57,6 @@ def refuse_unlike_units(
 
     Raises:
         UnlikeUnitsError: Units differ, and a view that pools is about to be computed.
-
     """
     if (line := _unlike_units(store, versions)) is None:
         return ()

@@ -1,4 +1,4 @@
-"""The SQL text of every view: of the files, and of stored tables, whose views show what is not superseded."""
+"""The SQL text of every view: views in files, and views of stored tables, which leave out superseded rows."""
 
 from __future__ import annotations
 
@@ -40,10 +40,6 @@ def stored_text(table: str) -> str:
 
     Table ``plans`` keeps all revisions. Rows made under a plan are shown only if the plan is the newest. Documents, and
     rows scored or estimated from documents, are shown only in the newest revision.
-
-    Args:
-        table: The stored table.
-
     """
     declared = TABLES[table].columns
     columns = ",\n    ".join(f"own.{quoted(name)}" for name in declared)

@@ -25,16 +25,7 @@ _KEY: Final = ", ".join(GROUP_KEY)
 
 
 def waiting_documents(store: Store, versions: Mapping[str, int]) -> pa.Table:
-    """Find the documents and actions whose moments are computed.
-
-    Args:
-        store: The store.
-        versions: Delta version by table name.
-
-    Returns:
-        The distinct values of ``GROUP_KEY``, one row each.
-
-    """
+    """Return the documents and actions whose moments must be computed: the distinct values of ``GROUP_KEY``."""
     lacking = store.underived(versions)
     numbers = np.setdiff1d(lacking["unit_moments"], lacking["trajectories"])
     if not len(numbers):

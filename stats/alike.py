@@ -46,7 +46,6 @@ class Alike:
         clusters: n, the effective clusters, by the weights of their documents.
         farthest: the largest distance of an unlike document from the others of its stratum.
         unbounded: whether a ratio's denominator may be 0, so that the number may be anything in its range.
-
     """
 
     value: Float
@@ -74,7 +73,6 @@ class Alike:
         Args:
             levels: the levels of the intervals, in the numbers' shape.
             between: the range of the numbers.
-
         """
         if not between.bounded:
             return np.full(levels.shape, np.nan), np.full(levels.shape, np.nan)
@@ -129,7 +127,6 @@ def settling_factor(alike: Alike, level: float, between: Between, allowed: float
 
     Returns:
         The factor, at least 1; None if even a thousand times as many would not do.
-
     """
     levels = np.array([level])
 
@@ -156,7 +153,6 @@ def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -
 
     Returns:
         Arrays of shape [rows, subjects, X].
-
     """
     sides = pooling.sides(quantity)
     found = _Values(pooling, quantity, sides).alike(within)

@@ -140,16 +140,23 @@ def allocate(
 ) -> Allocation:
     """Choose K and N per stratum at least cost N S (document_seconds + K replicate_seconds).
 
-    If the bounds put the targets out of reach, or an endpoint is undefined on the development documents, both upper
-    bounds are taken and ``reason`` says so. Of equal costs the choice with fewer replicates is taken.
+    Of equal costs, the choice with fewer replicates is taken. If no choice within the bounds meets the targets, or an
+    endpoint is undefined on the development documents, both upper bounds are taken and ``reason`` says so.
 
-    ``target`` is the half-width wanted, one for all endpoints or one for each; costs are of a document (averaged over
-    strata) and of one replicate of it, for all actions together; ``replicates`` and ``documents`` are the least and the
-    largest K and N. 1 - alpha is the level of all m = ``family_size`` intervals (0: the number of endpoints) together.
-    ``constant`` replaces the normal quantile z by the last look's critical constant in a sequential study.
-    ``answers`` are the moments of documents with answers, for endpoints over these documents alone. ``reduced`` are
-    reduced moments of the same documents, for endpoints that have reduced estimates. Documents that differ by no more
-    than ``alike_within``, the margin of a study that resolves equivalence, are alike.
+    Args:
+        development: Moments of the development documents.
+        endpoints: The endpoints whose half-widths count.
+        target: The largest half-width, one for all endpoints or one for each.
+        document_seconds: Cost of a document without replicates, for all actions, averaged over strata.
+        replicate_seconds: Cost of a replicate of a document, for all actions.
+        replicates: The least and the largest K.
+        documents: The least and the largest N.
+        alpha: 1 - alpha is the level of all m intervals together.
+        family_size: m; 0 for the number of endpoints.
+        constant: In a sequential study, the last look's critical constant, in place of the normal quantile z.
+        answers: Moments of the documents with answers, for endpoints over these documents alone.
+        reduced: Reduced moments of the development documents, for endpoints that have reduced estimates.
+        alike_within: Documents that differ by no more than this are alike; the margin, if a study resolves equivalence.
     """
     targets = _targets(target, len(endpoints))
     _check_bounds("replicates", replicates)

@@ -67,7 +67,6 @@ def linked_strata(strata: Text, cluster_of: NDArray[np.intp]) -> NDArray[np.intp
 
     Returns:
         The set of each document, from 0, [D].
-
     """
     _, stratum_of = np.unique(strata, return_inverse=True)
     linked: NDArray[np.intp] = stratum_of.copy()

@@ -94,7 +94,6 @@ def resample_branching(moments: BranchingMoments, *, draws: int, seed: int) -> d
 
     Returns:
         float64 [draws, rows, A] by name, rows as in ``observed_branching``; NaN where undefined.
-
     """
     if draws < 1:
         raise InputError(f"{draws} draws: give 1 or more")

@@ -37,7 +37,6 @@ class Endpoint:
 
         Raises:
             InputError: the quantity, an action, the stratum or x does not exist, or the baseline is wrong.
-
         """
         quantity = quantity_named(self.quantity)
         if self.action == self.baseline:

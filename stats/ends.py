@@ -65,7 +65,6 @@ def document_intervals(
 
     Returns:
         The lower and the upper ends, [N], NaN without an interval; and the method.
-
     """
     low, high, methods = _resampled(given, levels, clusters, strata, between)
     return at_least(low, high, methods, given.estimates, levels, clusters, strata, between, alike)
@@ -169,7 +168,6 @@ def expanded_intervals(sample: Float, levels: Float, clusters: Float, strata: ND
         levels: the level of each interval, [N].
         clusters: n, [N].
         strata: S, [N].
-
     """
     low, high = percentile_intervals(sample, 1 - 2 * expanded_tails(levels, clusters, strata))
     return np.where(clusters > strata, low, np.nan), np.where(clusters > strata, high, np.nan)
@@ -216,7 +214,6 @@ def error_of_ends(width: float, level: float, draws: int) -> float:
         width: the width of the interval.
         level: the interval's level.
         draws: the number of draws.
-
     """
     tail = (1 - level) / 2
     reach = -float(ndtri(tail))

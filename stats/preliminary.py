@@ -34,7 +34,6 @@ def preliminary_mean(
 
     Returns:
         M and the ends of its 95% interval; None if a stratum has one cluster.
-
     """
     x = np.asarray(values, dtype=np.float64)
     names, stratum = np.unique(np.asarray(strata, dtype=object).astype(str), return_inverse=True)

@@ -133,7 +133,6 @@ class Pooled:
         profiles: arrays [..., H or T] by moment.
         windows: the study's windows.
         sums: cache of the sums over x that were read.
-
     """
 
     scalars: Mapping[str, Array]
@@ -201,7 +200,6 @@ class Quantity:
         higher: whether more of it is worse, better, or neither by itself.
         difference_of: the quantity of an action whose difference a contrast is; None for every other quantity.
         per: the denominator of a ratio of moments, as a function of them; None for every other quantity.
-
     """
 
     name: str
@@ -235,7 +233,6 @@ class BranchingQuantity(Quantity):
     Attributes:
         support: the documents that its moments are pooled over: those with SWRB replicates (``branched``), or those
             with at least two replicates of both estimators (``both``).
-
     """
 
     support: Support = "both"

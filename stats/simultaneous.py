@@ -47,7 +47,6 @@ def simultaneous_gaps(moments: DocumentMoments, *, draws: int, seed: int, level:
 
     Returns:
         Rows of ``results`` for each pair in both directions, all exploratory.
-
     """
     moments = moments.in_canonical_order()
     has = dict(zip(moments.actions, moments.present.T, strict=True))
@@ -83,7 +82,6 @@ def simultaneous_members(
 
     Returns:
         Rows of ``results``, all exploratory.
-
     """
     own = moments.of_actions(members).in_canonical_order()
     found = _together(own, name, [], len(own.actions), draws, seed, level)

@@ -40,7 +40,6 @@ def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
 
     Returns:
         The tables that have fewer files than before.
-
     """
     store.make_tables()
     store.reconcile()

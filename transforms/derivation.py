@@ -41,7 +41,6 @@ def derive_trajectories(events: pa.Table) -> DerivedTrajectories:
         One trajectories row for each pair and one steps row for each event, both exactly of their Arrow schemas and
         sorted by key. Sums are float64. Where positions are missing or repeated, ``complete`` is false and the other
         columns describe the rows present; a gap or a repetition ends a run of agreements.
-
     """
     check_columns(events, [EVENTS.schema.field(name) for name in PAIR_COLUMNS])
     if "kind" in events.column_names:

@@ -61,7 +61,6 @@ class SortedEvents:
         first_row: [M] the first row of each replicate.
         rows: [M] the number of rows of each replicate.
         of_row: [N] the replicate that each row belongs to, numbered from 0.
-
     """
 
     names: dict[str, pa.DictionaryArray]
@@ -82,7 +81,6 @@ class SortedEvents:
             within: [N] ascending in the order that the rows of one group have, by replicate first.
             rest: Names of values, least significant first, that order rows of equal keys, so that no result depends
                 on the order in which such rows arrive.
-
         """
         names = {name: _dictionary(events.column(name)) for name in GROUP_KEY}
         ordered = dict(values) | {name: _filled(events, name, null) for name, null in _LATER.items()}

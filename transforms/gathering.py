@@ -24,7 +24,6 @@ class Gathering:
 
     Args:
         location: The store, as an absolute path or URL.
-
     """
 
     def __init__(self, location: str) -> None:
@@ -41,7 +40,6 @@ class Gathering:
 
         Raises:
             OperationError: Files could not be merged.
-
         """
         with self._process:
             if kind is None:
@@ -52,7 +50,6 @@ class Gathering:
 
         Raises:
             OperationError: The last merge failed.
-
         """
         self._batches += 1
         if self._batches >= BATCHES and (self._under_way is None or self._under_way.done()):

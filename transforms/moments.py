@@ -43,7 +43,6 @@ def derive_moments(trajectories: pa.Table, steps: pa.Table, studies: StudyWindow
 
     Returns:
         One row for each unit, of the schema UNIT_MOMENTS. A mean over an empty window is null, in each replicate.
-
     """
     unit = trajectories["unit"].to_numpy()
     begins = np.flatnonzero(run_begins(unit, unit))
@@ -115,7 +114,6 @@ class _Replicates:
         derived: Trajectories and steps of whole units.
         rows: [K] the trajectories that enter.
         windows: The windows.
-
     """
 
     def __init__(self, derived: _Derived, rows: Wide, windows: Windows) -> None:

@@ -53,7 +53,6 @@ def run_derivation(
     Raises:
         OperationError: Units could not be read or derived (all others are committed), the runner failed, or it
             returned other segments than it was given.
-
     """
     begun = time.perf_counter()
     store = Store.open(store_location)

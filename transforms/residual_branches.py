@@ -41,7 +41,6 @@ def derive_branchings(events: pa.Table) -> DerivedBranchings:
         One branchings row for each replicate and one depth row for each of its depths 1..H, both exactly of their Arrow
         schemas and sorted by key. Weights are summed in order of s, in float64. H is the last position present. Where
         positions are missing or repeated, ``complete`` is false and the other columns describe the rows present.
-
     """
     check_columns(events, [field for field in EVENTS.schema if field.name not in {"action_revision", "unit"}])
     check_kinds(events.column("kind"), (SCAN, BRANCH))

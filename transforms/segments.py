@@ -57,7 +57,6 @@ class Segment:
         rows: The number of events of each unit.
         docs: The documents of the units.
         tables: The derived tables that lack rows of these units.
-
     """
 
     events_version: int
@@ -75,7 +74,6 @@ class SegmentOutcome:
         segment: The number of the segment's first unit, which identifies the segment.
         units: The number of derived units.
         errors: A line for each unreadable file, and for each unit that could not be derived.
-
     """
 
     segment: int
@@ -133,7 +131,6 @@ class DerivationReport:
 
         Raises:
             OperationError: Some units could not be derived; the line names the first few.
-
         """
         if self.failures:
             named = "; ".join(self.failures[:NAMED_FAILURES])
@@ -149,7 +146,6 @@ class PendingSegments:
         segments: Units that lack derived rows, in the order of their keys.
         events_version: The version of ``events`` from which the units are read.
         whole: Whether these are all units of that version that lack rows.
-
     """
 
     segments: list[Segment]
@@ -167,7 +163,6 @@ def pending(store: Store, most: int = SEGMENT_ROWS) -> PendingSegments:
     Raises:
         InputError: A file is damaged.
         DamagedStoreError: The events of derived rows are lost.
-
     """
     found = store.pending()
     return PendingSegments(
@@ -185,7 +180,6 @@ def segments_of(
         lacking: The units that lack rows, by derived table.
         events_version: The version of ``events`` from which the units are read.
         most: The most events of a segment; a unit with more events is a segment by itself.
-
     """
     numbers = np.unique(np.concatenate([*lacking.values()]))
     if not len(numbers):
@@ -254,7 +248,6 @@ def derived_rows(tables: Sequence[str], events: pa.Table, studies: StudyWindows)
 
     Raises:
         InputError: The events cannot be derived.
-
     """
     if set(tables) <= set(DERIVED[SWRB]):
         branched = derive_branchings(events)

@@ -25,7 +25,6 @@ class Shown:
         name: The study's name.
         about: The first words of the study's file.
         folder: The folder of its report.
-
     """
 
     name: str

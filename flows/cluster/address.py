@@ -20,7 +20,6 @@ class ClusterAddress:
         text: The cluster's name in lines: the option's text, or the GPUs.
         workers: For each worker to start on this machine, environment variables added to the command's; None if there
             is a scheduler already.
-
     """
 
     text: str
@@ -32,7 +31,6 @@ class ClusterAddress:
 
         Raises:
             InputError: The text is no address, or Dask is not installed.
-
         """
         local = re.fullmatch(r"local:([1-9][0-9]{0,2})", text)
         if local is None and not re.fullmatch(r"(tcp|tls)://[^\s/]+:[0-9]{1,5}", text):

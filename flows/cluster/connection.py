@@ -85,7 +85,6 @@ class Cluster:
 
         Raises:
             OperationError: No scheduler answers.
-
         """
         scheduler: Any = self.client.scheduler
         if scheduler is None:  # Dask's client has given the scheduler up
@@ -106,7 +105,6 @@ class Cluster:
             InputError: A process does not; the line names the process, and what the process needs. Or no worker
                 declares the resources.
             OperationError: No scheduler answers.
-
         """
         self._check_scheduler()
         self._wait_for_worker()
@@ -150,7 +148,6 @@ class Cluster:
         Raises:
             NobodyLeftError: The scheduler or all workers are gone.
             OperationError: Workers ended while they had the task, or Dask failed.
-
         """
         from distributed.scheduler import KilledWorker  # noqa: PLC0415 - a run without a cluster needs none
 
@@ -265,7 +262,6 @@ def local_processes(
         environments: The environment variables of each worker, added to this process's. They are set before the worker
             imports anything but Dask, and again in a process that replaces the worker.
         security: The certificate that all processes show and require.
-
     """
     from distributed import Nanny, Scheduler  # noqa: PLC0415
 

@@ -27,7 +27,6 @@ class WorkerFacts:
         threads: How many tasks the process takes at once; None allows any number.
         store: The id of the store that the process sees; None if no store was asked for, or none is seen.
         problem: Why the process does not see the store.
-
     """
 
     source: str
@@ -59,7 +58,6 @@ def check_facts(worker: str, found: WorkerFacts, here: WorkerFacts, location: st
         found: The worker's facts.
         here: The facts of the process that hands out the work.
         location: The store's location.
-
     """
     check_source(worker, found.source, here.source)
     if here.threads is not None and found.threads != here.threads:
@@ -82,7 +80,6 @@ def check_source(name: str, there: str, here: str | None = None) -> None:
         name: The process's name in error lines.
         there: The process's ``source_sha256``.
         here: The ``source_sha256`` of the process that hands out the work; None for this process's.
-
     """
     if there != (here or source_sha256()):
         raise InputError(
@@ -100,7 +97,6 @@ def other_versions(found: Mapping[str, Any]) -> str | None:
 
     Args:
         found: The versions as Dask's client returns them.
-
     """
     here = found["client"]["packages"]
     processes = {"the scheduler": found["scheduler"]} | {f"worker {name}": of for name, of in found["workers"].items()}

@@ -47,7 +47,6 @@ class ClusterGenerator:
         Raises:
             InputError: A worker cannot generate; the line says what the worker needs.
             OperationError: No scheduler answers.
-
         """
         self._cluster.check(resources=resources_of(study.model for study, _ in studies))
         for study, made_on in studies:
@@ -82,7 +81,6 @@ class ClusterGenerator:
         Raises:
             InputError: A file cannot be read, or a worker cannot load the model.
             OperationError: No scheduler answers, and an identity that is unknown on this machine is ``required``.
-
         """
         local = LocalGenerator()
         if study.model.kind == FINITE_STATE:

@@ -35,7 +35,6 @@ def who_has_which(found: Sequence[tuple[str, str | None]], others: int) -> str:
     Args:
         found: Of each worker that has one, its name in error lines and its GPU.
         others: How many workers declare none.
-
     """
     machines = defaultdict[str, list[str]](list)
     for name, gpu in found:

@@ -22,7 +22,6 @@ class Pace(NamedTuple):
     Attributes:
         least: Seconds that a worker generates before it commits, at least.
         rate: Commits a second of all workers together, at most.
-
     """
 
     least: float
@@ -52,7 +51,6 @@ class Groups:
     Args:
         work: The documents.
         location: The store's absolute path or URL.
-
     """
 
     def __init__(self, work: NamedPart, location: str) -> None:

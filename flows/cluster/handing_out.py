@@ -68,7 +68,6 @@ class HandingOut:
         Raises:
             InputError: A worker does not fit, or refuses a document.
             OperationError: A document failed, or the cluster is lost.
-
         """
         try:
             while self._hand_out():

@@ -43,7 +43,6 @@ class Assignment:
         facts: The facts of the process that hands out the work.
         gpus: The GPU models that a worker may have, unless the study allows any.
         known: The stored identity of each study, action and revision that is generated.
-
     """
 
     token: str
@@ -63,7 +62,6 @@ class Stored:
             for.
         units: How many of their units are new.
         seconds: How long generation took.
-
     """
 
     documents: frozenset[str]
@@ -78,7 +76,6 @@ class Failure:
     Attributes:
         worker: The worker's address; None if workers ended, or Dask failed.
         error: The error that the task raised.
-
     """
 
     worker: str | None
@@ -113,7 +110,6 @@ def generate_group(
         What was stored, or a failure. Errors are returned and not raised, since Dask would try a raised error again, a
         failure even on this worker. If this worker does not fit, the mistake. A worker that declines the documents
         waits, and returns None.
-
     """
     address = get_worker().address
     if address in declined_by:

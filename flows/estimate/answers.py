@@ -25,13 +25,6 @@ def answers_are_current(store: Store, study: str, model: str, scoring: Scoring) 
     """Tell whether the newest estimates include answers in each of their splits that has scored answers.
 
     A split has scored answers if all its pairs are scored, and some pair is of an action other than the control.
-
-    Args:
-        store: the store.
-        study: the study's name.
-        model: the model's id.
-        scoring: which pairs are scored.
-
     """
     current = current_actions(store.read("actions"), study)
     scored = scoring.scored_splits({name for name, row in current.items() if row["control"]})
@@ -56,7 +49,6 @@ def answer_moments(
 
     Returns:
         Moments without profiles; None if there is no such document, or if pairs of such a document are not scored yet.
-
     """
     table = measured(views.rows("document_answers", study=study, model=model, split=split))
     whole = measured(views.rows("moments", study=study, model=model, split=split))

@@ -17,7 +17,6 @@ def branching_moments(views: Views, study: str, model: str, split: str) -> Branc
 
     Returns:
         Moments of all measured documents, which other estimates resample too; None if nothing was branched.
-
     """
     own = f"study = {literal(study)} and model = {literal(model)}"
     if not views.table(

@@ -43,7 +43,6 @@ def calibrate_study(
 
     Returns:
         The number of rows that were made now.
-
     """
     if not {"development", "evaluation"} <= moments.keys():
         return 0

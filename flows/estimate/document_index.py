@@ -49,7 +49,6 @@ class DocumentIndex:
         Returns:
             By column, float64 [documents, actions], or [documents, actions, length] with an axis; NaN if the view has
             no row.
-
         """
         shape: tuple[int, ...] = (len(self.documents), len(self.actions))
         where: list[Any] = [

@@ -46,7 +46,6 @@ class StudyEstimates:
         new: how many rows were made now; the others were stored already.
         made: how many actions and contrasts were estimated now.
         subjects: how many actions and contrasts there are.
-
     """
 
     rows: pa.Table
@@ -82,7 +81,6 @@ def estimate_study(
             coefficients has no reduced estimates.
         answers: moments of the documents with answers; None if no answers are estimated.
         wanted: whether a subject's estimates are to be made or are kept already.
-
     """
     analysis.request.check(moments, list(itertools.permutations(moments.actions, 2)))
     branching = branching_moments(views, analysis.study, analysis.model, analysis.split)
@@ -155,7 +153,6 @@ def document_moments(
         split: the split.
         windows: the study's windows; None to read them.
         profiles: whether moments over positions and lags are read too.
-
     """
     windows = windows or study_windows(views, study, model)
     table = measured(views.rows("moments", study=study, model=model, split=split))

@@ -53,7 +53,6 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
         InputError: a name does not exist, the quantity cannot be decided on, or the study is not finished.
         ControlError: the study's full-retention control moved.
         DamagedStoreError: the store is damaged.
-
     """
     contrast = decidable_quantity(question.quantity)
     _check_numbers(question, contrast)
@@ -73,8 +72,7 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
     _check_pair(moments, question)
     row = _estimated(moments, contrast, question, plan)
     decision = decide(row["low"], row["high"], question.margin, contrast.higher)
-    worse = -1 if contrast.higher is Higher.BETTER else 1
-    seems = row["estimate"] is not None and worse * row["estimate"] < question.margin
+    seems = row["estimate"] is not None and _worse_sign(contrast) * row["estimate"] < question.margin
     rare = decision is Decision.UNRESOLVED and row["interval"] == ALIKE and seems
     unseen = _unseen(moments, contrast, question, row) if decision is Decision.EQUIVALENT else None
     return Verdict(
@@ -145,10 +143,8 @@ def _unseen(moments: DocumentMoments, contrast: Quantity, question: GateQuestion
     alike, between = _alike(moments, contrast, question)
     if alike.unlike[0] <= MOST_UNLIKE or not between.bounded:
         return None
-    worse = -1 if contrast.higher is Higher.BETTER else 1
-    seen = replace(
-        alike, value=np.array([worse * row["estimate"]]), spread=np.zeros(1), unlike=np.zeros(1), farthest=np.zeros(1)
-    )
+    worse = np.array([_worse_sign(contrast) * row["estimate"]])
+    seen = replace(alike, value=worse, spread=np.zeros(1), unlike=np.zeros(1), farthest=np.zeros(1))
     if seen.ends(np.array([question.interval_level]), between)[1][0] < question.margin:
         return None
     factor = settling_factor(seen, question.interval_level, between, question.margin)
@@ -162,9 +158,12 @@ def _alike(moments: DocumentMoments, contrast: Quantity, question: GateQuestion)
     row = pooling.rows.index(question.stratum)
     alike = alike_documents(pooling, contrast, question.margin).of((slice(row, row + 1), 0, 0))
     between = contrast.range.between(moments.windows.horizon)
-    if contrast.higher is Higher.BETTER:
-        return alike.turned, Between(-between.high, -between.low)
-    return alike, between
+    return (alike, between) if _worse_sign(contrast) > 0 else (alike.turned, Between(-between.high, -between.low))
+
+
+def _worse_sign(contrast: Quantity) -> int:
+    """Return 1 if higher values of a quantity are worse, and -1 if they are better."""
+    return -1 if contrast.higher is Higher.BETTER else 1
 
 
 def _status(store: Store, plan: FrozenPlan | None, contrast: Quantity, question: GateQuestion) -> str:

@@ -23,7 +23,6 @@ class GateQuestion:
         study: the study's name; None if the store has one.
         model: the model's id; None if the study has one.
         stratum: a stratum, or ``pooled``.
-
     """
 
     quantity: str
@@ -67,7 +66,6 @@ class Verdict:
             ``equivalent or better`` and does not reckon with such failures; None otherwise.
         from_floor: the interval of the difference in R from the engine's floor, which holds for all pairs of actions
             together; None if the baseline is no floor.
-
     """
 
     decision: Decision

@@ -24,7 +24,6 @@ def write_junit(path: Path, name: str, line: str, outcome: str | None, propertie
         line: The answer, or the error, in words.
         outcome: ``failure``, ``skipped`` or ``error``; None if the test passes.
         properties: Further properties of the test.
-
     """
     counts = {"failure": "failures", "skipped": "skipped", "error": "errors"}
     totals = {total: str(int(outcome == one)) for one, total in counts.items()}

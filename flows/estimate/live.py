@@ -60,7 +60,6 @@ class StudyLook:
         divergence: The divergence of each action.
         finished: Whether everything is generated and estimated as planned.
         taken: The looks that a sequential study has taken; None for other studies.
-
     """
 
     study: str

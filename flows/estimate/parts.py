@@ -42,7 +42,6 @@ class Analysis:
         request: the levels and families of the intervals.
         plan_sha256: the plan's hash; None if no plan was frozen.
         answers_changed: whether answers of its documents have changed since the plan froze them.
-
     """
 
     study: str
@@ -191,7 +190,6 @@ def parts_of(
         subjects: the subjects to estimate.
         coefficients: coefficients of control variates, by action.
         answers: whether answers are estimated, rather than events.
-
     """
     subjects = [
         subject for subject in subjects if subject.answers == answers and not (subject.branched or subject.together)
@@ -232,7 +230,6 @@ def inputs_of(
         revisions: the revision of each action.
         coefficients: coefficients of control variates, by action.
         answers: the moments of documents with answers; None if no answers are estimated.
-
     """
     settings = replace(analysis, request=replace(analysis.request, seen=()), answers_changed=False)
     found = {}

@@ -72,7 +72,6 @@ class Scoring:
 
     Attributes:
         documents: how many documents have answers to score.
-
     """
 
     def __init__(self, store: ReadableStore, study: str, model: str, counts: Counts) -> None:
@@ -164,7 +163,6 @@ def score_stored(
         revision: the model's revision as the study file gives it.
         location: the model's files if a study file names them; by default the files that the model's id names here.
         progress: listener of the work's progress.
-
     """
     scoring = Scoring.stored(store, study, model)
     units = scoring.unscored

@@ -27,7 +27,6 @@ def inputs_sha256(*inputs: Any) -> str:
 
     Args:
         inputs: dataclasses, mappings, sequences, arrays and plain values; arrays count with every bit.
-
     """
     digest = hashlib.sha256(_code_sha256().encode())
     for one in inputs:
@@ -46,7 +45,6 @@ def standing_rows(store: Store, table: str, wanted: Iterable[str], cited: Mappin
 
     Returns:
         The newest rows for each set of inputs, citing the present versions; none for inputs without rows.
-
     """
     stored = store.read(table)
     rows = stored.filter(pc.is_in(stored["inputs_sha256"], value_set=pa.array(list(wanted), pa.string())))

@@ -44,7 +44,6 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
 
     Returns:
         The number of new estimates; 0 if the store has those of the present events.
-
     """
     current = estimates_are_current(store, study, model)
     scoring = Scoring.stored(store, study, model)

@@ -59,7 +59,6 @@ def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
 
     Returns:
         The looks that the study has taken, with that look.
-
     """
     taken = _require(store, plan)
     look = taken.wanted

@@ -55,7 +55,6 @@ class Trying:
         Raises:
             KvdriftError: The error itself if nothing was generated or there is one document; else a line that names
                 the documents that failed.
-
         """
         if not self._failed:
             return

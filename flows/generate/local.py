@@ -31,7 +31,6 @@ class LocalGenerator:
 
     Args:
         say: Receives a line about anything that generation must do without.
-
     """
 
     def __init__(self, say: Callable[[str], None] = SILENT.say) -> None:
@@ -52,7 +51,6 @@ class LocalGenerator:
 
         Raises:
             InputError: a file cannot be read, or the model cannot be loaded.
-
         """
         if study.model.kind == FINITE_STATE:
             return finite_model(study).identity
@@ -67,7 +65,6 @@ class LocalGenerator:
 
         Raises:
             InputError: the model cannot be loaded.
-
         """
         held, whole = self._study, study.model.finite or study.model.engine is not None
         # The documents of a study of systems are its systems; the actions of a study with an engine are its sides.

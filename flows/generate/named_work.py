@@ -27,7 +27,6 @@ def with_actions(study: Study, part: NamedPart) -> Work:
 
     Raises:
         InputError: a selector is missing, or is not as the study asks for.
-
     """
     actions = {action.name: action for action in build_actions(study)}
     return [

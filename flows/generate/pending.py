@@ -88,7 +88,6 @@ def pending_work(
 
     Returns:
         Documents that lack units, each with those units; [] if nothing lacks.
-
     """
     revisions = {} if store is None else newest_revisions(store.read("actions"))
     units = stored_units(store, material) if units is None else units

@@ -20,7 +20,6 @@ def record_prompts(store: Store, material: Material) -> int:
     Args:
         store: the study's store, which has the documents' rows.
         material: the study with its documents.
-
     """
     study, model = material.study.name, material.model_id
     revisions = store.documents(study, model, ["doc", "document_revision"])

@@ -43,7 +43,6 @@ class SideBySideGenerator:
 
     Attributes:
         sides: The side processes, each with the model; None before there are any.
-
     """
 
     def __init__(self, local: LocalGenerator) -> None:
@@ -112,7 +111,6 @@ def work_beside(
 
     Raises:
         KvdriftError: A process raised it.
-
     """
     whole = False
     try:

@@ -31,7 +31,6 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         material: the study with its documents and actions.
         planned_actions: the actions of the frozen plan; None if there is no plan yet. A new action outside the plan
             counts as added after it.
-
     """
     study, model = material.study, material.model_id
     parameters = {
@@ -72,7 +71,6 @@ def record_identities(store: Store, material: Material, identity: Callable[[Acti
         store: the study's store, with its actions.
         material: the study with its documents and actions.
         identity: returns the identity of an action.
-
     """
     study, model = material.study.name, material.model_id
     newest, stored = newest_revisions(store.read("actions")), stored_identities(store, study, model)
@@ -111,13 +109,7 @@ def _recorded(store: Store, study: Study) -> dict[str, Any]:
 
 
 def document_rows(store: Store, material: Material) -> list[dict[str, Any]]:
-    """Return the rows of a study's documents: stored rows, new rows, and further revisions of changed documents.
-
-    Args:
-        store: the study's store.
-        material: the study with its documents.
-
-    """
+    """Return the rows of a study's documents: stored rows, new rows, and further revisions of changed documents."""
     study, model = material.study.name, material.model_id
     stored = {row["doc"]: row for row in store.documents(study, model).to_pylist()}
     newest = max((row["document_revision"] for row in stored.values()), default=0)

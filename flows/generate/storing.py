@@ -74,7 +74,6 @@ def generate(store: Store, study: Study, work: Work, made_by: GenerateInto, stag
     Raises:
         InputError: a model, an endpoint or the store refuses the work or some documents.
         OperationError: the work or some documents failed, or units came with another identity than the store's.
-
     """
     if not work:
         return 0
@@ -160,7 +159,6 @@ def store_units(store: Store, units: Sequence[Unit], known: Identities, *, promp
         InputError: the store refuses the units.
         UnlikeUnitsError: the units keep or read other entries than the stored units of the same document and action.
         OperationError: the units have another identity than the store's, or writing failed.
-
     """
     for unit in units:
         _check_identity(unit, known)

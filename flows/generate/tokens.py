@@ -36,7 +36,6 @@ def record_tokens(
         revision: the model's revision as the study file gives it.
         location: the model's files if a study file names them; by default the files that the model's id names here.
         progress: told if the tokenizer cannot be loaded.
-
     """
     known = store.read("tokens", columns=["study", "model"])
     if pc.any(_of(known, study, model)).as_py():

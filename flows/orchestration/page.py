@@ -33,7 +33,6 @@ class FlowRunPage:
 
     Args:
         listener: the listener that everything is forwarded to.
-
     """
 
     def __init__(self, listener: Progress = SILENT) -> None:
@@ -73,15 +72,7 @@ class FlowRunPage:
         self._log(line)
 
     def publish(self, store: Store, study: str, model: str, report: Path) -> None:
-        """Show the results of a study: the decomposition, the first sentences of its report, and a link to the report.
-
-        Args:
-            store: the study's store.
-            study: the study's name.
-            model: the model's id.
-            report: the report's page.
-
-        """
+        """Show a study's results: the decomposition, the first sentences of the report, and a link to the report."""
         if self._key is not None:
             own = artifact_key(study)  # if there are several laws, or several studies in a store
             key = "-".join([self._key, *([own] if own != self._key else []), artifact_key(model)])

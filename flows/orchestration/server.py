@@ -62,7 +62,6 @@ def orchestration(home: Path) -> Iterator[bool]:
 
     Yields:
         Whether the server is the user's own.
-
     """
     with _logging(), _environment(_not_set(_QUIET)):
         if url := api_url():
@@ -193,7 +192,6 @@ def _own_server(home: Path | None) -> Iterator[str]:
 
     Args:
         home: folder of the server's database; None if the user has set that.
-
     """
     import uvicorn  # noqa: PLC0415
     from prefect.events.worker import EventsWorker  # noqa: PLC0415

@@ -69,7 +69,6 @@ def write_report(
 
     Returns:
         The path of the page.
-
     """
     from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
     from report.reading.source import Provenance  # noqa: PLC0415
@@ -118,7 +117,6 @@ def write_preliminary(
 
     Returns:
         The path of the page.
-
     """
     from flows.estimate.preliminary import PreliminaryViews  # noqa: PLC0415 - as below
     from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
@@ -142,7 +140,6 @@ def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
         study: the study's name.
         report: the page of the study's report, which need not exist yet.
         store: the store's name as commands take it.
-
     """
     from report.page import RELOADING, write_ended  # noqa: PLC0415 - as below
 
@@ -188,7 +185,6 @@ def record_inputs(folder: Path, inputs: Mapping[str, int | None], revisions: Map
         folder: the page's folder.
         inputs: the data versions of the tables that the page was made from.
         revisions: the newest revision of each action with estimates on the page.
-
     """
     with writing(folder):
         replace_file(folder / _INPUTS, json.dumps({**inputs, _REVISIONS: revisions}).encode())
@@ -230,7 +226,6 @@ def report_folder(store: Store, study: str, model: str | None = None) -> Path:
         store: the study's store.
         study: the study's name.
         model: the report's model, for a study of several models.
-
     """
     base = Path(store.location) / "report" if is_local(store.location) else Path("reports")
     return base / folder_name(study) if model is None else base / folder_name(study) / folder_name(model)
@@ -248,7 +243,6 @@ def page_beside(store: Store, study: str, model: str | None = None) -> Path | No
         store: the study's store.
         study: the study's name.
         model: the pages' model, for a study of several models.
-
     """
     name = name_of_all(study)
     page = None if name is None else laws_report_folder(store, name, model) / "index.html"

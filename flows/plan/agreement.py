@@ -53,7 +53,6 @@ class PlanDifference:
         frozen: The frozen value, as JSON holds it.
         asked: The study file's value.
         chosen: The plan's K or N, if the key sets K or N.
-
     """
 
     what: str
@@ -111,7 +110,6 @@ def grown_plan(plan: FrozenPlan, study: Study) -> FrozenPlan:
 
     Raises:
         PlanError: the study file differs in something else, or a planned action is missing.
-
     """
     growing = [one for one in plan_differences(plan, study) if one.grows]
     if not growing:

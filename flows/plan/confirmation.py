@@ -37,7 +37,6 @@ class Confirmation:
         seed: Its seed.
         actions: Its actions, the baseline first.
         documents: How many evaluation documents it has; no study in the store has evaluated them.
-
     """
 
     path: Path
@@ -55,7 +54,6 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
         names: The actions to confirm; the new file includes the baseline as well.
         store: The store of the explored study, in which the new study is to be run.
         path: The file to write; its name is the study's. By default NAME-confirm.toml beside the study file.
-
     """
     studies, content = load_studies(study_file), read_content(study_file)
     _check_actions(studies, names, study_file)
@@ -161,7 +159,6 @@ def _draw(
 
     Returns:
         The number of evaluation documents, in all strata.
-
     """
     first = content["study"].get("seed", 0)
     seed = first + 1

@@ -70,7 +70,6 @@ def freeze_plan(
 
     Returns:
         The study's one frozen plan.
-
     """
     study, revision = material.study, 0 if superseded is None else superseded.revision + 1
     if (frozen := _adopted(store, study, revision)) is not None:

@@ -107,11 +107,11 @@ class FrozenPlan:
 
     @property
     def branched_actions(self) -> list[str]:
-        """The actions that the plan also gives replicates of residual branching."""
+        """The actions for which the plan has replicates of residual branching."""
         return list(self.content.get("residual_branching", {}).get("actions", []))
 
     def branched(self, measured: Sequence[str]) -> list[str]:
-        """Return those of the study's measured actions that get replicates of residual branching in the evaluation.
+        """Return the measured actions that get replicates of residual branching in the evaluation.
 
         Under the estimator "swrb" an action that was added after the plan is branched like the planned actions.
         """
@@ -142,7 +142,6 @@ class Looks:
         shares: share of the information at each look.
         constants: critical constant of each look, in standard errors.
         resolution: the rule that resolves an endpoint.
-
     """
 
     order: dict[str, list[str]]

@@ -38,7 +38,6 @@ def wanted_units(controls: Mapping[str, bool], replicates: int, branched: Collec
         controls: The study's actions, each with whether it is a control, which needs ``CONTROL_REPLICATES`` at most.
         replicates: K.
         branched: Actions that also get K replicates of residual branching.
-
     """
     least = min(replicates, CONTROL_REPLICATES)
     plain = [Wanted(name, PLAIN, least if control else replicates) for name, control in controls.items()]

@@ -28,7 +28,6 @@ class LooksTaken:
         reached: the last look that was taken, 0 before the first. Its results for actions that were redone since, or
             for revised documents, do not count and must be computed again.
         rows: results of look ``reached``, for current revisions of actions and documents.
-
     """
 
     plan: FrozenPlan

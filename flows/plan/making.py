@@ -55,7 +55,6 @@ def make_plan(
     Returns:
         The content as JSON holds it, with everything that was measured in seconds under ``measured``. Equal arguments
         give an equal plan. Arguments that differ only in seconds give a plan of the same hash if K and N are the same.
-
     """
     study = material.study
     planned, actions = study.plan, material.measured_actions if grown is None else grown.actions

@@ -32,7 +32,6 @@ def plan_looks(
 
     Returns:
         The plan's entry ``sequential``, as JSON holds it.
-
     """
     planned = material.study.plan
     if planned.stopping == FIXED:

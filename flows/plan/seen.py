@@ -36,7 +36,6 @@ class SeenDocuments:
         Args:
             store: The store.
             without: The name of a study to leave out.
-
         """
         units = store.read("units", columns=["study", "model", "doc"])
         generated = set(zip(*(units[name].to_pylist() for name in units.column_names), strict=True))

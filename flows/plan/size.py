@@ -18,7 +18,6 @@ class EvaluatedSize:
     Attributes:
         replicates: the most replicates of one document and measured action.
         documents: the most documents of one stratum, up to the last that has units.
-
     """
 
     replicates: int = 0

@@ -49,7 +49,6 @@ def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
 
     Returns:
         Lines on checks that could not be made, and why.
-
     """
     model, unchecked = run.study.model, []
     if model.kind == FINITE_STATE:
@@ -142,7 +141,6 @@ def check_controls(store: Store, material: Material) -> int:
 
     Returns:
         The number of controls, counted in pairs of continuations.
-
     """
     own = {"study": material.study.name, "model": material.model_id, "action": CONTROL_ACTION}
     with open_views(store) as views:
@@ -181,7 +179,6 @@ def check_equal_bytes(store: Store, material: Material) -> int:
 
     Returns:
         The number of pairs of actions that were compared.
-
     """
     units = store.units(material.study.name, material.model_id)
     units = units.filter(pc.and_(pc.equal(units["estimator"], PLAIN), pc.is_valid(units["kept_entries"])))

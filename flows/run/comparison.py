@@ -26,7 +26,6 @@ def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
 
     Returns:
         The differences that the run is to add to the store.
-
     """
     if (store := run.stored) is not None:
         units = store.units(run.study.name, run.study.model.id, COMPARED).to_pylist()

@@ -54,7 +54,6 @@ class Difference:
         units: How many stored units are concerned.
         planned: Whether it is a difference from the frozen plan.
         note: A further remark.
-
     """
 
     kind: Kind
@@ -77,7 +76,6 @@ def differences(run: StudyRun) -> list[Difference]:
 
     Returns:
         The differences in the order of the file; none if the store does not know the study yet.
-
     """
     store = run.stored
     if store is None:

@@ -44,7 +44,6 @@ class SplitForecast:
         replicates: replicates of each document, from the fewest to the most.
         stored: how many units of these documents are stored.
         work: the most that is to be generated.
-
     """
 
     split: str
@@ -78,7 +77,6 @@ class Forecast:
         estimated: whether the estimates are current with events and scores.
         reported: whether the page is current with the tables.
         looked: whether a sequential study has stopped; true for other studies.
-
     """
 
     plan: FrozenPlan | None
@@ -111,7 +109,6 @@ def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
     Args:
         run: the study's run, whose study file agrees with the store.
         redone: names of actions whose stored units are about to be superseded.
-
     """
     store = run.stored
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)

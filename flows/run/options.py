@@ -26,7 +26,6 @@ def named_workers(
 
     Raises:
         InputError: an option cannot be read, or two options name a generator.
-
     """
     who = {"--gpus": gpus is not None, "--cluster": cluster is not None, "--endpoint": served}
     given = [option for option, there in who.items() if there]
@@ -45,7 +44,6 @@ def named_service(
     Raises:
         InputError: several services are named, an option cannot be read, or an option belongs to a service that is not
             named.
-
     """
     given = {"--token-file": token_file, "--tls-root-certs": root_certificates}
     for name, value in given.items():

@@ -34,7 +34,6 @@ def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
     Args:
         runs: The runs of one study file.
         names: The actions.
-
     """
     rows = begun_revisions(runs, names)
     begun = {(row["study"], row["action"]) for row in rows}
@@ -107,7 +106,6 @@ def drop_action(store: Store, name: str, study: str | None = None) -> int:
 
     Returns:
         The number of units that are superseded.
-
     """
     stored = store.read("actions")
     studies = sorted({row["study"] for row in stored.to_pylist()} if study is None else {study})

@@ -50,7 +50,6 @@ def prepare(run: StudyRun, *, compared: bool = False) -> None:
     Args:
         run: the study's run.
         compared: whether the study file has just been compared with the store.
-
     """
     store = Store.create(run.location)
     if not compared:
@@ -67,7 +66,6 @@ def develop(*runs: StudyRun) -> int:
 
     Args:
         runs: the run of a study, or the runs of several laws of one model.
-
     """
     return _generate(runs, [pending_development(run.store, run.material) for run in runs], "development documents")
 
@@ -107,7 +105,6 @@ def plan(run: StudyRun) -> str:
 
     Raises:
         PlanError: evaluation events exist without a plan, or the frozen plan disagrees with the study file.
-
     """
     study, model = run.study.name, run.study.model.id
     before = find_plan(run.store, study, model)
@@ -140,7 +137,6 @@ def evaluate(*runs: StudyRun) -> int:
 
     Args:
         runs: the run of a study, or the runs of several laws of one model, each with its plan.
-
     """
     return _generate(runs, [pending_evaluation(run.store, run.material) for run in runs], "evaluation documents")
 
@@ -151,7 +147,6 @@ def check(run: StudyRun) -> None:
     Raises:
         ControlError: a full-retention control has delta or f other than 0.
         OperationError: two actions keep equally many entries in unequal bytes.
-
     """
     controls = check_controls(run.store, run.material)
     pairs = check_equal_bytes(run.store, run.material)
@@ -177,7 +172,6 @@ def analyze(run: StudyRun, estimate: Runner = one_by_one) -> int:
     Args:
         run: the study's run.
         estimate: a function that estimates the parts of an analysis.
-
     """
     return analyze_stored(run.store, run.study.name, run.study.model.id, estimate, run.own_progress)
 
@@ -188,7 +182,6 @@ def report(run: StudyRun, beside: Path | None = None) -> Path:
     Args:
         run: the study's run.
         beside: the page that will compare this study with those of other temperatures.
-
     """
     page = run.page
     if not report_is_current(run.store, page.parent):
@@ -206,7 +199,6 @@ def keep_up(run: StudyRun) -> None:
 
     Raises:
         InputError: the store cannot be written.
-
     """
     if run.compacts:
         run.store.gather()

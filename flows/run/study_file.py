@@ -43,7 +43,6 @@ def run_file(
     Raises:
         InputError: the study file, the store, a service or a worker is not as it must be.
         OperationError: the work failed.
-
     """
     location = absolute(store if store is not None else default_location(studies))
     shared, gathered = DocumentLimit(limit), SharedMaterial()

@@ -40,7 +40,6 @@ class Outcome:
         pages: the report of each model; none if the limit stopped the run before its reports.
         documents_left: how many documents the limit leaves to generate.
         did_something: False if nothing was left to do.
-
     """
 
     location: str
@@ -66,7 +65,6 @@ def run_studies(
         plan_only: stop when the plans are frozen; the outcome has no pages then.
         page: shows the run on the user's Prefect server. If the page is open, the caller is in its flow run: the stages
             are tasks of that flow run, and a stage is retried if a retry may help.
-
     """
     location = runs[0].location
     growth = _growth(runs, redo)

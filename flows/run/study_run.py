@@ -72,7 +72,6 @@ class StudyRun:
         replan: whether the plan is made anew, as a later revision of the present plan.
         gathered: makes the study's documents and actions.
         compacts: whether small files are merged at the end.
-
     """
 
     study: Study
@@ -115,7 +114,6 @@ class StudyRun:
 
         Raises:
             InputError: a file cannot be read, or an endpoint serves another model than the study's.
-
         """
         return self._identity(action)
 
@@ -139,7 +137,6 @@ class StudyRun:
 
         Raises:
             InputError: something in the study file cannot be done, or the store is damaged.
-
         """
         try:
             held = held_documents(self.store, self.study)
@@ -153,7 +150,6 @@ class StudyRun:
 
         Raises:
             InputError: there is no store yet.
-
         """
         return Store.open(self.location)
 
@@ -163,7 +159,6 @@ class StudyRun:
 
         Raises:
             InputError: the store is of a newer version, or damaged.
-
         """
         try:
             return self.store
@@ -176,7 +171,6 @@ class StudyRun:
 
         Raises:
             InputError: there is no store yet.
-
         """
         model = self.study.model.id if self.study.several_models else None
         return report_folder(self.store, self.study.name, model) / "index.html"

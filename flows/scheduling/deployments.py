@@ -42,7 +42,6 @@ class StudySchedule:
         cluster: the Dask scheduler whose workers generate.
         gpus: how many GPUs of the worker's machine generate.
         notify: the notification block that is told how runs end, as TYPE/NAME.
-
     """
 
     study_file: Path
@@ -100,7 +99,6 @@ class Deployed:
     Attributes:
         name: FLOW/NAME, the form that Prefect's commands take.
         page: the address of the deployment's page; None if the server has no pages.
-
     """
 
     name: str
@@ -142,7 +140,6 @@ def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
     Args:
         schedule: what is deployed.
         work_pool: the pool's name.
-
     """
     from prefect.runner.storage import LocalStorage  # noqa: PLC0415 - Prefect takes seconds
 
@@ -164,7 +161,6 @@ def serve(schedule: StudySchedule) -> None:
 
     Raises:
         InputError: as ``deploy``.
-
     """
     from prefect.runner import Runner  # noqa: PLC0415 - Prefect takes seconds
 

@@ -81,7 +81,6 @@ def study(
         tls_root_certs: PEM file of the authorities that the endpoint is trusted by.
         cluster: tcp://HOST:PORT of a Dask scheduler whose workers generate; local:N starts N on the worker's machine.
         gpus: Generate on all GPUs of the worker's machine, or on so many: all, or a number.
-
     """
     from flows.run.study_file import run_file  # noqa: PLC0415 - torch takes seconds
 
@@ -110,7 +109,6 @@ def recompute(store: Name) -> str:
 
     Args:
         store: Folder or URL of the store; a relative path is one of the deployment's working folder.
-
     """
     from flows.scheduling.recomputing import derive_store, estimate_study, stored_studies, study_page  # noqa: PLC0415
 

@@ -20,7 +20,6 @@ def check_block(block: str) -> UUID:
 
     Args:
         block: The block as TYPE/NAME, such as slack-webhook/laboratory.
-
     """
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect takes seconds
     from prefect.exceptions import ObjectNotFound  # noqa: PLC0415
@@ -49,7 +48,6 @@ def notify(deployment: str, tag: str, block: str) -> None:
         deployment: The deployment's name.
         tag: The tag of its runs.
         block: The block as TYPE/NAME.
-
     """
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect takes seconds
     from prefect.events.actions import SendNotification  # noqa: PLC0415

@@ -27,7 +27,6 @@ class Record:
         piece: Number of the piece of the answer, from 0.
         first: The first token of the place, from 1.
         last: The last token of the place.
-
     """
 
     answer: int
@@ -46,7 +45,6 @@ def find_records(tokens: Sequence[str], answers: Sequence[str]) -> list[Record]:
     Returns:
         The records by answer, piece and place; no records of an answer that the prompt does not state, or states too
             often.
-
     """
     plain = [_plain(token) for token in tokens]
     text, ends = "".join(plain), list(accumulate(map(len, plain)))

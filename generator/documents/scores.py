@@ -53,7 +53,6 @@ def token_span(
         answers: The document's answers.
         scoring: The rule that scores the answers.
         decode: Decodes beginnings of the continuation.
-
     """
     characters = answer_characters(text, answers, scoring)
     if characters is None:

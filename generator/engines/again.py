@@ -51,7 +51,7 @@ class Again:
         return self.side.weights_sha256
 
     def open(self, entries: int) -> Session:
-        """Open a cache with room for the doubles, too."""
+        """Open a session whose cache has room for streams and doubles."""
         return _Doubled(self.side.open(2 * entries))
 
     def cache_bytes(self, entries: int) -> int:

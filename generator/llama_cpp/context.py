@@ -197,7 +197,7 @@ class Context:
 
 
 def _streams() -> list[int]:
-    """Return the sequences of streams, ascending."""
+    """Return the sequence ids that streams may use, ascending."""
     return list(range(_SEQUENCES - MOST_STREAMS, _SEQUENCES))
 
 

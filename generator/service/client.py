@@ -137,7 +137,7 @@ class ServiceAddress:
 
         Args:
             request: The units to generate.
-            call: Records signs of life; its holder decides how long to wait, and cancels.
+            call: Records each answer of the endpoint; the owner of the call decides how long to wait, and may cancel.
 
         Raises:
             InputError: The endpoint refuses the request.

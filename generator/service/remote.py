@@ -59,7 +59,6 @@ class RemoteGenerator:
         studies: The studies: one model, under one law or several.
         say: Called with a line when the endpoint is lost and when it is back.
         pause: Seconds until a lost endpoint is asked again for the first time.
-
     """
 
     def __init__(
@@ -85,7 +84,6 @@ class RemoteGenerator:
         Raises:
             InputError: The endpoint refuses the caller or serves something else than the studies ask for.
             OperationError: The endpoint does not answer.
-
         """
         if self._study.model.kind != TRANSFORMER:
             raise InputError(f"model.kind = '{self._study.model.kind}': uses no service; run it without --endpoint")
@@ -104,7 +102,6 @@ class RemoteGenerator:
         Raises:
             InputError: The endpoint refuses the caller or serves something else than the studies ask for.
             OperationError: The endpoint does not answer, and the weights are ``required``.
-
         """
         try:
             self.check()
@@ -122,7 +119,6 @@ class RemoteGenerator:
             InputError: The endpoint refuses the work.
             WorkFailed: The endpoint failed twice at the same work.
             NobodyLeftError: The endpoint was lost five times in a row.
-
         """
         horizon = study.study.horizon
         parts = [(document, units) for document, pending in work for units in requests(pending, horizon)]

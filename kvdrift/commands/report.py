@@ -92,7 +92,6 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
 
     Raises:
         InputError: there is no such store or study.
-
     """
     from flows.pages.reports import page_beside, report_folder, write_report
     from generator.transformer.files.tokenizer import token_reader

@@ -92,7 +92,6 @@ def answer(views: Views, query: str, output_format: str, output: Path | None) ->
 
     Raises:
         InputError: DuckDB refuses the query, or the file cannot be written.
-
     """
     from kvdrift.queries import formats
     from kvdrift.queries.running import misspelt, rows_of

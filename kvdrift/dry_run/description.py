@@ -46,7 +46,6 @@ def describe_studies(
         served: whether an endpoint or a cluster generates; neither is asked.
         gpus: how many GPUs of this machine generate, with a worker each; 0 if none of them was asked for.
         replan: whether the run is to plan anew.
-
     """
     local, gathered = storing(LocalGenerator()), SharedMaterial()
     runs = [StudyRun(study, location, local, offline=True, replan=replan, gathered=gathered) for study in studies]

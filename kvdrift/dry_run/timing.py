@@ -106,7 +106,6 @@ def study_time(
     Raises:
         InputError: the model cannot be loaded here.
         OperationError: the prefill of a prompt alone would take more than its share of the budget.
-
     """
     from generator.transformer.other_weights.loading import load_transformer
 

@@ -35,7 +35,6 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
         output: the folder of the page, or of the pages' folders if there are several; in the report's by default.
         study: the study's name; None for all of the store.
         interval: seconds between looks.
-
     """
     with suppress(KeyboardInterrupt):
         _write_until_finished(location, output, study, interval)

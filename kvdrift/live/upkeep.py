@@ -26,7 +26,6 @@ class Upkeep:
     Args:
         location: The store.
         compacts: Whether files are put together.
-
     """
 
     def __init__(self, location: str, *, compacts: bool = True) -> None:
@@ -45,7 +44,6 @@ class Upkeep:
 
         Raises:
             OperationError: something could not be kept up the last time.
-
         """
         if self._under_way is not None and self._under_way.done():
             self._end()
@@ -82,7 +80,6 @@ def keep_up(location: str, *, compacts: bool) -> None:
     Args:
         location: The store.
         compacts: Whether files are put together.
-
     """
     from log.store import Store
     from sql.catalog_file import refresh_catalog

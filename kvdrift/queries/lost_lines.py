@@ -26,7 +26,6 @@ def record_rows(
     Returns:
         A row for each answer with records: its number and text, the share of them that is kept, and the places, each
         with its first and last position and its line; none if the store has no prompt of the document.
-
     """
     names = {name: trajectory[name] for name in ("study", "model", "doc")}
     prompts = views.rows("prompts", **names, action=None).to_pylist()

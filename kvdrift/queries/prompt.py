@@ -46,7 +46,6 @@ class Prompt:
     Args:
         views: The views that queries read.
         show: Prints the rows of an answer.
-
     """
 
     def __init__(self, views: Views, show: Callable[[pa.Table], None]) -> None:

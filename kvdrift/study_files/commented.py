@@ -25,7 +25,6 @@ class Draft:
         documents: Values of each stratum.
         actions: Values of each action; the first is the baseline.
         remarks: Comments at the heads of sections, by the section's name.
-
     """
 
     study: Table
@@ -59,7 +58,6 @@ def commented_study(draft: Draft, file_name: str) -> str:
     Args:
         draft: The values that the file sets.
         file_name: The name of the file, for the commands in its head.
-
     """
     known = headings()
     tables: dict[str, Sequence[Table]] = {

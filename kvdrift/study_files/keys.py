@@ -24,7 +24,6 @@ class Key:
         required: Whether a study of transformers needs it.
         unit: The unit of the value; empty without a unit.
         meaning: The meaning of the key, in sentences.
-
     """
 
     name: str
@@ -44,7 +43,6 @@ class Heading:
         title: The line that begins the section in the file.
         meaning: The meaning of the section.
         keys: Its keys, by name, in the schema's order.
-
     """
 
     name: str

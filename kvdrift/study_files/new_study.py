@@ -53,7 +53,6 @@ def new_study(
         actions: values of each action, the baseline first; two actions by default.
         horizon: H in tokens.
         engine: what decodes in place of kvdrift, with its actions.
-
     """
     folder = path.absolute().parent
     embedded = model == EMBEDDED_ID if engine is None else engine.embedded

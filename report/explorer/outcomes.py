@@ -38,7 +38,6 @@ class Outcomes:
         mismatches: int64[trajectories], the sum of I_t.
         longest_agreement: int64[trajectories], in tau < t < e; 0 without divergence.
         lost: bool[trajectories], whether X states the answer and Y does not; false if not scored.
-
     """
 
     documents: list[ViewRow]

@@ -58,7 +58,6 @@ def pack(
 
     Returns:
         The texts; the same input gives the same texts.
-
     """
     drawn = np.stack([streams.x, streams.y])
     tokens = np.unique(np.concatenate([drawn.ravel(), *(prompt.tokens for prompt in prompts)]))

@@ -33,7 +33,6 @@ def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int
 
     Returns:
         The path of the file. The same input gives the same bytes.
-
     """
     if content.facts.finite:
         return None

@@ -47,7 +47,6 @@ class Prompt:
         records: the positions of its answers' records: rows of answer, piece, first and last.
         layers: number of layers of the model; 0 if unknown.
         kept: the kept entries after each counted step of each action.
-
     """
 
     place: int
@@ -66,7 +65,6 @@ class Kept:
         step: 0 after prefill.
         first_layers: the first layer of each group.
         shares: uint8[groups, n].
-
     """
 
     action: int
@@ -103,7 +101,6 @@ def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict
 
     Returns:
         The manifest's entry for each prompt, and each prompt's text.
-
     """
     kind = np.dtype("<u2" if len(tokens) <= 1 << 16 else "<u4")
     said, texts, room = [], list[str](), MOST_BYTES

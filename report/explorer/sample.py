@@ -44,7 +44,6 @@ class Jump:
         rows: indices into the outcomes: one trajectory, or lost answers, first one of each document, then a second of
             each.
         total: how many trajectories fit; more than 1 only for lost answers.
-
     """
 
     kind: str

@@ -28,7 +28,6 @@ class Streams:
         delta: float32[n, H].
         f: float32[n, H].
         scores: the columns ``SCORED`` of each scored trajectory, by its index.
-
     """
 
     x: NDArray[np.int32]

@@ -194,7 +194,7 @@ def edges(of: str = "") -> list[Line2D]:
 
 
 def window_lines(panels: int) -> int:
-    """Return how many rows of a figure the panels take."""
+    """Return the number of rows of a figure with so many panels."""
     return math.ceil(panels / ACROSS)
 
 

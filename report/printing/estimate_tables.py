@@ -63,7 +63,6 @@ class QuantityColumns:
 
     Attributes:
         estimates: the estimates of each quantity, one for each row.
-
     """
 
     estimates: Mapping[str, Sequence[Estimate]]

@@ -64,7 +64,6 @@ def name_marks(axes: Axes, marks: Sequence[Mark], line: Sequence[Mark] = (), *, 
         marks: the marks to name, in the order in which names choose their place.
         line: marks that a line joins, whatever their names; names avoid the line.
         in_legend: whether a legend has the names as well; if so, names without room beside a mark are left out.
-
     """
     of: dict[str, list[Mark]] = {}
     for mark in marks:

@@ -87,7 +87,6 @@ def sure_decimals(
         draws: the number of draws behind the interval; 0 or None without draws.
         decimals: the decimals of the estimate.
         boundary: a number that the ends are compared with.
-
     """
     while decimals < _MOST_DECIMALS and fixed(low, decimals) == fixed(high, decimals) and low != high:
         decimals += 1

@@ -35,7 +35,6 @@ class Section:
             name, and ``values``; macros are in ``templates/macros.html.j2``.
         tables: its tables; each is a CSV file too.
         values: further values for the template.
-
     """
 
     name: str

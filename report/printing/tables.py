@@ -51,7 +51,6 @@ class PrintedTable:
         name: the name of its files.
         records: rows of the CSV file, in place of the printed cells.
         abreast: how many columns stand side by side on the page, besides the first; 0 for all.
-
     """
 
     name: str

@@ -42,7 +42,6 @@ def meanings(whole: str, other: str, horizon: str, quantities: Collection[str]) 
         other: the action's side, in words.
         horizon: the horizon as it stands in a sentence, such as ``H = 64``.
         quantities: the columns, R among them.
-
     """
     said = [
         text.format(whole=whole, other=other, horizon=horizon) for name, text in _MEANINGS.items() if name in quantities

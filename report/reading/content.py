@@ -30,7 +30,6 @@ class PageContent:
         baseline_reason: why the first action is the baseline, as the end of a sentence.
         latex: whether the tables are written as LaTeX too.
         preliminary: the study's progress as a sentence if the study still runs; else empty.
-
     """
 
     source: StudyRows

@@ -38,7 +38,6 @@ class Storage:
         seconds: prefill and decoding of all units.
         kernel_evaluations: of all units.
         weight_bytes: of the weight files of its side; None if unknown.
-
     """
 
     kept_entries: list[int | None]
@@ -107,7 +106,6 @@ class Facts:
         law: the decoding law; None if another generator made the events.
         settings: the settings that decide the events, as JSON; None if unknown.
         engines: the engines that decoded, in words, with the reference's settings; empty if kvdrift decoded.
-
     """
 
     study: str

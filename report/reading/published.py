@@ -44,7 +44,6 @@ class PublishedStudy:
         support: documents and paths of a branch cohort, by stratum and action.
         mismatch: a sentence for the page if the paper has this model and these actions, but other windows or another
             law.
-
     """
 
     numbers: dict[Place, Published] = field(default_factory=dict)

@@ -25,7 +25,6 @@ class System:
         errors: standard errors of the means of the replicates.
         variance_ratio: the variance of a coupled pair over that of an SWRB replicate.
         enumerated: other exact values by name, such as variances and evaluations of one replicate.
-
     """
 
     doc: str

@@ -27,7 +27,6 @@ class Entry:
         documents: the documents of the page's split that have events, by name.
         identities: the hashes of what made each action's units: weights, tokenizer, selector, numerics.
         page: the study's own page; None if there is none.
-
     """
 
     name: str
@@ -75,7 +74,6 @@ class Pairing:
             another model.
         obstacle: why nothing is subtracted; None if actions are subtracted.
         differences: one for each two actions of the same name or of the same budget.
-
     """
 
     first: Entry

@@ -24,7 +24,6 @@ class Place:
         action: the action.
         share: its cache as a share of the full cache; None if unknown.
         bytes: mean bytes of a document's kept prompt; None if unknown.
-
     """
 
     entry: Entry

@@ -27,7 +27,6 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
 
     Returns:
         The page's path.
-
     """
     places = leaderboard(comparison)
     tables = {"leaderboard": leaderboard_table(places), "entries": _entries_table(comparison)}

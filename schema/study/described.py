@@ -26,7 +26,6 @@ def described_action(row: Mapping[str, Any]) -> str:
 
     Returns:
         The words; empty for a law of a finite-state system, and for events of unknown origin.
-
     """
     if row.get("settings") is not None:
         return _side(row)

@@ -19,7 +19,6 @@ def explained(problems: list[Any], whole: type[BaseModel]) -> str:
     Args:
         problems: The problems, as pydantic lists them.
         whole: The model of the whole file.
-
     """
     # pydantic reports a misspelled key as missing, too; the user must correct the unknown key.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
@@ -52,7 +51,6 @@ def missing(section: type[BaseModel], where: str, name: str, unknown: Iterable[s
         where: The section's place in the file; empty for the whole file.
         name: The key.
         unknown: Given keys that the section does not know.
-
     """
     place = f"{where}." if where else ""
     for key in unknown:

@@ -126,7 +126,6 @@ class ModelSection(Section):
 
         Raises:
             InputError: A key belongs to another kind of model, or excludes another key.
-
         """
         given = [name for name in ("family", "alphabet", "tables") if getattr(self, name) is not None]
         if not self.finite and given:

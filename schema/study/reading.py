@@ -35,7 +35,6 @@ def load_studies(path: Path, folder: Path | None = None) -> list[Study]:
     Raises:
         InputError: The file cannot be read or is not valid; the line names the file, the field and, for an unknown
             key, the nearest known one.
-
     """
     content, folder = read_content(path), (path.parent if folder is None else folder).absolute()
     with reading(f"{path}: cannot be read as a study file"):

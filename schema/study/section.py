@@ -54,7 +54,6 @@ def meaning(text: str, unit: str | None = None, example: Any = None, *, needed: 
         unit: The unit of the value, if it has a unit.
         example: A value, for a key without a default.
         needed: Whether transformers need the key, although it has a default for other models.
-
     """
     return Field(
         description=text,

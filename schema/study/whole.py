@@ -193,7 +193,6 @@ class Study(Section):
             folder: The absolute path of the file's folder.
             name: The study's name as written in the file.
             several_models: Whether the file names several models.
-
         """
         self._folder, self._file_name, self._several_models = folder, name, several_models
         self.model.of_folder(folder)
@@ -250,7 +249,6 @@ def check_distinct(what: str, names: list[str]) -> None:
 
     Raises:
         InputError: A name is given several times.
-
     """
     for name in names:
         if names.count(name) > 1:

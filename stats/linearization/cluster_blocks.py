@@ -32,7 +32,6 @@ class Block:
         strata: the numbers of the strata in which the clusters have documents, or of the rows' strata.
         representatives: one document of each cluster, int [C]; all documents of a cluster have its count.
         cluster_of: for each of the strata, the cluster of each of its documents.
-
     """
 
     rows: tuple[int, ...]
@@ -52,7 +51,6 @@ class ClusterBlocks:
     Attributes:
         pooling: the pooling.
         blocks: a block for each set of strata that share clusters, and one for each stratum of a set of several.
-
     """
 
     def __init__(self, pooling: Pooling) -> None:
@@ -93,7 +91,6 @@ class ClusterBlocks:
 
         Returns:
             float64 and int64, each [rows, subjects].
-
         """
         supports = list(self.pooling.sides(quantity)[0])
         shape = (len(self.pooling.rows), len(supports))

@@ -66,7 +66,6 @@ class StandardErrors:
         Returns:
             float64 [B, rows, subjects, X]. NaN if a stratum is left with fewer than two clusters; arbitrary if the
             quantity itself is undefined.
-
         """
         with np.errstate(all="ignore"):
             # By feature, for every row: [rows, subjects, B, X]

@@ -39,7 +39,6 @@ def fit_coefficients(development: ReplicateMoments) -> dict[str, Float]:
 
     Returns:
         By action, beta: float64 [5, 13] in the orders of ``CONTROLS`` and ``REDUCED``.
-
     """
     found = {}
     for action, products in _products(development).items():
@@ -70,7 +69,6 @@ class _Products:
         controls: of the control variates with each other, float64 [C, 5, 5].
         moments: of the control variates with the moments, [C, 5, 13].
         squares: of the moments with themselves, [C, 13].
-
     """
 
     cluster_of: NDArray[np.intp]
@@ -136,7 +134,6 @@ def _ridge(controls: Float, moments: Float, penalty: float) -> Float:
         controls: sums of products of the control variates, [..., 5, 5].
         moments: sums of products of the control variates with the moments, [..., 5, 13].
         penalty: infinite to use no control variate.
-
     """
     if np.isinf(penalty):
         return np.zeros_like(moments)

@@ -52,7 +52,6 @@ def control_variates(scalars: Mapping[str, Float], windows: Windows) -> Float:
 
     Returns:
         float64 [..., 5] in the order of ``CONTROLS``. NaN without a replicate; 0 for a block without positions.
-
     """
     found = []
     for block, (first, last) in enumerate(windows.blocks, start=1):
@@ -85,7 +84,6 @@ def reduced_documents(moments: DocumentMoments, coefficients: Mapping[str, Float
 
     Returns:
         The moments of the actions that have coefficients, without profiles; None if no action has any.
-
     """
     actions = [action for action in moments.actions if action in coefficients]
     if not actions:

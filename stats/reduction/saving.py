@@ -16,7 +16,6 @@ def saving(plan: dict[str, Any]) -> str:
 
     Returns:
         A line such as "9 replicates instead of 14"; empty if both sizes are equal.
-
     """
     sizes = plan.get("sizes", {})
     if not sizes:

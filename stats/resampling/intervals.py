@@ -85,7 +85,6 @@ class Request:
 
         Raises:
             InputError: a member does not exist, or its contrast (baseline, action) is not among those given.
-
         """
         for family in self.families:
             for endpoint in family.endpoints:
@@ -141,7 +140,6 @@ class Estimates:
 
         Raises:
             InputError: there is no such row; the message names the nearest quantity.
-
         """
         columns = self.columns
         for i, key in enumerate(self._keys()):
@@ -159,7 +157,6 @@ class Resampled:
         draws: the quantity of every draw, [draws, rows, subjects, X].
         errors: standard errors of the estimates; None for percentiles.
         distances: t* of every draw; None for percentiles.
-
     """
 
     estimates: Float

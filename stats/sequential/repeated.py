@@ -50,7 +50,6 @@ class RepeatedInterval:
         draws: how many bootstrap draws were made; 0 if none would have resolved the tail.
         documents: how many documents are behind the estimate.
         clusters: how many clusters of documents.
-
     """
 
     endpoint: Endpoint
@@ -88,7 +87,6 @@ def repeated_intervals(
         last: whether this is the last look of the plan.
         alike_within: the largest distance of documents that count as alike; the margin of a study that resolves
             equivalence, since documents that differ by less tell nothing of documents that fail.
-
     """
     moments = moments.in_canonical_order()
     names = list(dict.fromkeys(one.quantity for one in endpoints))

@@ -18,7 +18,6 @@ class Resolution:
         rule: ``half_width``: half the interval's width is at most the bound; ``sign``: the interval excludes 0;
             ``equivalence``: the interval lies inside +-bound, or wholly outside.
         bound: the target half width or the margin, in the endpoint's unit; 0 for the sign.
-
     """
 
     rule: str

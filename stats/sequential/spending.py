@@ -45,7 +45,6 @@ def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ..
 
     Returns:
         One constant for each look, in standard errors.
-
     """
     times = np.asarray(shares, dtype=np.float64)
     if not len(times) or times[-1] != 1 or not (np.diff(times, prepend=0.0) > 0).all():

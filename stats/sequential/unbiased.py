@@ -41,7 +41,6 @@ class LookSaid:
         low: the lower end of its repeated interval.
         high: the upper end.
         alone: whether this endpoint alone decided if the study stops: all others were resolved.
-
     """
 
     share: float
@@ -61,7 +60,6 @@ def median_unbiased(looks: Sequence[LookSaid], resolution: Resolution) -> float:
     Args:
         looks: the looks that were taken, with their intervals; the study stopped at the last look.
         resolution: the rule that resolves an endpoint.
-
     """
     *before, last = looks
     passed = [look for look in before if look.alone]
@@ -84,7 +82,6 @@ class _Stage:
         time: t, the look's share of the information of the last look.
         above: the values of S that stop the study with a higher outcome than the last look's.
         between: the values of S with which the study goes on.
-
     """
 
     time: float

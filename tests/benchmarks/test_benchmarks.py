@@ -22,6 +22,7 @@ SMALLEST = {
     "step_profile": (),
     "store": ("--units", "50", "100"),
     "streams": ("--replicates=10", "--horizon=20"),
+    "synthetic_study": ("{folder}/store", *STUDY),
 }
 
 
@@ -35,8 +36,9 @@ BOTH_WAYS = ("analysis", "derivation", "scale")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SMALLEST if name not in BOTH_WAYS])
-def test_it_runs(name: str) -> None:
-    command = [sys.executable, "-m", f"benchmarks.{name}", *SMALLEST[name], "--json"]
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    sizes = [size.format(folder=tmp_path) for size in SMALLEST[name]]
+    command = [sys.executable, "-m", f"benchmarks.{name}", *sizes, "--json"]
     ended = subprocess.run(command, cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout)

@@ -27,7 +27,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="module")
 def finished_laws(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study that one command has run and finished."""
+    """The folder of a finished study."""
     folder = tmp_path_factory.mktemp("laws")
     assert run_command("run", write_laws(folder), "--store", folder / "store")[0] == 0
     return folder

@@ -1,4 +1,4 @@
-"""What became of the trials of ``make faults``, and the table of them that it prints."""
+"""Outcomes of the trials of ``make faults``, and the table that it prints of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def tell(trial: str, outcomes: Iterable[str]) -> None:
 
 
 def _column(outcome: str) -> str:
-    """The column that an outcome counts in; whatever has no other one of its own is wrong."""
+    """Return the column of an outcome; an outcome that names no column is wrong."""
     return next((column for column in COLUMNS if column in outcome), "wrong")
 
 
 def table() -> list[str]:
-    """Return the lines of the table, as Markdown; none where nothing was tried."""
+    """Return the lines of the table, as Markdown; none if no trial was made."""
     if not _TOLD:
         return []
     lines = [f"| trial | tried | {' | '.join(COLUMNS)} |", "| --- " * (len(COLUMNS) + 2) + "|"]

@@ -33,14 +33,14 @@ def store(finished: Path, tmp_path: Path) -> Store:
 
 
 def flip(path: Path, chance: random.Random) -> bytes:
-    """Change one bit in the middle of a file; return what was there."""
+    """Change one bit in the middle of a file; return the earlier content."""
     before = path.read_bytes()
     rot(path, before, chance.randrange(4, len(before) * 2 // 3), chance)
     return before
 
 
 def rot(path: Path, content: bytes, place: int, chance: random.Random) -> None:
-    """Change one bit of a file's content, as a rotting disk does: the file's times stay."""
+    """Change one bit of a file's content, and keep the file's times, as a rotting disk does."""
     data, found = bytearray(content), path.stat()
     data[place] ^= 1 << chance.randrange(8)
     path.write_bytes(data)
@@ -63,7 +63,7 @@ def test_flipped_bits_are_refused(store: Store) -> None:
 
 @pytest.mark.slow
 def test_a_flipped_bit_anywhere(store: Store) -> None:
-    """What is not refused is harmless: the name under which a file holds its digest says nothing of its rows."""
+    """A flipped bit is refused, unless it is harmless: it may hit the name under which a file holds its digest."""
     outcomes, versions = [], store.versions()
     files = [(table, path) for table in TABLES for path in store.paths(table)]
     for number in range(FLIPPED_ANYWHERE):
@@ -85,7 +85,7 @@ def test_a_flipped_bit_anywhere(store: Store) -> None:
 
 
 def answered(path: Path) -> list[tuple[Any, ...]]:
-    """What DuckDB reads."""
+    """Return what DuckDB reads."""
     return duckdb.execute("from read_parquet($file)", {"file": str(path)}).fetchall()
 
 

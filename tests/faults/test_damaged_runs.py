@@ -1,4 +1,4 @@
-"""Runs over damaged stores: the rows of an undamaged run, or one line; ``make faults`` prints how often which."""
+"""A run over a damaged store ends with the rows of an undamaged run, or with one line; ``make faults`` counts both."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outcome(whole: Path, damaged: Path) -> str:
-    """What a run makes of a damaged store; and, where it refuses it, what it makes of it after repair."""
+    """Return the outcome of a run over a damaged store, with repair and another run if the store is refused."""
     lines: list[str] = []
 
     def ends() -> bool:
@@ -84,7 +84,7 @@ def test_the_newest_log_file_of_any_table(whole: Path, tmp_path: Path) -> None:
 
 
 def test_random_sets_of_log_files_and_data_files(whole: Path, tmp_path: Path) -> None:
-    """What is lost for good, log and data of a table that others rely on, stays refused."""
+    """If log and data of a table that others rely on are both lost, the store stays refused."""
 
     def damage(chance: random.Random) -> Callable[[Path], None]:
         def do(store: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of the user's with anything in them: each reader reads them, or says in one line which file is wrong."""
+"""Arbitrary content in files of the user's: each reader reads it, or names the wrong file in one line."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ LONGEST = 2_100  # characters of a line
 
 
 def read_events(path: Path) -> None:
-    """As ``kvdrift ingest`` does, but for what makes an event right."""
+    """Read events as ``kvdrift ingest`` does, without the checks of their values."""
     log = EventFile(path)
     for _ in log.portions(log.groups()):
         pass
 
 
 def read_model(path: Path) -> None:
-    """As a run does before it loads anything."""
+    """Read a model's files as a run does before it loads a weight."""
     folder = str(path.parent)
     check_model(folder, dtype="float32", revision=None)
     for number in (position_limit, vocabulary_size, head_size):
@@ -53,7 +53,7 @@ def read_model(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Reader:
-    """A file's name, and what reads it."""
+    """A file's name and its reader."""
 
     name: str
     read: Callable[[Path], object]
@@ -95,7 +95,7 @@ MODEL = ("config.json", "generation_config.json", "model.safetensors", "pytorch_
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a right file of each name, and a folder ``model`` with a whole model."""
+    """A folder with a valid file of each name, and a folder ``model`` with a whole model."""
     folder = tmp_path_factory.mktemp("right")
     write_study(folder)
     (folder / "study.toml").write_bytes(next(folder.glob("*.toml")).read_bytes())
@@ -121,7 +121,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def place_of(reader: Reader, right: Path, folder: Path) -> Path:
-    """Where the reader finds its file in a folder, with all else that it needs beside it."""
+    """Return the path at which the reader finds its file in a folder, beside everything else that it needs."""
     if reader.name in MODEL:
         weights = "pytorch_model.bin" if reader.name == "pytorch_model.bin" else "model.safetensors"
         for name in ("config.json", "generation_config.json", weights):
@@ -182,7 +182,7 @@ def test_a_configuration_that_makes_no_model(
 
 
 class Ran:
-    """What leaves a file when it is read as PyTorch's own format by a reader that runs what it reads."""
+    """An object in PyTorch's own format that makes a folder if a reader runs the code in the file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -210,7 +210,7 @@ def test_a_long_value_is_echoed_in_part(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Edit:
-    """Bytes that take the place of others: ``share`` of the file comes before them."""
+    """Bytes that replace other bytes, after a given ``share`` of the file."""
 
     share: float
     removed: int

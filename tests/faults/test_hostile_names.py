@@ -1,4 +1,4 @@
-"""Names that lead out of folders, break documents, terminals or spreadsheets: from ingestion to the report."""
+"""Names that could lead out of folders, or break documents, terminals or spreadsheets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log is listed while commits come, and the listing has a later file and lacks an earlier one: nothing comes of it."""
+"""A listing of a log that has a later file and lacks an earlier file, as while commits come, does no harm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from faults.test_system_calls import start
 
 
 def test_listings_that_lack_a_file(library: Path, tmp_path: Path) -> None:
-    """A log is not called damaged, a store opens, and what is committed is there once, whichever listing it is."""
+    """Whichever listing lacks a file, no log is called damaged, the store opens, and each commit counts once."""
     program = start(library, "incomplete_listings.py", tmp_path / "store")
     out, err = program.communicate()
     assert program.returncode == 0, err

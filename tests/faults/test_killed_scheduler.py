@@ -1,4 +1,4 @@
-"""The scheduler of a Dask cluster is killed amid a run: the run says so, and goes on with another cluster."""
+"""If the scheduler of a Dask cluster is killed, the run says so; another run with another cluster goes on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_killed_scheduler(finished_laws: Path, tmp_path: Path) -> None:
 
 
 def outcome(study: Path, store: Path, units: int) -> str:
-    """Kill the scheduler when so many units are visible; return what the run makes of it."""
+    """Kill the scheduler when this many units are visible; return the outcome of the run."""
     folder = study.parent / "killed"
     folder.mkdir()
     cluster = DaskCluster(folder)
@@ -61,7 +61,7 @@ def outcome(study: Path, store: Path, units: int) -> str:
 
 
 def visible(store: Path) -> int:
-    """The number of units, 0 before there is a store."""
+    """Return the number of visible units, 0 if there is no store yet."""
     if not (store / "events" / "_delta_log").is_dir():
         return 0
     return Store(store).row_count("units")

@@ -1,4 +1,4 @@
-"""Log files lost, empty, torn or zeroed, in any table: refused in one line, healed, or mended; never silently wrong."""
+"""Lost, empty, torn or zeroed log files of any table are refused in one line, or mended; no answer is wrong."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.fixture(params=["as written", pytest.param("compacted", marks=pytest.mark.slow)])
 def location(finished: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """The store of the finished small study, to be damaged; as it is, or compacted by commits without checkpoints."""
+    """The store of the finished small study, as written or compacted by commits without checkpoints."""
     store = Path(shutil.copytree(finished, tmp_path / "store"))
     if request.param == "compacted":
         compact(Store.open(store))
@@ -54,12 +54,12 @@ def newest(location: Path, table: str) -> Path:
 
 
 def is_relied_on(location: Path, table: str, version: int) -> bool:
-    """Whether a commit of another table says that it relies on a version of this one."""
+    """Whether a commit of another table says that it relies on a version of ``table``."""
     return any(TableLog(location / other).seen().get(table, -1) >= version for other in TABLES)
 
 
 def rows(location: Path) -> dict[str, list[str]]:
-    """All rows in one order, but of what is computed anew."""
+    """Return all rows in one order, without the columns that a second run computes anew."""
     store = Store.open(location)
     tables = {table: store.read(table) for table in TABLES if table not in COMPUTED}
     return {
@@ -95,7 +95,7 @@ def test_a_damaged_newest_log_file_is_refused(location: Path, kind: str) -> None
 
 @pytest.mark.parametrize(("kind", "relied_on"), [("zeros", True), ("torn", False)])
 def test_damaged_newest_log_files_are_mended(location: Path, kind: str, *, relied_on: bool) -> None:
-    """Those of all tables that others rely on at once, or those of all others."""
+    """The newest log files of all tables that others rely on are damaged at once; or those of all other tables."""
     before, damaged = rows(location), []
     for table in TABLES:
         if (table in RELIED_ON) == relied_on:
@@ -112,9 +112,9 @@ def test_damaged_newest_log_files_are_mended(location: Path, kind: str, *, relie
 
 
 def test_a_lost_newest_log_file(location: Path) -> None:
-    """Of what other tables rely on it is refused; what can be made again is.
+    """A lost log file is refused if other tables rely on the table; otherwise the rows are made again.
 
-    The last commit of a compaction has no commit after it that could tell. Without it the files before are there again.
+    No later commit tells of the last commit of a compaction. Without that commit, the earlier files are visible again.
     """
     before = rows(location)
     for table in TABLES:
@@ -159,7 +159,7 @@ def test_a_log_file_lost_below_the_newest(location: Path, table: str) -> None:
 
 @pytest.mark.parametrize("location", ["as written"], indirect=True)  # a compaction that is lost loses no events
 def test_events_that_are_lost_for_good(location: Path) -> None:
-    """Log file and data: nothing can bring the units back, and nothing is left that was made from them."""
+    """If log file and data are lost, the units cannot be restored, and all rows made from them are removed."""
     path = newest(location, "events")
     store = Store.open(location)
     lost = {json.loads(line)["add"]["path"] for line in path.read_bytes().splitlines() if b'"add"' in line}
@@ -177,7 +177,7 @@ def test_events_that_are_lost_for_good(location: Path) -> None:
 
 @pytest.mark.parametrize("location", ["as written"], indirect=True)
 def test_rows_ahead_of_events_in_a_store_whose_commits_say_nothing(location: Path) -> None:
-    """As kvdrift wrote them before: derived rows and rows of units tell that their events are lost."""
+    """In a store of an older kvdrift, derived rows and rows of units show that their events are lost."""
     before = rows(location)
     for path in location.rglob("_delta_log/*.json"):
         actions = [json.loads(line) for line in path.read_text().splitlines()]
@@ -228,7 +228,7 @@ def test_the_command_mends_and_says_so(location: Path, capsys: pytest.CaptureFix
 
 
 def test_units_whose_rows_are_lost_are_read_from_their_events(location: Path) -> None:
-    """Log file and data of ``units``: copies of its rows lie in the footers of events, of visible files or others."""
+    """If log file and data of ``units`` are lost, rows are restored from copies in the footers of files of events."""
     before = rows(location)
     newest(location, "units").write_bytes(bytes(9))
     for path in (location / "units").glob("*.parquet"):

@@ -1,4 +1,4 @@
-"""An object store that answers one request with an error: the request is made again, and no row is another one."""
+"""If an object store answers a request with an error, the request is repeated, and no row changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server() -> Iterator[S3Server]:
 
 
 def test_an_error_at_each_of_the_first_requests(server: S3Server, tmp_path: Path) -> None:
-    """Of a store that is made, filled, derived and gathered; of units that come later; and of a look at all rows."""
+    """The requests make, fill, derive and gather a store, append later units, and read all rows."""
     outcomes, expected = list[str](), [done(str(tmp_path / "store")) for done in (fill, grow, rows_of)]
     for status in (500, 503):
         for number in REQUESTS:
@@ -60,7 +60,7 @@ def fill(location: str) -> int:
 
 
 def grow(location: str) -> int:
-    """Append a third unit beside one that is there, derive and gather; return the number of new units."""
+    """Append an existing unit and a third unit, derive and gather; return the number of new units."""
     store = Store.open(location)
     count = store.append_units([make_unit(doc="second"), make_unit(doc="third")])
     run_derivation(location)
@@ -74,5 +74,5 @@ def rows_of(location: str) -> dict[str, list[str]]:
 
 
 def faults(location: str) -> list[str]:
-    """What ``verify`` finds: the documents and actions that the units are of were never declared."""
+    """Return the faults of ``verify``: only that the documents and actions of the units were never declared."""
     return [fault.what for check in verify(Store.open(location)) for fault in check.faults]

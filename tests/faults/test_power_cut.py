@@ -1,4 +1,4 @@
-"""Power cuts: whatever the fsyncs of real commits allow to be left of them, nothing acknowledged is missing."""
+"""After a power cut, in every state that the fsyncs of real commits allow, nothing acknowledged is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRIED = 16  # states in the default suite
 
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk of the test itself needs no syncing."""
+    """Leave out fsyncs of the test's own disk."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -30,7 +30,7 @@ def operations(library: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
 
 
 def crash_states(operations: list[Operation]) -> Iterator[tuple[State, tuple[str, ...]]]:
-    """Every state once, with what was acknowledged before the first power cut that can leave it."""
+    """Every state once, with everything acknowledged before the first power cut that can leave this state."""
     disk, seen = Disk(), set[tuple[object, ...]]()
     for operation in operations:
         disk.do(operation)
@@ -42,7 +42,7 @@ def crash_states(operations: list[Operation]) -> Iterator[tuple[State, tuple[str
 
 
 def test_what_is_acknowledged_is_durable(operations: list[Operation]) -> None:
-    """When a call returns, no power cut can change anything of what is there: files, log files, folders."""
+    """When a call has returned, no power cut can change its files, log files and folders."""
     disk, told = Disk(), []
     for operation in operations:
         before = len(disk.acknowledged)
@@ -55,7 +55,7 @@ def test_what_is_acknowledged_is_durable(operations: list[Operation]) -> None:
 
 @pytest.mark.usefixtures("no_waiting")
 def test_a_power_cut_loses_nothing_acknowledged(operations: list[Operation], tmp_path: Path) -> None:
-    """A few of the states, chosen anew where the operations change; ``make faults`` tries all of them."""
+    """A few states are tried, chosen anew if the operations change; ``make faults`` tries all states."""
     every = list(crash_states(operations))
     chosen = random.Random(len(every)).sample(every, TRIED)  # noqa: S311
     outcomes = Counter(survive(state, told, tmp_path / str(at)) for at, (state, told) in enumerate(chosen))
@@ -72,6 +72,6 @@ def test_no_power_cut_loses_anything_acknowledged(operations: list[Operation], t
 
 
 def survive(state: State, told: tuple[str, ...], folder: Path) -> str:
-    """What becomes of what a power cut left."""
+    """Return the outcome of using the store that a power cut left."""
     put_down(state, folder)
     return go_on(folder / STORE, told)

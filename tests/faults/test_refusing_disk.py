@@ -1,4 +1,4 @@
-"""A disk that may not be written, or is full from some change on: one line says so, and nothing is done by halves."""
+"""If a disk is read-only, or full from some change on, one line says so, and nothing is half done."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def ended(program: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
-    """Exit code, standard output, and what the command itself says on standard error."""
+    """Return the exit code, standard output, and the command's own lines on standard error."""
     out, err = program.communicate(timeout=300)
     assert "Traceback" not in err
     return program.returncode, out, [line for line in err.splitlines() if line.startswith("kvdrift: ")]
@@ -56,7 +56,7 @@ def test_a_store_that_may_only_be_read(library: Path, finished_laws: Path, tmp_p
 
 
 def test_a_disk_that_is_full_amid_a_run(library: Path, finished_laws: Path, tmp_path: Path) -> None:
-    """With the orchestration, whose database is on the same disk."""
+    """The database of the orchestration is on the same disk."""
     generated = run_of(load_study(finished_laws / "laws.toml"), tmp_path / "generated")
     stages.prepare(generated)
     outcomes = []

@@ -1,4 +1,4 @@
-"""One change on the disk fails: nothing acknowledged is missing, a second run ends as a run without faults does."""
+"""If one change on the disk fails, nothing acknowledged is missing, and a second run ends like a run without faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def start(library: Path, program: str, *arguments: object) -> subprocess.Popen[s
 
 
 def outcomes(*programs: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """What became of the trials of programs, which all end well."""
+    """Return the outcomes of the trials of programs, all of which must end well."""
     found = []
     with ThreadPoolExecutor() as readers:  # a pipe that nobody reads stops who writes
         for program, (out, err) in zip(programs, readers.map(subprocess.Popen.communicate, programs), strict=True):
@@ -36,7 +36,7 @@ def outcomes(*programs: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 
 def test_commits_with_failing_changes(library: Path, tmp_path: Path) -> None:
-    """A few, chosen anew where the changes are other ones."""
+    """A few changes are tried, chosen anew if the program's changes differ."""
     found = outcomes(start(library, "failing_commits.py", tmp_path, TRIED))
     assert len(found) == 4 * TRIED + 1
     assert [trial for trial in found if trial["outcome"] not in {SURVIVED, MENDED}] == []

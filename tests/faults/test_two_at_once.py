@@ -1,4 +1,4 @@
-"""Several commands on one store at the same time, and other programs: all end well, and the store is as after one."""
+"""Several commands and other programs use one store at the same time: all end well, and rows are those of one run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_two_runs(finished_laws: Path, tmp_path: Path) -> None:
 
 
 def test_two_runs_beside_compaction(finished_laws: Path, tmp_path: Path) -> None:
-    """Of kvdrift, and of another Delta program that rewrites and checkpoints a table whenever a run commits to it."""
+    """Kvdrift compacts; another Delta program rewrites and checkpoints a table after each commit of a run."""
     told = tmp_path / "rewritten"
     for number in range(TIMES):
         store, rewriting = tmp_path / str(number), partial(rewrite_amid_commits, told)
@@ -61,11 +61,10 @@ def test_two_runs_beside_compaction(finished_laws: Path, tmp_path: Path) -> None
 
 
 def rewrite_amid_commits(told: Path) -> None:
-    """Have this process' commits meet those of another program, which come after a commit was made up.
+    """Have another program commit between the preparation of each of this process' commits and the commit itself.
 
     Args:
-        told: A file that gets the name of each table that the other program has rewritten.
-
+        told: A file to which the name of each table is written that the other program has rewritten.
     """
     commit = DeltaFolder.commit
 
@@ -83,7 +82,7 @@ def rewrite_amid_commits(told: Path) -> None:
 
 
 def rewrite(table: Path) -> int:
-    """Have Delta Lake's own tools put a table's files together; return how many, none if another commit was first."""
+    """Merge a table's files by Delta Lake's own tools; return how many, 0 if another commit was first."""
     try:
         loaded = DeltaTable(table)
         replaced = loaded.optimize.compact()["numFilesRemoved"]
@@ -95,7 +94,7 @@ def rewrite(table: Path) -> int:
 
 @pytest.mark.parametrize("seconds", [60, 86_400, 40 * 86_400, 400 * 86_400])
 def test_a_clock_that_goes_back(library: Path, finished_laws: Path, tmp_path: Path, seconds: int) -> None:
-    """Half of a study is run, and then the other half is, earlier by the clock."""
+    """Half of a study is run, then the clock is set back, and the other half is run."""
     run = run_of(load_study(finished_laws / "laws.toml"), tmp_path / "store")
     stages.prepare(run)
     stages.develop(run)
@@ -112,7 +111,7 @@ def test_a_clock_that_goes_back(library: Path, finished_laws: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("watching", [False, True])
 def test_derivations(finished_laws: Path, tmp_path: Path, *, watching: bool) -> None:
-    """Three that each do it once, or two that watch until all is done."""
+    """Three processes derive once each, or two processes watch until everything is derived."""
     run = run_of(load_study(finished_laws / "laws.toml"), tmp_path / "generated")
     stages.prepare(run)
     stages.develop(run)

@@ -164,7 +164,6 @@ def carry_out(name: str, run: StudyRun, monkeypatch: pytest.MonkeyPatch, *, hidd
 
     Raises:
         KvdriftError: The edit is refused.
-
     """
     redone = {one.action for one in differences(run) if one.kind is Kind.ACTION and one.action is not None}
     redone |= {"recent-half"} if name == "redo" else set()

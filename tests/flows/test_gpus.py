@@ -57,7 +57,7 @@ def test_another_kind_than_that_of_the_units_is_refused(begun: StudyRun) -> None
 
 
 def test_what_the_study_allows(begun: StudyRun) -> None:
-    """It is the same study: the store goes on."""
+    """The study stays the same, so the store goes on."""
     mixed = again(begun, (ID, f"{ID}\nmixed_gpus = true"))
     assert mixed.study.model.mixed_gpus
     assert mixed.study.sha256 == begun.study.sha256

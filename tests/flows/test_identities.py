@@ -128,7 +128,7 @@ def finite_run(folder: Path, store: str = "store") -> StudyRun:
 
 
 def finish(run: StudyRun) -> StudyRun:
-    """All stages up to the derived events."""
+    """Run all stages up to the derived events."""
     for stage in (stages.prepare, stages.develop, stages.derive, stages.plan, stages.evaluate, stages.derive):
         stage(run)
     return run

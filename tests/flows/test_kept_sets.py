@@ -200,7 +200,7 @@ def test_a_run_that_keeps_other_entries_stores_nothing_and_a_redo_mends_it(
 
 
 def test_a_salted_hash_is_seen(tmp_path: Path) -> None:
-    """Of strings, which each process salts by itself."""
+    """The hash is of strings, which each process salts by itself."""
     written(tmp_path, 'hash("salt") % 8')
     program = (
         "import sys; from pathlib import Path; sys.path[:0] = sys.argv[2:]\n"

@@ -50,7 +50,7 @@ def generated(study: Study, replicates: int = 8, horizon: int = 32) -> dict[str,
 
 
 def differences(some: dict[str, Unit], others: dict[str, Unit]) -> dict[str, tuple[int, float]]:
-    """Of each action, how many tokens differ, and the largest difference of delta and f."""
+    """Return for each action how many tokens differ, and the largest difference of delta and f."""
     found = {}
     for action, unit in some.items():
         one, other = unit.events, others[action].events

@@ -60,7 +60,7 @@ def run_until(folder: Path, place: str) -> None:
 
 
 def estimates(run: StudyRun) -> list[dict[str, Any]]:
-    """All estimates, without columns that differ between two runs of one study."""
+    """Return all estimates, without columns that differ between two runs of one study."""
     found = [{name: value for name, value in row.items() if name not in OF_THE_RUN} for row in rows(run, "estimates")]
     return sorted(found, key=str)
 

@@ -167,7 +167,7 @@ def test_laws_share_the_seconds_of_prefill_and_have_their_own_of_decoding(togeth
 
 @pytest.mark.slow
 def test_plans_are_made_before_any_law_is_evaluated(together: tuple[Path, int], tmp_path: Path) -> None:
-    """So that none has seen the documents of another; a temperature that is added afterwards has."""
+    """No plan has then seen the documents of another plan; the plan of a temperature that is added later has."""
     store = Store.open(together[0])
     studies = load_studies(write_study(tmp_path, SEVERAL, BOTH, *SMALL))
     assert [require_plan(store, study).seen for study in studies] == [False, False]
@@ -189,7 +189,7 @@ def test_a_limit_counts_a_document_of_all_laws_once(tmp_path: Path, together: tu
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_to_the_same_rows(tmp_path: Path, together: tuple[Path, int]) -> None:
-    """With ``kill -9``, when some documents are stored and others are not."""
+    """The run is killed by ``kill -9`` when only some documents are stored."""
     file, location = write_study(tmp_path, SEVERAL, BOTH, *SMALL), tmp_path / "store"
     killed = Command("run", file, "--store", location)
     while killed.running and not list(location.glob("units/_delta_log/*1.json")):

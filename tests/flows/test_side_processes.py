@@ -118,7 +118,7 @@ def test_figures_that_the_side_processes_do_not_draw_are_drawn_here(error: Excep
 
 
 def test_a_figure_that_fails_ends_the_page(tmp_path: Path) -> None:
-    """As it fails without side processes: in the line of the file system."""
+    """The error is the line of the file system, as without side processes."""
     sides: Any = Fake(OSError(28, "No space left on device"))
     with pytest.raises(FileNotFoundError, match="nowhere"):
         _draw_beside(sides)([Drawing("one", "A line", empty_figure)], tmp_path / "nowhere")

@@ -170,7 +170,7 @@ def test_actions_added_later_are_generated_alone_and_are_exploratory(copied: Pat
 
 
 def test_more_replicates_are_added_as_a_range_that_leaves_the_old_ones_alone(copied: Path, tmp_path: Path) -> None:
-    """K grows on development documents: old events stay, and all equal those of one run with the larger K."""
+    """K grows on development documents: old events stay, and all events equal those of one run with the larger K."""
     grown = load_study(write_study(tmp_path, ("development_replicates = 4", "development_replicates = 6")))
     run = run_of(grown, copied)
     assert stages.develop(run) == 4 * 2  # two more replicates of two actions; controls have enough

@@ -107,7 +107,7 @@ def test_events_equal_plain(law: SamplingLaw, vocabulary: int, tmp_path: Path) -
 
 
 def test_the_default_law_is_not_recorded() -> None:
-    """And the replicates of a greedy one share all of their streams: a law takes one evaluation, whatever K is."""
+    """Replicates of a greedy law share all their streams: a law takes one evaluation, whatever K is."""
     document, pending = random_document("d150", 150), [PendingUnit(HALF_SNAPKV, 0, 8)]
     model = random_model("llama")
     (whole,) = generate_units(model, "s", document, pending, 6, 3)
@@ -117,7 +117,7 @@ def test_the_default_law_is_not_recorded() -> None:
 
 
 def test_several_laws_from_one_prefill_are_those_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of documents side by side, with both estimators and a policy; all units of a document share its prefill evenly."""
+    """Documents are generated side by side, with both estimators and a policy; units share a document's prefill evenly."""
     model, prefilled = random_model("llama"), []
     prefill = PrefilledPrompt.__init__
     monkeypatch.setattr(

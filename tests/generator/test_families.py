@@ -264,7 +264,7 @@ def test_states_are_counted_as_they_lie_in_memory(family: str, dtype: str) -> No
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
 def test_the_states_after_a_prompt_are_those_of_transformers(family: str) -> None:
-    """Whatever an action evicts: its streams begin with the reference's states."""
+    """The streams of every action begin with the reference's states, whatever the action evicts."""
     model, document = model_of(family), random_document("d150", 150)
     prepared = model.prefill(document, [HALF_RECENT, HALF_KNORM], HORIZON).evict()
     first, *others = prepared.caches.states
@@ -293,7 +293,7 @@ def test_streams_of_parked_histories_keep_their_states() -> None:
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "falcon-h1"])
 def test_kernels_that_are_not_installed_are_not_told_of(family: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What transformers says once in a process is let say again; what else its chooser of kernels says is heard."""
+    """A warning that transformers gives once in a process may come again, and does not; other warnings are heard."""
     logging.Logger.warning_once.cache_clear()  # type: ignore[attr-defined]
     chooser = logging.getLogger("transformers.integrations.hub_kernels")
     with caplog.at_level("WARNING"):
@@ -369,7 +369,7 @@ def test_chunks_of_a_long_prompt_have_its_frequencies() -> None:
 def test_a_model_that_gives_something_else_is_refused_by_its_layer(
     family: str, without: str, layer: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As an attention would that has terms we know nothing of: the layer is named, and remembered."""
+    """The model is like an attention with unknown terms: the error names the layer, and the refusal is remembered."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     terms = LayerTerms
 

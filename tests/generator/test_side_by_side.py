@@ -248,7 +248,7 @@ class Waiting(Recent):
 
 @pytest.mark.usefixtures("two_threads")
 def test_closing_in_the_middle_stops_the_threads_at_their_next_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after Ctrl-C, a thread gives up its present work and does not begin more."""
+    """A thread gives up its present work and begins no more, as after Ctrl-C."""
     ends: list[str] = []
 
     def watched(*given: Any) -> list[list[Unit]]:

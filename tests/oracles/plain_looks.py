@@ -24,7 +24,7 @@ def ever_outside(shares: list[float], constants: list[float]) -> float:
 
 
 def student_interval(values: list[float], constant: float) -> tuple[float, float]:
-    """Of the mean of one stratum's documents: mean and standard error as textbooks have them."""
+    """Return Student's interval of the mean of one stratum's documents, from the textbooks' mean and standard error."""
     error = np.std(values, ddof=1) / np.sqrt(len(values))
     reach = t.ppf(norm.cdf(constant), len(values) - 1) * error
     return float(np.mean(values) - reach), float(np.mean(values) + reach)

@@ -27,7 +27,7 @@ def records_of(row: Row) -> list[Row]:
 
 
 def prompts(analysis: Analysis) -> list[Row]:
-    """Of every fourth document nothing is stored; some actions have entries counted after two steps."""
+    """Nothing is stored of every fourth document; some actions have entries counted after two steps."""
     rows = []
     for document in analysis.log.documents:
         names = {name: document[name] for name in ("study", "model", "doc")}

@@ -50,7 +50,7 @@ class Branching:
 
     @property
     def complete(self) -> bool:
-        """All positions of the scan, and of the branch if there is mass, once."""
+        """Whether all positions of the scan, and of the branch if there is mass, occur once."""
         stopped = any(row["t"] == self.scanned and row["x_token"] == -1 for row in self.scan)
         positions, branched = (sorted(row["t"] for row in own) for own in (self.scan, self.branch))
         whole_scan = positions == list(range(1, self.scanned + 1)) and (self.scanned == self.horizon or stopped)
@@ -84,7 +84,7 @@ class Branching:
 
 
 def branchings_of(events: list[Row]) -> list[Branching]:
-    """All SWRB replicates of a log, by key."""
+    """Return all SWRB replicates of a log, by key."""
     found: dict[tuple[Any, ...], Branching] = {}
     for event in events:
         if event["kind"] != "coupled":

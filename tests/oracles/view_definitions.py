@@ -595,7 +595,7 @@ def action_ordering(analysis: Analysis) -> list[Row]:
 
 
 def newest(rows: list[Row], names: tuple[str, ...]) -> list[Row]:
-    """Of the rows that agree in ``names`` the one from the newest events."""
+    """Return, among rows that agree in ``names``, the row from the newest events."""
     found: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         key = tuple(row[name] for name in names)

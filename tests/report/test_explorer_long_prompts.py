@@ -36,7 +36,7 @@ class Written:
 
 
 def half(action: str, length: int, random: np.random.Generator) -> KeptEntries:
-    """What is left of a prompt: the newest half, or half of the entries drawn anew for each layer and KV head."""
+    """Return the kept entries of a prompt: the newest half, or a random half for each layer and KV head."""
     if action == "recent-half":
         counts = np.where(np.arange(length) >= length // 2, HEADS, 0)
         return kept_entries([counts] * LAYERS, LAYERS * HEADS)

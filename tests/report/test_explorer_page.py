@@ -218,7 +218,7 @@ def test_choosing_keys_and_the_back_button(tabs: Tabs, path: Path, views: Views)
 
 
 def test_the_report_leads_to_a_lost_answer_of_each_action(tabs: Tabs, path: Path, finished: Path, views: Views) -> None:
-    """By addresses that name a jump; an address of a jump that is not there leads to a typical trajectory."""
+    """The links' addresses name a jump; an address with an unknown jump leads to a typical trajectory."""
     report = tabs.open(finished / "report" / "small" / "index.html")
     assert report.locator("header a[href='trajectories.html']").count() == 1
     links = {one.inner_text(): one.get_attribute("href") for one in report.locator("#answers a[href*=jump]").all()}

@@ -86,7 +86,7 @@ def test_the_ranked_table_fits_on_paper_with_a_column_of_weights(tabs: Tabs, tmp
 
 
 def test_the_ranked_table_of_twelve_actions_fits_its_page(tabs: Tabs, tmp_path: Path) -> None:
-    """With answers scored, intervals of the widest numbers, and codecs that take many words; on paper as well."""
+    """The table has scored answers, intervals of the widest numbers, and codecs with long names; paper is tried too."""
     actions = tuple(f"snapkv-{share}-of-entries-{bits}" for share in ("three-quarters", "half") for bits in range(2, 8))
     views = scored_views(actions)
     for row in views.views["actions"]:

@@ -245,7 +245,7 @@ def test_an_action_added_after_the_plan_is_set_apart(undrawn_page: Page) -> None
 
 
 def test_an_action_without_units_has_no_number() -> None:
-    """As after ``run --redo``, before new units are stored."""
+    """The store is as after ``run --redo``, before new units are stored."""
     views = make_views()
     for name in ("units", "estimates", "trajectories", "analyzed_trajectories", "events", "decomposition", "contrasts"):
         views.views[name] = [
@@ -344,7 +344,7 @@ def test_what_was_seen_before_its_plan_is_not_called_prespecified(undrawn_page: 
 
 
 def test_a_later_revision_of_a_plan_is_said_on_the_page(undrawn_page: Page) -> None:
-    """It names an action that was added after the first one, and came when 12 documents had been evaluated."""
+    """The later revision names an action that was added when 12 documents had been evaluated."""
     views = make_views(("snapkv-half", "recent-half", "recent-10"))
     (first,) = views.views["plans"]
     assert "Actions added after the plan: recent-10" in undrawn_page(views)

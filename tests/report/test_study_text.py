@@ -25,7 +25,7 @@ from sql.catalog import open_views
 
 
 def test_it_has_the_settings_the_actions_and_the_plan_of_its_store(finished: Path, tmp_path: Path) -> None:
-    """And it stands on the page of the store, with the command that runs it."""
+    """The same text stands on the page of the store, with the command that runs the study file."""
     store = Store.open(finished)
     with open_views(store) as views:
         facts = read_facts(StudyRows(views, "small", "kvdrift/tiny"))
@@ -60,7 +60,7 @@ def test_it_has_the_settings_the_actions_and_the_plan_of_its_store(finished: Pat
     ids=str,
 )
 def test_every_action_is_written_as_it_was(section: dict[str, object]) -> None:
-    """Of each selector, codec and policy: the row in the store gives a section that gives the row."""
+    """For each selector, codec and policy, the stored row gives a section, and the section gives the same row."""
     try:
         row = build_action(ActionSection.model_validate({"name": "own"} | section)).row("s", prespecified=True)
     except Exception as error:  # noqa: BLE001 - a library that is not installed

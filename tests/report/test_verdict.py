@@ -425,7 +425,7 @@ def test_bytes_are_said_to_be_the_caches_if_weights_differ() -> None:
 
 
 def test_a_choice_of_bytes_names_those_of_weights_too() -> None:
-    """Of the same weights in all actions nothing is said; else every action's bytes are of cache and of weights."""
+    """If all actions have the same weights, weights are not mentioned; else bytes of cache and of weights are both given."""
     views = weighted(make_views(THREE, documents_each=12), snapkv_half=2**21, recent_half=2**21, snapkv_10=2**20)
     words = said(views)
     assert (

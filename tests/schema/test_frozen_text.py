@@ -26,7 +26,7 @@ def test_what_was_measured_is_no_part_of_the_hash() -> None:
 
 @pytest.mark.parametrize("text", ['{"replicates": 3,  "expected_seconds": 1.5}', "3", "not JSON", "[1]"])
 def test_what_has_no_measured_part_is_hashed_as_it_stands(text: str) -> None:
-    """So plans of before keep their hash."""
+    """Plans of older versions keep their hash."""
     assert frozen_sha256(text) == hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -56,7 +56,7 @@ def test_after_some_calls_another_process_takes_over() -> None:
 
 
 def test_what_is_killed_says_so() -> None:
-    """And leaves no thread behind, whose pipe the interpreter would find half closed at its end."""
+    """A killed process also leaves no thread behind, whose pipe the interpreter would find half closed at its end."""
     before = threading.active_count()
     processes = OwnProcesses(1)
     under_way = processes.submit(time.sleep, 1e6)

@@ -355,7 +355,7 @@ def test_every_column_says_what_it_is(store: Store) -> None:
 
 
 def test_every_number_has_a_unit(store: Store) -> None:
-    """One of a closed list; texts, flags and times have none."""
+    """The unit is of a closed list; texts, flags and times have no unit."""
     with open_views(store) as views:
         for one in contracts().values():
             types = views.sql(f"from {one.relation}").types

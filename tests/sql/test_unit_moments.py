@@ -127,7 +127,7 @@ def test_the_views_read_no_steps(store: Store) -> None:
 
 
 def test_moments_are_kept_in_the_order_of_their_grain(store: Store) -> None:
-    """Or the last bits of what is summed over documents would say in which order their moments were stored."""
+    """Otherwise the last bits of sums over documents would depend on the order in which moments were stored."""
     add_documents(store, "a")
     generate(store, *(make_unit("a", action=action) for action in ("two", "one")))
     with open_views(store, kept=POOLED) as views:

@@ -64,7 +64,7 @@ class PlainFolder:
         return {"unit_moments": self.without_moments, "trajectories": np.empty(0, dtype=np.int64)}
 
     def read(self, table: str, version: int = 0, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows of a table."""
+        """Return all rows of a table."""
         files = self.files_by_missing_columns(table, version).get((), [])
         parts = [pq.read_table(path) for path in files]
         return pa.concat_tables([TABLES[table].schema.empty_table(), *parts]).select(columns or TABLES[table].columns)

@@ -39,7 +39,7 @@ class Counted:
 
 
 def coverage(law: Law, clusters: int, batches: int, first_seed: int) -> dict[str, Counted]:
-    """By quantity, how the pooled intervals of some batches of studies came out."""
+    """Return, by quantity, the outcomes of the pooled intervals in some batches of studies."""
     rows: dict[str, list[tuple[bool, bool, bool, float]]] = {name: [] for name in law.truth}
     for seed in range(first_seed, first_seed + batches):
         moments = studies_of(law, clusters, seed)

@@ -105,7 +105,7 @@ def _distances(centred: Float, draws: int, random: np.random.Generator) -> NDArr
 
 
 def test_the_simulation_is_what_the_looks_compute() -> None:
-    """Of a study of 2 x 12 documents: 10,000 draws of other numbers leave its ends within 5% of the width."""
+    """In a study of 2 x 12 documents, 10,000 draws of other numbers leave the ends within 5% of the width."""
     values = 0.5 + skewed(np.random.default_rng(7), (2, 12, 1)) / 20
     names = np.array([f"d{number:02}" for number in range(24)])
     scalars = {name: values.reshape(24, 1) for name in SCALAR_MOMENTS}
@@ -152,7 +152,7 @@ def test_large_effects_are_settled_early(errors: float, most: float) -> None:
 
 
 def found_before_and_after_an_extension(studies: int) -> tuple[float, float]:
-    """How many studies of 6 x 12 documents without an effect find one, and how many if all are extended at their stop.
+    """Return how many studies of 6 x 12 documents without an effect find an effect: as they are, and all extended at their stop.
 
     A study stops at the first look whose interval excludes 0, or at its end. Its extension has twice the documents, and
     looks of its own, at those of its shares that are no fewer documents than were evaluated.

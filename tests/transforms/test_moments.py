@@ -37,7 +37,7 @@ def test_moments_are_sums_over_the_replicates_of_a_unit(name: str) -> None:
 
 
 def test_units_whose_replicates_do_not_enter_have_zeros() -> None:
-    """They are derived all the same, or they would be looked for again and again."""
+    """Such units are derived, or they would be looked for again and again."""
     known, of_known = derived_of(Analysis(number_events(awkward_log("horizon 3"))))
     unit = known["unit"][0].as_py()
     complete = pa.array(known["unit"].to_numpy() != unit)

@@ -754,7 +754,7 @@ def test_what_is_no_store_is_the_users_mistake(
 
 @pytest.mark.parametrize("table", ["events", "trajectories", "branching_depths", "units"])
 def test_every_flipped_bit_is_found(made: Store, table: str) -> None:
-    """One bit anywhere, the time of the file kept: a scrub reads it, and its name holds its digest."""
+    """One bit is flipped anywhere, and the file's time is kept: a scrub reads the file, whose name holds its digest."""
     path = place(made, table, path_of(made, table))
     data, times = path.read_bytes(), path.stat()
     chance = np.random.default_rng(5)

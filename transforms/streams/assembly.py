@@ -43,7 +43,6 @@ def with_positions(state: bytes | None, rows: Rows, horizon: int, latest: int) -
 
     Returns:
         The new state, and whether every position is present.
-
     """
     there = np.zeros(horizon, np.bool_) if state is None else np.frombuffer(state, np.bool_, offset=9).copy()
     there[rows["t"] - 1] = True
@@ -55,7 +54,6 @@ def put_together(pieces: Iterable[bytes]) -> tuple[Rows, bool]:
 
     Returns:
         The rows by position, each once, and False; or all rows, and True, if two rows of a position differ.
-
     """
     rows = np.concatenate([np.empty(0, ROW), *map(unpacked, pieces)])
     ordered = rows[np.argsort(rows["t"], kind="stable")]

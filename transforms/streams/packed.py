@@ -48,7 +48,6 @@ class Piece:
         key: The replicate's key, written by ``key_of``; empty if the rows belong to no replicate.
         data: Packed rows; without a key, the original rows as an Arrow IPC stream.
         reason: The reason why the rows are refused; empty for valid rows.
-
     """
 
     key: str
@@ -61,7 +60,6 @@ def batch_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
 
     Raises:
         InputError: A value does not fit its column.
-
     """
     names = [name for name in _TYPES if any(name in row for row in rows)]
     try:
@@ -81,7 +79,6 @@ def cut(batch: Batch, horizons: Horizons) -> Iterator[Piece]:
     Yields:
         The pieces in the order of their keys. Rows outside 1..H, of unknown studies, of other kinds or with nulls are
             pieces with a reason.
-
     """
     try:
         events = _as_events(batch)

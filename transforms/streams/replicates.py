@@ -51,12 +51,11 @@ DAY = 86_400.0
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """Rows that become no trajectory.
+    """Rows from which no trajectory could be made.
 
     Attributes:
-        reason: The reason why.
+        reason: Why no trajectory could be made.
         events: The rows in the columns of events, or unchanged if they do not fit these columns.
-
     """
 
     reason: str
@@ -70,7 +69,6 @@ class WholeReplicates:
     Attributes:
         events: The rows of whole replicates, by replicate and position.
         letters: Rows that cannot become part of a whole replicate.
-
     """
 
     events: pa.Table
@@ -99,7 +97,6 @@ class AssembleReplicates(beam.PTransform):
             Repeated rows are recognized for the same time.
         grouped: Assemble replicates by a GroupByKey, for a bounded PCollection and runners without state, such as
             Dask's; ``patience`` then has no effect.
-
     """
 
     def __init__(self, horizon: Horizons, *, patience: float = DAY, grouped: bool = False) -> None:
@@ -134,7 +131,6 @@ class DeriveTrajectories(beam.PTransform):
             such as those of ``ReadEvents``.
         patience: See ``AssembleReplicates``.
         grouped: See ``AssembleReplicates``.
-
     """
 
     def __init__(self, horizon: Horizons | None = None, *, patience: float = DAY, grouped: bool = False) -> None:
@@ -152,7 +148,6 @@ def derive(whole: WholeReplicates) -> DerivedReplicates:
 
     Raises:
         InputError: A table lacks a column, or has a value that no event has.
-
     """
     derived = derive_trajectories(whole.events)
     return DerivedReplicates(derived.trajectories, derived.steps, whole.letters)

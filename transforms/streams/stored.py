@@ -59,7 +59,6 @@ class ReadEvents(beam.PTransform):
         follow: Whether to go on with units that are committed later, until the pipeline is stopped. Otherwise the
             source ends with the latest version at the time the pipeline is made.
         poll: Seconds between two checks for later units.
-
     """
 
     def __init__(self, location: str | Path, *, after: int = -1, follow: bool = False, poll: float = 1.0) -> None:
@@ -144,7 +143,6 @@ class WriteDerived(beam.PTransform):
 
     Args:
         location: Folder or URL of the store, as workers see it.
-
     """
 
     def __init__(self, location: str | Path) -> None:
@@ -164,7 +162,6 @@ def write_derived(derived: DerivedReplicates, location: str) -> int:
 
     Raises:
         InputError: A row has no unit, or an element has only a part of a unit's rows.
-
     """
     store = Store.open(location)
     _check_whole_units(store, derived)
@@ -196,7 +193,6 @@ class WriteReplicates(beam.PTransform):
         location: Folder or URL of the store, as workers see it; a missing store is made.
         documents: CSV, JSONL or Parquet file of documents, as workers see it; without it the store must know the
             documents.
-
     """
 
     def __init__(self, location: str | Path, documents: str | Path | None = None) -> None:
@@ -217,7 +213,6 @@ def write_replicates(whole: WholeReplicates, location: str, documents: str | Non
     Raises:
         InputError: The documents file has an error, or the store cannot be opened or written.
         OperationError: Units could not be derived.
-
     """
     letters = list(whole.letters)
     if not whole.events.num_rows:

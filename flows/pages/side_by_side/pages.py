@@ -34,7 +34,6 @@ def write_comparison(
 
     Returns:
         The path of the page.
-
     """
     measured = read_entries(locations, studies, progress, model=model)
     comparison = Comparison(tuple(entry for entry, _ in measured), tuple(pairings(measured)))

@@ -41,12 +41,7 @@ class PositionCost:
 
 
 def position_cost(side: ServerSide, tokens: Sequence[int]) -> PositionCost:
-    """Measure a prompt and some positions of one stream.
-
-    Args:
-        side: The server.
-        tokens: The prompt.
-    """
+    """Measure a prompt and some positions of one stream."""
     session, began = side.open(0), time.perf_counter()
     law = session.prefill(tokens)
     prompt_seconds = time.perf_counter() - began

@@ -149,7 +149,7 @@ def source_folder(path: Path) -> SourceFolder:
 
 
 def is_held(module: ModuleType | None) -> bool:
-    """Whether a module was loaded from such a folder."""
+    """Whether a module was loaded from a folder of the user's own code."""
     return any(folder.holds(module) for folder in _FOLDERS.values())
 
 

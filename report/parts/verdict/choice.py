@@ -39,7 +39,6 @@ class Choice:
         unfit: actions that would be recommended if they did not surely lose more than half of the right answers.
         unsettled: pairs of other actions whose difference in R may be 0.
         obstacle: why nothing can be recommended whatever the intervals say, as a sentence; empty without an obstacle.
-
     """
 
     candidates: list[str]

@@ -41,7 +41,6 @@ class Sentence:
 
     Attributes:
         added: whether the action was added after the plan, so that nothing about the action was prespecified.
-
     """
 
     lead: str
@@ -105,7 +104,6 @@ class Sample:
     Attributes:
         words: the number of documents, and their strata.
         few: whether a stratum has so few clusters that an interval may be too narrow.
-
     """
 
     words: str

@@ -30,7 +30,6 @@ class Recommendation:
         settles: what would settle open questions, or confirm the recommendation; a sentence each.
         pairs: if several pairs are not told apart, a paragraph for each pair and what would settle it.
         open: whether a pair is not told apart, or nothing is recommended.
-
     """
 
     lead: str

@@ -1,8 +1,8 @@
-"""What a power cut can leave of recorded file operations: every state that the fsyncs allow.
+"""Every state in which a power cut can leave recorded file operations, given their fsyncs.
 
-A folder's names are durable as of its last fsync, and of the changes since then any may be there or not, each by
-itself; a rename is one change. A file's content is durable as of its last fsync; what was written since may be absent,
-zeros, torn or there. Temporary names, which no reader looks at, are left out of the states.
+The names in a folder are durable as of the folder's last fsync. Each later change may be there or not, whatever the
+others are; a rename is one change. The content of a file is durable as of the file's last fsync. Later content may be
+absent, zeros, torn or there. Temporary names, which no reader looks at, are left out of the states.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Operation:
 
 
 def record(library: Path, folder: Path, program: list[str], search: list[Path]) -> list[Operation]:
-    """Run a Python program whose last argument is the root, a new folder below ``folder``; return what it did there.
+    """Run a Python program whose last argument is a new folder below ``folder``; return its operations there.
 
     ``search`` is where the program finds its modules.
     """
@@ -57,7 +57,7 @@ class _File:
     durable: bytes = b""
 
     def contents(self) -> set[bytes]:
-        """What may be found in it."""
+        """Return the contents that a power cut may leave in a file."""
         if self.now == self.durable:
             return {self.now}
         torn = self.now[: max(len(self.now) // 2, 1)]
@@ -87,7 +87,7 @@ def _apply(entries: dict[str, _File | _Folder], names: dict[str, _File | _Folder
 
 
 class Disk:
-    """A folder while operations are done to it, and what of it is durable."""
+    """A folder during operations, with the part of its state that is durable."""
 
     def __init__(self) -> None:
         self._root = _Folder()

@@ -1,4 +1,4 @@
-"""A disk that fails: the library of ``library.c``, built once, and what a process that has it preloaded asks of it."""
+"""A failing disk: builds the library ``library.c``, and controls it in a process that has it preloaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SOURCE = Path(__file__).with_name("library.c")
 
 
 class How(IntEnum):
-    """How changes fail; as in ``library.c``."""
+    """The ways in which changes fail, numbered as in ``library.c``."""
 
     COUNTED = 1
     KILLED = 2
@@ -25,7 +25,7 @@ class How(IntEnum):
 
 
 def build_library(folder: Path) -> Path | None:
-    """Build the library that is to be preloaded; None where there is no compiler for Linux."""
+    """Build the library for preloading; return None if there is no compiler for Linux."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or sys.platform != "linux":
         return None
@@ -44,26 +44,26 @@ def _library() -> ctypes.CDLL:
 def fail(folder: Path, how: How, at: int = 0, let_alone: str = "") -> None:
     """Have change number ``at`` below a folder fail in this process, which has the library preloaded.
 
-    Files whose path contains ``let_alone`` are let alone.
+    Files whose path contains ``let_alone`` never fail.
     """
     _library().fail(str(folder).encode(), let_alone.encode(), int(how), ctypes.c_long(at))
 
 
 def counted() -> str:
-    """What each change was since they are counted: ``w`` a write, ``g`` other growth, ``-`` neither."""
+    """Return a letter for each change so far: ``w`` for a write, ``g`` for other growth, ``-`` for neither."""
     return bytes(_library().counted_kinds()).decode()
 
 
 def set_clock(seconds: float, back: float = 0.0) -> None:
-    """Add seconds to the time of day, and take ``back`` from it at each look."""
+    """Add seconds to the clock, and set it back by ``back`` at each reading."""
     _library().set_clock(ctypes.c_double(seconds), ctypes.c_double(back))
 
 
 def hide(name: str, listings: int) -> None:
-    """Leave a name out of the next listings of the folders that have it."""
+    """Leave a name out of the next listings of its folders."""
     _library().hide(name.encode(), listings)
 
 
 def hiding() -> int:
-    """How many listings are still to lack the name."""
+    """Return in how many further listings the name will be left out."""
     return int(_library().hiding())

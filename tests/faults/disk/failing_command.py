@@ -1,7 +1,7 @@
 """A program: ``kvdrift`` on a disk that fails, or while the clock goes back.
 
-Arguments: the folder, how it fails, from which change, and those of the command. If the clock goes back, it is by so
-many seconds at once, instead of a change's number, and by a millisecond at each look from then on.
+Its arguments are the folder, the way to fail, the number of the first failing change, and the arguments of the command.
+For the clock, that number is the seconds by which the clock is set back; each later reading sets it back by 1 ms more.
 """
 
 from __future__ import annotations

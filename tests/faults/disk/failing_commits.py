@@ -1,9 +1,9 @@
-"""A program: the commits of ``recorded_commits``, each time with one change on the disk failing, and again without.
+"""A program that makes the commits of ``recorded_commits`` while one change on the disk fails, and then once more.
 
-They are done to a store whose tables are made: ``failing_study`` has its changes fail while they are.
+The store's tables exist already; ``failing_study`` tries failures while tables are made.
 
-It has the library ``library.c`` preloaded. Its arguments are a folder, and how many trials it is to choose of each
-way in which a change fails; it prints what became of each as a line of JSON.
+The program needs the library ``library.c`` preloaded. Its arguments are a folder, and the number of trials for each way
+to fail. It prints the outcome of each trial as a line of JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def commit(root: Path, before: Callable[[Path], None]) -> None:
 
 
 def go_on(root: Path) -> None:
-    """Do them again, and print what became of what was acknowledged."""
+    """Make the commits again, and print whether everything acknowledged is there."""
     os.fsync = lambda _: None  # no power is cut here
     told = root / recorded_commits.ACKNOWLEDGED
     acknowledged = told.read_text().split() if told.exists() else []
@@ -42,7 +42,7 @@ def go_on(root: Path) -> None:
 
 
 def tried(folder: Path, name: str, how: How, before: Callable[[Path], None]) -> dict[str, str | int | None]:
-    """One trial in a new folder."""
+    """Make one trial in a new folder."""
     root, said, heard = folder / name, folder / f"{name}.said", folder / f"{name}.heard"
     shutil.copytree(folder / "made", root)
     code = in_a_process(said, commit, root, before)
@@ -55,7 +55,7 @@ def tried(folder: Path, name: str, how: How, before: Callable[[Path], None]) -> 
 
 
 def main(folder: Path, count: int) -> None:
-    """Choose so many trials of each way by chance; and set the clock back."""
+    """Make randomly chosen trials of each way to fail, and a trial with the clock set back."""
     made, changes = folder / "made", folder / "changes"
 
     def count_changes() -> None:

@@ -1,8 +1,8 @@
-"""A program: the stages of a study, each over and over with one change on the disk failing, and again without.
+"""A program that repeats each stage of a study while one change on the disk fails, and then without failures.
 
-It has the library ``library.c`` preloaded, imports everything, and forks a process for each run, before any thread is
-there. Given a folder alone, it runs the study stage by stage and keeps the store as it is before each. Given a share of
-the trials too, it does these and prints what became of each as a line of JSON.
+The program needs the library ``library.c`` preloaded. It imports everything first, and forks a process for each
+run before any thread starts. Given only a folder, it runs the study stage by stage and keeps the store before each
+stage. Given also a share, it makes this share of the trials and prints the outcome of each trial as a line of JSON.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Trials:
         empty_views._empty_database = lambda **kind: made[kinds.index(kind)]
 
     def prepare(self) -> None:
-        """Run the study stage by stage; keep the store as it is before each, what it holds after it, its changes."""
+        """Run the study stage by stage; keep each stage's store of before, its rows of after, and its changes."""
         for stage in STAGES:
             if self._store.exists():
                 shutil.copytree(self._store, self._folder / f"before {stage}")
@@ -89,7 +89,7 @@ class Trials:
         shutil.copytree(self._store, self._folder / "whole")
 
     def all(self) -> list[tuple[str, How, int]]:
-        """List the trials: each change of each stage, in each way that it can fail."""
+        """List the trials: each change of each stage, with each way to fail."""
         found = []
         for stage in STAGES:
             every = ways((self._folder / f"{stage}.changes").read_text())
@@ -97,7 +97,7 @@ class Trials:
         return found
 
     def tried(self, stage: str, how: How, at: int) -> dict[str, Any]:
-        """Run a stage with one change failing, and again without."""
+        """Run a stage while one change fails, and then without failures."""
         shutil.rmtree(self._own)
         self._own.mkdir()
         if stage != "store":
@@ -111,7 +111,7 @@ class Trials:
         return {"stage": stage, "how": how.name, "change": at, "code": code, "outcome": outcome, "said": said[-400:]}
 
     def _run(self, stage: str, how: How, at: int = 0) -> None:
-        """``kvdrift run``, of which one stage is done; what is acknowledged is written down outside the store."""
+        """Do one stage of ``kvdrift run``; write down outside the store what is acknowledged."""
         self._only(stage)
         _keep(self._own / "ledger")
         fail(self._store, how, at, "" if stage == "catalogue" else ".catalog.duckdb")
@@ -125,7 +125,7 @@ class Trials:
         (self._folder / f"{stage}.rows").write_text(json.dumps(rows(self._store)))
 
     def _go_on(self, stage: str) -> None:
-        """What is acknowledged is there; the stage is run to its end, after a repair where one is asked for."""
+        """Check that nothing acknowledged is missing, and run the stage to its end, after a repair if asked for."""
         outcome = SURVIVED
         try:
             missing = _missing(self._store, self._own / "ledger")
@@ -145,7 +145,7 @@ class Trials:
         (self._own / "outcome").write_text("; ".join(wrong) or outcome)
 
     def _wrong(self, stage: str) -> list[str]:
-        """What is other than in the store of a run without faults."""
+        """Return the differences from the store of a run without failures."""
         found, wrong = rows(self._store), []
         for table, own in json.loads((self._folder / f"{stage}.rows").read_text()).items():
             lost, more = Counter(own) - Counter(found[table]), Counter(found[table]) - Counter(own)
@@ -159,7 +159,7 @@ class Trials:
 
     @staticmethod
     def _only(stage: str) -> None:
-        """Have ``kvdrift run`` do one stage, in this thread and without the orchestration."""
+        """Make ``kvdrift run`` do one stage, in this thread and without the orchestration."""
 
         def run_flow(runs: Any, page: Any, *, plan_only: bool) -> flows.run.study_flow.Outcome:  # noqa: ARG001
             for run in runs:
@@ -172,7 +172,7 @@ class Trials:
 
 
 def _keep(ledger: Path) -> None:
-    """Write down what the store acknowledges: units, and rows of small tables."""
+    """Write down everything that the store acknowledges: units, and rows of small tables."""
 
     def kept(method: Callable[..., int], told: Callable[..., tuple[str, list[Any]]]) -> Callable[..., int]:
         def call(store: Store, *given: Any) -> int:
@@ -194,7 +194,7 @@ def _keep(ledger: Path) -> None:
 
 
 def _missing(location: Path, ledger: Path) -> list[str]:
-    """What was acknowledged and is not there."""
+    """Return everything that was acknowledged and is missing."""
     told = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
     if not told:
         return []

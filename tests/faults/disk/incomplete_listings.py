@@ -1,7 +1,7 @@
-"""A program: a store is used while listings of its logs lack a file, as where commits come while they are listed.
+"""A program that uses a store while listings of its logs lack a file, as can happen while other writers commit.
 
-It has the library ``library.c`` preloaded; its argument is a folder. It prints how many listings lacked a file, for
-each use.
+The program needs the library ``library.c`` preloaded. Its argument is a folder. For each use it prints the number of
+listings that lacked a file.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LISTINGS = 5  # of a use; each of them lacks the file once
 
 
 def missed(listings: int) -> int:
-    """How many listings lacked a name since it was hidden from so many; none does any more."""
+    """Return how many of the listings lacked the hidden name, and stop hiding it."""
     left = hiding()
     hide("", 0)
     return listings - left
 
 
 def commit_amid_others(location: Path, doc: str, others: list[str], listings: int) -> int:
-    """Commit a unit's file to a version from before others did; listings after that lack the second of them."""
+    """Commit a unit's file made for a version before other commits; later listings lack the second of these."""
     folder, writer = DeltaFolder(location), Store.open(location)
     _, events = conform_unit(make_unit(doc))
     file = folder.put_rows("events", events)

@@ -1,4 +1,4 @@
-"""A program that commits a little of everything to the store below its last argument, and says what it was told."""
+"""A program that commits some rows of every table to the store below its last argument, and prints acknowledgements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def document_rows() -> pa.Table:
 
 
 def main(root: Path, *, catalog: bool = True) -> None:
-    """Commit; the catalogue, which takes as long as all the rest, may be left out."""
+    """Make all commits; the catalogue, which takes as long as everything else, may be left out."""
 
     def acknowledge(*words: str) -> None:
         with (root / ACKNOWLEDGED).open("a") as told:
@@ -54,15 +54,14 @@ def main(root: Path, *, catalog: bool = True) -> None:
 
 
 def go_on(location: Path, told: Collection[str]) -> str:
-    """Open what was left of the store, mend it where it asks for that, and go on to the end.
+    """Open the store that a failure left, mend it if an error asks for it, and go on to the end.
 
     Args:
         location: The store.
-        told: What was acknowledged, which must be there.
+        told: The acknowledgements, all of which must hold.
 
     Returns:
-        What became of it: survived, or refused and then mended.
-
+        The outcome: survived, or refused and then mended.
     """
     outcome = SURVIVED
     try:

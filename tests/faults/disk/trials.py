@@ -1,4 +1,4 @@
-"""Trials: something is done in a process of its own while a change on the disk fails, and what became of it."""
+"""Trials: run a function in a process of its own while a change on the disk fails, and judge the outcome."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def say(trial: Mapping[str, object]) -> None:
-    """Print what became of a trial as a line of JSON."""
+    """Print the outcome of a trial as a line of JSON."""
     print(json.dumps(trial), flush=True)  # noqa: T201 - what a program of trials is for
 
 
 def ways(changes: str) -> list[tuple[How, int]]:
-    """List each way in which each change can fail, with the number of the change."""
+    """List the pairs of a change's number and a way in which this change can fail."""
     return [(how, at) for at, kind in enumerate(changes, 1) for how, kinds in _WORTH.items() if kind in kinds]
 
 
 def in_a_process(said: Path, function: Callable[..., object], *given: Any) -> int | None:
     """Call a function in a process that is forked off; its output goes to a file.
 
-    Nothing may have made threads here before.
+    This process must not have started threads before.
 
     Returns:
-        The exit code, the negative number of a signal, or None where it has hung.
-
+        The exit code, the negative number of a signal, or None if the process hung.
     """
     process = _FORK.Process(target=_heard, args=(said, function, given))
     process.start()
@@ -58,13 +57,12 @@ def _heard(said: Path, function: Callable[..., object], given: Sequence[Any]) ->
 
 
 def fault_of_end(how: How, code: int | None, said: str) -> str | None:
-    """Say what is not right about how a command ended while a change failed; None where nothing is.
+    """Return what is wrong with the end of a command during which a change failed; None if nothing is.
 
     Args:
         how: How the change failed.
         code: What ``in_a_process`` returned.
-        said: All that the command printed.
-
+        said: Everything that the command printed.
     """
     lines = [line for line in said.splitlines() if line.startswith("kvdrift: ")]
     if code is None:

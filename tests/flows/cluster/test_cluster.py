@@ -107,7 +107,7 @@ def test_workers_killed_in_generation_and_in_derivation_change_nothing(
 def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Of two of four documents, one or both are generated, or both are stored before the worker reports it."""
+    """Two of four documents are in the group: one or both are generated, or both are stored but not yet reported."""
     monkeypatch.setattr("flows.cluster.groups._GUESS", 0.0)
     worker = dask_cluster.add_worker(moment)
     with run_in(tmp_path, dask_cluster.address) as run:
@@ -226,7 +226,7 @@ def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path
 def test_workers_that_declare_no_gpu_get_no_work_of_a_gpu(
     dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are not even asked whether they fit. The model computes on the CPU, and is taken for one of a GPU."""
+    """Such workers are not even asked whether they fit. The model computes on the CPU, and is taken for a model of a GPU."""
     monkeypatch.setattr("flows.cluster.generator.resources_of", lambda _: ONE_GPU)
     monkeypatch.setattr("flows.cluster.worker.gpu_there", gpu_there)
     dask_cluster.add_worker(threads=2, sick=True)
@@ -251,7 +251,7 @@ def gpu_there(_: object, dask_worker: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize("dashboard", [True, False])
 def test_the_address_of_a_dashboard_is_said_if_there_is_one(tmp_path: Path, *, dashboard: bool) -> None:
-    """Of a scheduler without bokeh, Dask knows a link, too."""
+    """Dask also has a link for a scheduler without bokeh."""
     served, said = DaskCluster(tmp_path, dashboard=dashboard), list[str]()
     try:
         served.add_worker()

@@ -22,7 +22,7 @@ from fixtures.stored_rows import assert_same
 
 @pytest.mark.slow
 def test_the_command_on_workers_of_the_command_line(finished: Path, tmp_path: Path) -> None:
-    """One is killed -9 amid generation, and its nanny starts another."""
+    """One worker is killed by ``kill -9`` amid generation, and its nanny starts another worker."""
     file = tmp_path / "scheduler.json"
     dask = [sys.executable, "-m", "dask"]
     own = ["--scheduler-file", file, "--no-dashboard"]

@@ -45,7 +45,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpus_are_called_what_the_environment_calls_them(
     given: str | None, count: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a batch system sets it for a job that has some of a machine's GPUs."""
+    """The variable is set as by a batch system, for a job that has some of a machine's GPUs."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if given is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)

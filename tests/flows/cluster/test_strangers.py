@@ -30,7 +30,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def addresses(cluster: Cluster) -> dict[str, str]:
-    """Of the scheduler, of its worker, and of the nanny that starts the worker."""
+    """Return the addresses of the scheduler, its worker, and the nanny that starts the worker."""
     ((address, worker),) = cluster.client.scheduler_info()["workers"].items()
     return {"scheduler": cluster.scheduler, "worker": address, "nanny": worker["nanny"]}
 

@@ -129,7 +129,7 @@ def test_another_dask_is_one_line() -> None:
 
 
 def test_a_worker_serves_one_study_after_another(at_work: worker._Kept, waiting: StudyRun, tmp_path: Path) -> None:
-    """Of a model that is kept, and of one of the same description that has other systems."""
+    """The model is kept; a study of the same description with other systems gets another model."""
     group, told = assigned(waiting)
     assert new_units(worker.generate_group(group, told)) == 2
     model = at_work.local.model(waiting.study)

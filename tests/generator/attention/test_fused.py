@@ -122,7 +122,7 @@ QUICKLY = {(80, "fp32", 16), (90, "bf16", 128)}
 def test_the_kernels_compile_and_fit(
     capability: int, dtype: str, size: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they are launched: 32 query heads on 8 KV heads; entries are copied 16 bytes at a time."""
+    """Kernels are compiled as they are launched: 32 query heads on 8 KV heads, entries copied 16 bytes at a time."""
     from generator.attention.fused import prompt_kernel, suffix_kernel  # noqa: PLC0415 - Triton is for Linux
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -71,7 +71,7 @@ def test_few_streams_are_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_control_has_the_prompts_own_entries_and_a_cut_has_not() -> None:
-    """And keys are packed once for both."""
+    """Keys are packed once for the control and the reference."""
     prepared = random_model("llama").prefill(random_document("d300", 300), [CONTROL, HALF_SNAPKV], 8).evict()
     whole, control, half = prepared.caches.caches
     assert all(own is its for own, its in zip(whole, control, strict=True))
@@ -79,7 +79,7 @@ def test_a_control_has_the_prompts_own_entries_and_a_cut_has_not() -> None:
 
 
 def test_the_self_test_finds_how_few_streams_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One by one unless their queries round otherwise; at worst as many as a step has rows."""
+    """A stream may read alone unless its query then rounds differently; at worst all rows of a step read together."""
     model = random_model("llama")
     assert model.rows.few == 1
     attend = prompt_reads.attend_prompt

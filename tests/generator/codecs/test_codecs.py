@@ -285,7 +285,7 @@ class Mine(Codec):
     ],
 )
 def test_bytes_that_a_codec_of_ones_own_cannot_say_are_one_line(tmp_path: Path, stored_bytes: str, says: str) -> None:
-    """Also before a model is loaded, from shapes alone."""
+    """The bytes are also known from shapes alone, before a model is loaded."""
     text = OWN.replace("import AsComputed", "import StoredBytes").replace(
         "AsComputed().stored_bytes(layer)", stored_bytes
     )

@@ -137,7 +137,7 @@ def rolled_out(name: str, count: int, **chosen: Any) -> tuple[Unit, Any]:
     ("name", "selector"), [("blurred", None), ("blurred-late", None), ("blurred", "snapkv"), ("blurred", "pyramidkv")]
 )
 def test_streams_equal_a_cache_that_codes_what_leaves_its_window(name: str, selector: str | None) -> None:
-    """As the plain twin of evictions: tokens are equal, and delta and f part by less than 1e-5."""
+    """Tokens are equal, and delta and f differ by less than 1e-5, as with the plain twin of evictions."""
     chosen = {} if selector is None else {"selector": selector, "keep": "1/2", "window": 4}
     unit, plain = rolled_out(name, 2, **chosen)
     assert_like_plain(unit, plain)

@@ -39,7 +39,7 @@ def pending() -> list[PendingUnit]:
 
 @cache
 def units(kind: str, dtype: str, savings: Savings = ALL_SAVINGS) -> list[Unit]:
-    """Of prompts that reach both forms of the CPU's attention: 300 entries, of which 150 and 270 are kept."""
+    """Return units of a prompt that reaches both forms of the CPU's attention: 300 entries, of which 150 and 270 are kept."""
     document = random_document("d300", 300)
     return generate_units(random_model(kind, dtype), "s", document, pending(), HORIZON, 3, savings)
 

@@ -452,7 +452,7 @@ def test_chat_without_a_chat_template_is_said(tokenizer: Any) -> None:
 
 
 def test_a_template_that_refuses_a_systems_message_goes_without(tokenizer: Any, helmet: Path) -> None:
-    """As the benchmark does."""
+    """The instruction is then part of the user's message, as in the benchmark."""
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHAT
     other = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, chat_template=strict)
     for document in everything(section("helmet", tasks=["asqa"], path=str(helmet)), other):

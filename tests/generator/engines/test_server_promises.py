@@ -47,7 +47,7 @@ def _unrepeatable(server: FakeServer) -> None:
 
 
 def _deaf(server: FakeServer) -> None:
-    """It reads the prompt alone, so that streams with unlike tokens have one law."""
+    """The laws depend on the prompt alone, so that streams with unlike tokens have one law."""
     law = server.law
     server.law = lambda tokens: law(tokens[:48])  # type: ignore[method-assign]
 

@@ -120,7 +120,7 @@ SIZES = [(n, kept) for n in (401, 777, 1000) for kept in (n // 5, n // 2, n * 9 
     ],
 )  # fmt: skip
 def test_native_selectors_and_presses_keep_the_same_sets(native: str, press: str, architecture: str) -> None:
-    """All of them, at three lengths and three retentions. Only Knorm may swap ties.
+    """All selectors agree at three lengths and three retentions. Only Knorm may swap ties.
 
     In the first layer a token's key has the same norm wherever it stands, up to the rounding of its rotation; where
     two norms are equal to the last bit kvpress's top-k takes any of them.

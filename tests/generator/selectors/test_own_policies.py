@@ -65,7 +65,7 @@ def test_a_study_finds_a_policy_and_its_first_cut(tmp_path: Path) -> None:
 
 
 def test_the_identity_follows_the_source_of_policy_and_first_cut(tmp_path: Path) -> None:
-    """Also when modules of another folder have been loaded since."""
+    """The identity is the same after modules of another folder have been loaded."""
     (other := tmp_path / "other").mkdir()
     write_module(other, name="my_policy", text=MODULE.replace("extra: int = 1", "extra: int = 3"))
     hashes = []

@@ -66,7 +66,7 @@ def generate(
 
 @NAMES
 def test_a_policy_equals_real_removal(name: str) -> None:
-    """As the plain twin of evictions: tokens are equal, and delta and f part by less than 1e-5."""
+    """Tokens are equal, and delta and f differ by less than 1e-5, as with the plain twin of evictions."""
     document, count = random_document(f"d{LENGTH}", LENGTH), 2
     actions = [policy_action(name, budget) for budget in BUDGETS]
     for unit, budget in zip(generate(actions, count=count), BUDGETS, strict=True):

@@ -302,7 +302,7 @@ def test_heavy_hitters_of_a_sum_that_is_not_finite_are_refused() -> None:
 
 
 def test_accumulated_attention_does_not_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 180 queries at once or of 7: each row sums to 1, so all to n; the sums differ by rounding of float32 logits."""
+    """Sums are over 180 queries at once or over 7. Each row sums to 1, so all sum to n; float32 logits round differently."""
     prompt, _ = prompt_and_eager("qwen2")
     whole = [layer.gathered(AccumulatedAttention()) for layer in prompt]
     monkeypatch.setattr(h2o, "_LOGITS", 7 * 4 * 180)
@@ -417,7 +417,7 @@ class Broken(Selector):
     sinks: int = 2
 
     def budgets(self, kept: int, entries: int, layers: int) -> Sequence[int]:
-        """As many as there are layers, spoilt."""
+        """Return as many budgets as there are layers, spoilt."""
         if self.fault == "too small":
             return [9, 2 * kept - 9]
         if self.fault == "too large":

@@ -362,7 +362,7 @@ class TestRefusals:
         assert servers.secured.process.out().count("\n") == 1, "a module that prints was not imported"
 
     def test_callers_are_not_told_where_files_lie(self, servers: Servers, asking: GenerationRequest) -> None:
-        """Here where a module lies that the service may import."""
+        """The path here is that of a module that the service may import."""
         asked = json.loads(asking.encoded())
         asked["pending"][0]["action"] = ACTION | {"selector": f"{ALLOWED}:Nothing"}
         with pytest.raises(flight.FlightServerError) as refusal, servers.secured.client() as client:
@@ -577,7 +577,7 @@ class TestOneEndpoint:
         return pending_development(run.store, run.material)
 
     def run(self, study: Study, work: Work, *answers: Exception | list[Unit] | None) -> list[str]:
-        """What is said while all the work is done."""
+        """Return the lines that are said while all the work is done."""
         said: list[str] = []
         made = RemoteGenerator(Fake("a", identity_for(study), answers), [study], said.append, pause=0.01)
         assert len(list(made.generate(study, work))) == len(work)

@@ -45,7 +45,7 @@ def two_device_model(head: torch.device) -> LoadedModel:
 
 @pytest.mark.parametrize("head", [torch.device("cpu"), SECOND])
 def test_two_devices_give_the_same_events(head: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every selector; residual branching sets streams aside, which plain coupling does not.
+    """Every selector is tried. Residual branching sets streams aside, which plain coupling does not.
 
     The prompt's attention is another kernel on the second device, so laws move by some 1e-7; tokens are equal unless a
     uniform falls as near to a boundary.

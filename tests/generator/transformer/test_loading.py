@@ -117,14 +117,14 @@ def test_what_is_not_plain_causal_attention_is_refused_by_name(
 
 
 def test_a_window_that_no_layer_has_is_none(folder: Path) -> None:
-    """As published Qwen2.5 configurations are: a window beside ``use_sliding_window`` false, or above all layers."""
+    """Published Qwen2.5 configurations have a window beside ``use_sliding_window`` false, or above all layers."""
     for changes in ({"use_sliding_window": False}, {"use_sliding_window": True, "max_window_layers": 2}):
         edit_config(folder, sliding_window=32, layer_types=..., **changes)
         assert load_model(str(folder)).id == str(folder)
 
 
 def test_a_model_whose_code_comes_with_it_is_refused(folder: Path) -> None:
-    """It would have to be run to be read; nothing asks, nothing is run."""
+    """Such a model could only be read by running its code; nothing is asked, and nothing is run."""
     edit_config(folder, model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
     (folder / "own.py").write_text("raise SystemExit('ran')")
     assert error_line(str(folder)).startswith(f"model.id = '{folder}': cannot load its configuration: ")

@@ -48,7 +48,7 @@ def test_a_shape_is_that_of_the_configuration(tmp_path: Path) -> None:
 
 
 def test_bytes_of_an_entry_are_those_of_the_caches() -> None:
-    """By hand for the large model: 32 layers x 8 heads x 128 numbers x 2 bytes, keys and values; and as tensors."""
+    """By hand for the large model: 32 layers x 8 heads x 128 numbers x 2 bytes, keys and values; by tensors for a small one."""
     assert LARGE.entry_bytes == 2 * 32 * 8 * 128 * 2 == 128 * 1024
     model = random_model("qwen2")
     action = Action("recent", "recent", Recent(), Retention(50))

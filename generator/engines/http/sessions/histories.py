@@ -1,4 +1,4 @@
-"""Streams as histories, for servers without slots (their prefix caches keep what they can) and for greedy servers."""
+"""Sessions that send each stream's whole history with every request, for servers without slots and greedy servers."""
 
 from __future__ import annotations
 
