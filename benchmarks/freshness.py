@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
-import os
 import signal
 import statistics
 import subprocess
@@ -35,6 +34,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, mib, run
+from benchmarks.processes import children, cpu_seconds, resident
 from benchmarks.synthetic_study import Sizes, document_row, drawn_units, new_study
 from benchmarks.written_log import HandWrittenStore
 from log.store import Store
@@ -227,33 +227,6 @@ def at_rest(readings: list[Reading], end: float) -> tuple[int, int]:
     """Return the resident memory in a pause that ended at ``end``: the median of its second half, and the largest."""
     half = [(now, most) for when, now, most in readings if end - REST / 2 <= when <= end]
     return int(statistics.median(now for now, _ in half)), half[-1][1]
-
-
-def resident(process: int) -> tuple[int, int]:
-    """Return the resident memory of a process, and its largest so far, in bytes; 0 if the process has ended."""
-    try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except OSError:
-        return 0, 0
-    fields = dict(line.split(":", 1) for line in lines)
-    now, most = (int(fields.get(name, "0 kB").split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
-    return now, most
-
-
-def children(process: int) -> list[int]:
-    """Return the processes that a process has started in its main thread."""
-    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-
-
-def cpu_seconds(process: int) -> float:
-    """Return the CPU seconds of a process so far, including processes that it started and that have ended.
-
-    0 if several processes are measured.
-    """
-    if not process:
-        return 0.0
-    ticks = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]
-    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def load_of(options: argparse.Namespace) -> Load:

@@ -92,7 +92,9 @@ def measure_phase(case: Case, name: str, peaks: Peaks, before: Path | None, repe
 def _decode(tree: Path, case: Case, *, apart: bool) -> tuple[float, float]:
     """Return the seconds of decoding and the streams of a step, with the code of a working tree."""
     command = [sys.executable, "-c", _DECODE, json.dumps([asdict(case), apart])]
-    ended = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True)  # noqa: S603
+    ended = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)  # noqa: S603
+    if ended.returncode:
+        raise SystemExit(f"decoding with the code of {tree} failed:\n{ended.stderr}")
     seconds, streams = json.loads(ended.stdout)
     return seconds, streams
 

@@ -11,6 +11,11 @@ several.
 
 Each number is that of the step with the most operations of its kind. "A layer" is half of what two more layers add. The
 outputs of these two layers are zero, so that both models draw the same tokens.
+
+A step either takes new streams from the host, or is begun with the streams of the step before. A CUDA graph can replay
+the second kind only if the step repeats another: the same operations, with the same shapes, strides, places and
+numbers. The profile counts steps that do not repeat the first one of their bucket. The steps of a bucket have the same
+numbers of rows, tiles and partial results.
 """
 
 from __future__ import annotations
@@ -43,9 +48,10 @@ from schema.tables import PLAIN, SWRB
 
 PRETEND = "pretend"
 LAYERS, SILENT = 2, 2  # of the shallower model, and what the deeper one has besides
+STEPS = 64
 CASE = Case(
     layers=LAYERS + SILENT, width=64, inner_width=96, heads=4, kv_heads=2, vocabulary=5000, entries=300, replicates=4,
-    horizon=7,
+    horizon=STEPS + 1,
 )  # fmt: skip
 
 # Allocations, views that torch does not call so, and a copy.
@@ -66,19 +72,49 @@ _WAITING = {
 }  # fmt: skip
 
 
+Call = tuple[Any, ...]
+"""An operation's name, its tensors' shapes, strides and offsets, and its other arguments."""
+
+
 @dataclass
 class StepOperations:
-    """Operations of one step, by their name."""
+    """Operations of one step, by their name.
+
+    Attributes:
+        up: Copies to the device.
+        down: Copies to the host, for each of which the host waits at once.
+        later: Copies to the host that the host does not wait for until it has begun the next step.
+        waiting: Other operations for which the host waits.
+        launches: Launches.
+        begun: Whether the step was begun with the streams of the step before.
+        given_up: Whether the step was begun in vain.
+        calls: All operations on the device, views included, in order, but no copies between host and device.
+    """
 
     up: Counter[str] = field(default_factory=Counter)
     down: Counter[str] = field(default_factory=Counter)
+    later: Counter[str] = field(default_factory=Counter)
     waiting: Counter[str] = field(default_factory=Counter)
     launches: Counter[str] = field(default_factory=Counter)
+    begun: bool = False
+    given_up: bool = False
+    calls: list[Call] = field(default_factory=list, compare=False)
 
     @property
     def copies(self) -> int:
         """Copies between host and device, including operations for which the host waits."""
-        return self.up.total() + self.down.total() + self.waiting.total()
+        return self.up.total() + self.down.total() + self.later.total() + self.waiting.total()
+
+    @property
+    def bucket(self) -> Call | None:
+        """The first attention to prompts, whose arguments hold the numbers of rows, tiles and partial results."""
+        return next((call for call in self.calls if call[0] == "kvdrift::prompt_attention"), None)
+
+
+def changed_steps(steps: Sequence[StepOperations]) -> int:
+    """Return how many steps that were begun do not repeat the first such step of their bucket, call by call."""
+    first: dict[Call | None, list[Call]] = {}
+    return sum(step.calls != first.setdefault(step.bucket, step.calls) for step in steps if step.begun)
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -87,14 +123,19 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[StepOperations] = []
+        self._calls: list[Call] = []
 
-    def next_step(self) -> None:
-        """Count the following operations as another step; nothing is counted before the first call."""
-        self.steps.append(StepOperations())
+    def next_step(self, *, begun: bool = False) -> None:
+        """Count the following operations as another step; nothing is counted before the first call.
+
+        What follows a copy that is read later belongs to the calls of a step that is ``begun``.
+        """
+        self._calls = self._calls if begun else []
+        self.steps.append(StepOperations(begun=begun, calls=self._calls))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.steps and not func.is_view:
+        if self.steps:
             self._count(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -107,9 +148,14 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             source = args[-1 if name == "aten::_to_copy" else 1].device.type != "cpu"
             ends_on_device = ends_on_device if name == "aten::_to_copy" else args[0].device.type != "cpu"
             if source != ends_on_device:
-                (step.up if ends_on_device else step.down)[name] += 1
+                later = not ends_on_device and (kwargs.get("non_blocking") or args[2:] == (True,))
+                (step.up if ends_on_device else step.later if later else step.down)[name] += 1
+                self._calls = [] if later else self._calls
                 return
         if not on_device and not ends_on_device:
+            return
+        self._calls.append((name, *_described((*args, *kwargs.values()))))
+        if func.is_view:
             return
         if name in _WAITING or _waits_for_a_shape(name, args, kwargs):
             step.waiting[name] += 1
@@ -127,8 +173,17 @@ def _waits_for_a_shape(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     return masks and any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in args[1])
 
 
+def _described(arguments: Any) -> Iterator[Any]:
+    """Yield what a graph holds fast of an operation's arguments; addresses alone are left out."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield tuple(argument.shape), argument.stride(), argument.storage_offset(), argument.dtype
+        else:
+            yield tuple(_described(argument)) if isinstance(argument, (list, tuple)) else argument
+
+
 class _Watched:
-    """``StreamKernels`` that begin a step of ``operations`` with each selection of streams."""
+    """``StreamKernels`` that begin a step of ``operations`` with each selection of streams, and each step ahead."""
 
     def __init__(self, kernels: Any, operations: Operations) -> None:
         self._kernels, self._operations = kernels, operations
@@ -140,6 +195,19 @@ class _Watched:
         self._operations.next_step()
         self._kernels.select(rows)
 
+    @property
+    def ahead(self) -> _Watched | None:
+        return None if self._kernels.ahead is None else self
+
+    def follow(self, tokens: Tensor) -> Tensor:
+        self._operations.next_step(begun=True)
+        laws: Tensor = self._kernels.follow(tokens)
+        return laws
+
+    def give_up(self) -> None:
+        self._operations.steps[-1].given_up = True
+        self._kernels.give_up()
+
 
 @dataclass(frozen=True)
 class StepProfile:
@@ -150,10 +218,16 @@ class StepProfile:
         copies: Copies of the step with the most copies, including waiting operations.
         mean_copies: Copies per step.
         up: Copies to the device in that step, by operation.
-        down: Copies to the host.
+        down: Copies to the host for which the host waits at once.
+        later: Copies to the host for which the host waits only after it has begun the next step.
         waiting: Other operations for which the host waits.
         launches: Launches of the step with the most launches, by operation.
         layer: The part of each that a layer adds, by operation; fractions if layers share an operation.
+        begun: The number of steps begun with the streams of the step before.
+        given_up: The number of those that were begun in vain.
+        sent_to_begun: Copies to the device in all of those.
+        buckets: The number of their buckets.
+        changed: The number of those that a graph of their bucket could not replay.
     """
 
     steps: int
@@ -161,9 +235,15 @@ class StepProfile:
     mean_copies: float
     up: dict[str, int]
     down: dict[str, int]
+    later: dict[str, int]
     waiting: dict[str, int]
     launches: dict[str, int]
     layer: dict[str, float]
+    begun: int
+    given_up: int
+    sent_to_begun: int
+    buckets: int
+    changed: int
 
     @property
     def outside(self) -> dict[str, float]:
@@ -175,8 +255,10 @@ class StepProfile:
         """All numbers, and the sums of launches."""
         return {
             "steps": self.steps, "copies": self.copies, "mean_copies": round(self.mean_copies, 1), "up": self.up,
-            "down": self.down, "waiting": self.waiting, "launches": sum(self.launches.values()),
+            "down": self.down, "later": self.later, "waiting": self.waiting, "launches": sum(self.launches.values()),
             "launches_a_layer": sum(self.layer.values()), "launches_outside": sum(self.outside.values()),
+            "begun": self.begun, "given_up": self.given_up, "sent_to_begun": self.sent_to_begun,
+            "buckets": self.buckets, "changed": self.changed,
             "by_operation": {"launches": self.launches, "a_layer": self.layer, "outside": self.outside},
         }  # fmt: skip
 
@@ -194,10 +276,13 @@ def profile_steps(device: str, estimator: str, savings: Savings) -> StepProfile:
     busiest, deeper = max(zip(shallow, deep, strict=True), key=lambda steps: steps[0].launches.total())
     names = sorted(deeper.launches, key=lambda name: (-deeper.launches[name], name))
     added = {name: (deeper.launches[name] - busiest.launches[name]) / SILENT for name in names}
+    begun = [step for step in shallow if step.begun]
     return StepProfile(
         len(shallow), copied.copies, sum(step.copies for step in shallow) / len(shallow), dict(copied.up),
-        dict(copied.down), dict(copied.waiting), {name: busiest.launches[name] for name in names},
+        dict(copied.down), dict(copied.later), dict(copied.waiting), {name: busiest.launches[name] for name in names},
         {name: count for name, count in added.items() if count},
+        len(begun), sum(step.given_up for step in begun), sum(step.up.total() for step in begun),
+        len({step.bucket for step in begun}), changed_steps(begun),
     )  # fmt: skip
 
 
@@ -262,10 +347,16 @@ def _on(device: str) -> Iterator[None]:
 
 
 def _table(facts: dict[str, Any]) -> Iterator[str]:
-    copies = {way: sum(facts[way].values()) for way in ("up", "down", "waiting")}
+    copies = {way: sum(facts[way].values()) for way in ("up", "down", "later", "waiting")}
     yield (
-        f"copies a step: {facts['copies']} at most ({copies['up']} up, {copies['down']} down, {copies['waiting']} of "
-        f"operations that wait), {facts['mean_copies']} in the mean of {facts['steps']} steps"
+        f"copies a step: {facts['copies']} at most ({copies['up']} up, {copies['down']} down, {copies['later']} down "
+        f"and read later, {copies['waiting']} of operations that wait), {facts['mean_copies']} in the mean of "
+        f"{facts['steps']} steps"
+    )
+    yield (
+        f"steps begun with the streams of the step before: {facts['begun']}, {facts['given_up']} in vain; "
+        f"{facts['sent_to_begun']} copies to the device; {facts['changed']} that a graph could not replay, in "
+        f"{facts['buckets']} buckets"
     )
     for name, count in Counter(facts["waiting"]).most_common():
         yield f"  waits for the device: {name} {count}"

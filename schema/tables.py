@@ -27,7 +27,8 @@ from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 # 12: prompts, and their kept entries
 # 13: bytes of weights
 # 14: moments of units, in place of those of documents
-SCHEMA_VERSION = 14
+# 15: bytes that no action can evict
+SCHEMA_VERSION = 15
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # shared by all replicates of a unit
 
@@ -423,6 +424,14 @@ UNITS = _table(
         "bytes",
         null=True,
         since=13,
+    ),
+    _column(
+        "fixed_bytes",
+        pa.int64(),
+        "part of payload_bytes that no action can evict: entries of windows, and states; null if unknown",
+        "bytes",
+        null=True,
+        since=15,
     ),
 )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -44,6 +44,7 @@ Row = dict[str, Any]
 
 _Item = TypeVar("_Item")
 
+_COUNTED = ("units", "events", "trajectories", "branchings")  # of outcomes and reports
 _READ = ("unit", *GROUP_KEY, "action_revision", "first_replicate", "estimator", "event_rows")
 
 
@@ -104,27 +105,15 @@ class DerivationReport:
     def of(cls, outcomes: Sequence[SegmentOutcome], events_version: int, seconds: float) -> DerivationReport:
         """Return the report of some segments' outcomes."""
         failures = tuple(dict.fromkeys(line for outcome in outcomes for line in outcome.errors))
-        return cls(
-            units=sum(outcome.units for outcome in outcomes),
-            events=sum(outcome.events for outcome in outcomes),
-            trajectories=sum(outcome.trajectories for outcome in outcomes),
-            branchings=sum(outcome.branchings for outcome in outcomes),
-            events_version=events_version,
-            seconds=seconds,
-            failures=failures,
-        )
+        counted = {name: sum(getattr(outcome, name) for outcome in outcomes) for name in _COUNTED}
+        return cls(**counted, events_version=events_version, seconds=seconds, failures=failures)
 
     def plus(self, later: DerivationReport) -> DerivationReport:
         """Return this report with a later batch of the same derivation added."""
-        return DerivationReport(
-            units=self.units + later.units,
-            events=self.events + later.events,
-            trajectories=self.trajectories + later.trajectories,
-            branchings=self.branchings + later.branchings,
-            events_version=later.events_version,
-            seconds=self.seconds + later.seconds,
-            failures=tuple(dict.fromkeys(self.failures + later.failures)),
-        )
+        counted: dict[str, Any] = {name: getattr(self, name) + getattr(later, name) for name in _COUNTED}
+        failures = tuple(dict.fromkeys(self.failures + later.failures))
+        seconds = self.seconds + later.seconds
+        return replace(later, **counted, seconds=seconds, failures=failures)
 
     def check(self) -> None:
         """Check that every unit could be derived.

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from generator.attention.cache_rules import CacheRule
 from generator.attention.fused.attention import FusedAttention, are_fused
+from generator.attention.fused.tables import few_rows
 from generator.attention.layer_terms import PLAIN, LayerTerms, with_sinks
 from generator.attention.parts import attend_part, join_parts
 from generator.attention.streams.prompt_reads import PrefixLayer, PromptReads
-from generator.attention.streams.rows import few_rows, rounded, tile_of
+from generator.attention.streams.rows import rounded, tile_of
 from generator.attention.streams.ruled import RuledStreams
 from generator.attention.streams.slots import StreamSlots
 from generator.attention.streams.suffixes import copy_suffixes, suffix_buffers
@@ -163,7 +164,7 @@ class SharedPrefix:
         """Return the vectors that ``take`` needs on every device for this step, int64 on the CPU, by name."""
         source, target, self._copied_length = self._slots.copies()
         length = torch.tensor([self._slots.length + 1])  # with the token about to be fed
-        return {**self._packing, "source": source, "target": target, "length": length}
+        return {"length": length, **self._packing, "source": source, "target": target}
 
     def take(self, indices: _Indices) -> None:
         """Copy the suffixes that move, and make room for the token about to be fed.
@@ -184,6 +185,21 @@ class SharedPrefix:
                     copy_suffixes(scores[:, :, :, columns], own["source"], own["target"])
             slots = {device: indices[device]["ruled"] for device in self.devices}
             self._ruled.before_step(slots, [self._suffix[number] for number in self._whole], self._slots.length)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether ``repeat`` can be called: nothing but the two fused operations computes attention."""
+        return self._fused is not None and self._ruled is None
+
+    def repeat(self) -> None:
+        """Make room for one more token of the same streams in the same slots, without data from the host."""
+        self._slots.length += 1
+        for device in self.devices:
+            self._indices[device]["length"].add_(1)
+
+    def take_back(self) -> None:
+        """Give up the token of the last ``repeat``; its entries are written over."""
+        self._slots.length -= 1
 
     def fill(self, contents: Tensor) -> None:
         """Set the suffix of slot s to ``contents[s mod kinds]``, [kinds, KV heads, entries, size], in every layer."""

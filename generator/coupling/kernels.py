@@ -83,3 +83,24 @@ class StreamKernels(Protocol):
 
     def rewind(self) -> None:
         """Close the open streams and go back to the end of the prompt; parked streams stay."""
+
+    @property
+    def ahead(self) -> AheadKernels | None:
+        """These kernels, if they can append tokens that only the laws' device knows; else None."""
+
+
+class AheadKernels(Protocol):
+    """Kernels that advance before the host knows the tokens; they upload nothing and wait for nothing."""
+
+    def follow(self, tokens: Tensor) -> Tensor:
+        """Append one token to each open stream; the streams are those of the last ``advance``.
+
+        Args:
+            tokens: int64, on the laws' device: the token of each open stream, then any others.
+
+        Returns:
+            The next laws, [rows, V], with one row for each open stream, then any others; valid until the next call.
+        """
+
+    def give_up(self) -> None:
+        """Take the last ``follow`` back, whose tokens the next ``advance`` replaces."""

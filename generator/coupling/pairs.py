@@ -3,7 +3,8 @@
 A step is the same whether a pair started at the prompt (``generator.coupling.rollout``) or at a branch
 (``generator.coupling.residual_branching``). Laws stay on the device that computes them. Streams are assigned to pairs
 on the CPU, from tokens alone. The rows of laws that a pair needs are known before the laws are computed, and go to the
-device with the tokens. If operations are fused, a step then waits for the device once, for its tokens and distances.
+device with the tokens. If operations are fused, a step then waits for the device once, for its tokens and distances,
+and the next step may be under way by then (``generator.coupling.fused_steps``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from generator.coupling.fused_draws import ABSORBED, NOTHING, are_fused, fused_draws
+from generator.coupling.fused_draws import ABSORBED, NOTHING, are_fused
+from generator.coupling.fused_steps import FusedSteps
 from generator.coupling.kernels import StreamKernels
 from generator.coupling.laws import LawTable
 from generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, distinct_streams
@@ -98,18 +100,22 @@ class CoupledPairs:
         # Of each position those of X, of residual tokens, of acceptance, [H, references + 2 pairs].
         uniforms = torch.cat([u_x, u_pair[:, :, 1], u_pair[:, :, 0]]).t().contiguous()
         self._uniforms = uniforms.to(kernels.device)
-        self._fused = are_fused(savings, kernels.device)
-        if self._fused:
-            self._reference_there = pair_reference.to(kernels.device)
+        self._fused: FusedSteps | None = None
+        if are_fused(savings, kernels.device):
+            self._fused = FusedSteps(kernels, pair_reference, self._uniforms, absent)
 
     def open(self) -> None:
         """Start every pair at the prompt and couple position 1."""
         self._x_done.fill_(value=False)
         self._y_done.fill_(value=False)
         self._row.fill_(0)  # all histories are empty
-        streams, _ = self._regroup()
+        streams, wanted = self._regroup()
         rows = self._law_rows()
-        self._couple(0, self._kernels.open(streams.cache.tolist()), rows)
+        if self._fused is not None:
+            draws = self._split(self._fused.open(streams, wanted, rows.compared()))
+        else:
+            draws = self._plain_draws(self._kernels.open(streams.cache.tolist()), rows, 0)
+        self._record(0, rows, *draws)
 
     def join(
         self, pairs: Tensor, column: int, tokens: tuple[Tensor, Tensor], distance: Tensor, rows: tuple[Tensor, Tensor]
@@ -142,14 +148,17 @@ class CoupledPairs:
         Returns:
             Whether a stream is open; if none is, nothing was recorded.
         """
-        streams, owner = self._regroup()
-        self.rows_used.index_add_(0, owner, streams.share)
+        streams, wanted = self._regroup()
+        self.rows_used.index_add_(0, self._owner[wanted], streams.share)
         rows = self._law_rows()
-        self._kernels.select(streams.row)
-        laws = self._kernels.advance(streams.token)
+        if self._fused is not None:
+            found = self._fused.step(column, streams, wanted, rows.compared())
+        else:
+            self._kernels.select(streams.row)
+            found = self._kernels.advance(streams.token)
         if not self._open:
             return False
-        self._couple(column, laws, rows)
+        self._record(column, rows, *(self._split(found) if self._fused else self._plain_draws(found, rows, column)))
         return True
 
     def _write(self, column: int, pairs: NDArray[np.int64] | slice, **values: Tensor) -> None:
@@ -172,7 +181,7 @@ class CoupledPairs:
         return torch.cat([self._x_done, self._x_done[self._pair_reference], self._y_done])
 
     def _regroup(self) -> tuple[DistinctStreams, Tensor]:
-        """Return the streams of the next position, and for each wanted stream the cache that its laws are counted for.
+        """Return the streams of the next position, and which of all streams that may be wanted are wanted.
 
         A side that has ended loses its stream, and a pair that has parted gets two streams.
         """
@@ -183,40 +192,40 @@ class CoupledPairs:
         streams = distinct_streams(*(part[wanted] for part in (self._cache, self._row, tokens, self._label)))
         self._row = torch.full_like(self._row, -1).masked_scatter_(wanted, streams.place)
         self._open = len(streams.row)
-        return streams, self._owner[wanted]
+        return streams, wanted
 
     def _law_rows(self) -> _LawRows:
-        """Return the rows of laws that the position needs; if operations are fused, send them to the laws' device."""
+        """Return the rows of laws that the position needs."""
         reference, on_x, on_y = torch.split(self._row.masked_fill(self._done(), ABSORBED), self._sizes)
-        rows = _LawRows(reference, reference[self._pair_reference], on_x, on_y)
-        if self._fused:
-            self._kernels.send(rows.compared())
-        return rows
+        return _LawRows(reference, reference[self._pair_reference], on_x, on_y)
 
-    def _couple(self, column: int, laws: Tensor, rows: _LawRows) -> None:
-        """Draw the tokens of ``column`` by the laws of the open streams, [streams, V], and record them."""
-        active = ~(self._x_done[self._pair_reference] & self._y_done)
-        self.evaluations += active
-        draws = self._fused_draws if self._fused else self._plain_draws
-        self._x, self._y, delta, forced_f = draws(laws, rows, self._uniforms[column], active)
+    def _record(self, column: int, rows: _LawRows, x: Tensor, y: Tensor, delta: Tensor, forced_f: Tensor) -> None:
+        """Record the draws of ``column``: x [references]; y, delta, and f of parted pairs, [pairs]; on the CPU."""
+        self.evaluations += self._active()
+        self._x, self._y = x, y
         f = torch.where(rows.parted, forced_f, delta.masked_fill(rows.on_x < 0, 0.0))  # delta while the pair agrees
-        self._x_done |= torch.isin(self._x, self._eos_tokens)
-        self._y_done |= torch.isin(self._y, self._eos_tokens)
-        x_token, x_done = self._x[self._pair_reference], self._x_done[self._pair_reference]
-        self._write(
-            column, slice(None), x_token=x_token, y_token=self._y, delta=delta, f=f, x_eos=x_done, y_eos=self._y_done
-        )  # fmt: skip
+        self._x_done |= torch.isin(x, self._eos_tokens)
+        self._y_done |= torch.isin(y, self._eos_tokens)
+        x_token, x_done = x[self._pair_reference], self._x_done[self._pair_reference]
+        self._write(column, slice(None), x_token=x_token, y_token=y, delta=delta, f=f, x_eos=x_done, y_eos=self._y_done)
 
-    def _fused_draws(self, laws: Tensor, rows: _LawRows, u: Tensor, _: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG002
-        """Return the results of ``_plain_draws``, computed in one pass over the laws."""
-        found = fused_draws(laws, self._kernels.sent, self._reference_there, u, self._absent).cpu()
+    def _active(self) -> Tensor:
+        """Return whether a side of each pair has not ended, bool [pairs]."""
+        return ~(self._x_done[self._pair_reference] & self._y_done)
+
+    def _split(self, found: Tensor) -> tuple[Tensor, ...]:
+        """Return the results of ``_plain_draws`` from those of ``fused_draws``."""
         x, y, delta, forced_f = torch.split(found, [len(self._x)] + 3 * [len(self._y)])
         return x.long(), y.long(), delta, forced_f
 
-    def _plain_draws(self, laws: Tensor, rows: _LawRows, u: Tensor, active: Tensor) -> tuple[Tensor, ...]:
-        """Return tokens and distances, on the CPU: x [references]; y, delta, and f of parted pairs, [pairs]."""
-        u_x, u_residual, u_accept = torch.split(u, [len(self._x), len(self._y), len(self._y)])
-        drawn, coupled = (rows.reference >= 0).nonzero().squeeze(-1), active.nonzero().squeeze(-1)
+    def _plain_draws(self, laws: Tensor, rows: _LawRows, column: int) -> tuple[Tensor, ...]:
+        """Draw the tokens of ``column`` by the laws of the open streams, [streams, V], and return them and distances.
+
+        Returns:
+            On the CPU: x [references]; y, delta, and f of parted pairs, [pairs].
+        """
+        u_x, u_residual, u_accept = torch.split(self._uniforms[column], [len(self._x), len(self._y), len(self._y)])
+        drawn, coupled = (rows.reference >= 0).nonzero().squeeze(-1), self._active().nonzero().squeeze(-1)
         parted = rows.parted.nonzero().squeeze(-1)
         table, device = LawTable(laws, self._absent), laws.device
         x = torch.full_like(self._x, self._absent, device=device)

@@ -1,4 +1,4 @@
-"""Copy the integers that a step of decoding needs to the devices, all at once."""
+"""Copy the integers that a step of decoding needs to the devices, all at once, and the step's results to the host."""
 
 from __future__ import annotations
 
@@ -52,3 +52,22 @@ class StepIndices:
         if len(self._host) < total:  # a rollout has few streams at first
             self._host = torch.empty(2 * total, dtype=torch.int64, pin_memory=self._pinned)
         return torch.cat(flat, out=self._host[:total])
+
+
+class Arrival:
+    """Numbers on their way from a device to the host, which waits for them only, not for later work of the device.
+
+    Args:
+        numbers: On any device.
+    """
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
+        self._here.copy_(numbers, non_blocking=True)
+        self._copied = torch.cuda.current_stream(numbers.device).record_event() if numbers.is_cuda else None
+
+    def wait(self) -> Tensor:
+        """Return the numbers on the CPU."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._here

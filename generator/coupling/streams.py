@@ -48,6 +48,7 @@ class DistinctStreams:
         cache: int64 [streams].
         place: The distinct stream of each wanted stream, int64 [wanted].
         share: 1 over the number of wanted streams with the same distinct stream, float64 [wanted].
+        member: A wanted stream that each distinct stream serves, int64 [streams].
     """
 
     row: Tensor
@@ -55,6 +56,7 @@ class DistinctStreams:
     cache: Tensor
     place: Tensor
     share: Tensor
+    member: Tensor
 
 
 def distinct_streams(cache: Tensor, row: Tensor, token: Tensor, label: Tensor) -> DistinctStreams:
@@ -71,4 +73,4 @@ def distinct_streams(cache: Tensor, row: Tensor, token: Tensor, label: Tensor) -
         key = key * (int(part.max()) + 1 if len(part) else 1) + part
     streams, place, wanted = torch.unique(key, return_inverse=True, return_counts=True)
     first = torch.empty_like(streams).scatter_(0, place, torch.arange(len(place)))  # any of the same ones
-    return DistinctStreams(row[first], token[first], cache[first], place, 1 / wanted[place].double())
+    return DistinctStreams(row[first], token[first], cache[first], place, 1 / wanted[place].double(), first)

@@ -55,6 +55,7 @@ class EngineKernels:
         self._open: list[_Stream] = []
         self._parked: dict[int, _Stream] = {}
         self.sent = torch.empty(0, dtype=torch.int64)
+        self.ahead = None  # a step waits for its tokens
 
     def send(self, indices: Tensor) -> None:
         """Take integers, int64 of any shape, to the place of the laws."""

@@ -30,6 +30,7 @@ class FiniteKernels:
         nothing = torch.empty(0, dtype=torch.int64)
         self._table, self._code = nothing, nothing  # [streams]
         self.sent = nothing
+        self.ahead = None  # a step waits for its tokens
         self._parked_table, self._parked_code, self._parked_length = nothing, nothing, nothing  # [parked streams]
 
     def open(self, caches: Sequence[int]) -> Tensor:

@@ -123,8 +123,8 @@ class ModelShape:
         return law + max(own if own == law else own + law for own in logits)
 
     def partial_bytes(self, entries: int) -> int:
-        """Return the bytes of one stream's attention to each chunk of a prompt in one layer, float32."""
-        return -(-entries // CHUNK) * self.heads * (self.head_size + 1) * 4
+        """Return the bytes of one stream's attention to each chunk of a prompt in one layer; the sums are float32."""
+        return -(-entries // CHUNK) * self.heads * (self.head_size * self.item_bytes + 4)
 
     def score_bytes(self, entries: int) -> int:
         """Return the bytes of the scores of one stream's entries, and of a layer's attention weights; float32."""

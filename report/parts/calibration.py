@@ -119,7 +119,7 @@ def calibration_figure(rows: list[ViewRow], windows: Windows, published: Publish
     margin = 100 * max(row["margin"] for row in rows)
     axes.axvspan(-margin, margin, color=SHADE, alpha=0.07, linewidth=0)
     for place, row in enumerate(rows):
-        _error(axes, row, place)
+        _error(axes, row, place, margin)
         if (printed := _printed(row, published)) is not None:
             axes.plot([100 * printed.error.value], [place], marker="D", markersize=7, markerfacecolor="none",
                       markeredgecolor=INK, markeredgewidth=1.1, zorder=4)  # fmt: skip
@@ -147,7 +147,8 @@ def observation_label(observation: str, windows: Windows) -> str:
     return observation.replace("_", " ")
 
 
-def _error(axes: Axes, row: ViewRow, place: int) -> None:
+def _error(axes: Axes, row: ViewRow, place: int, margin: float) -> None:
+    """Draw an error with its interval, and write a selected predictor's decision beside it, off the shaded margin."""
     if row["error"] is None:
         return
     colour = _COLOURS.get(row["decision"], QUIET)
@@ -156,8 +157,8 @@ def _error(axes: Axes, row: ViewRow, place: int) -> None:
     axes.errorbar([value], [place], xerr=spread, fmt="o", color=colour, linewidth=1.3, capsize=3, markersize=5.5,
                   markerfacecolor=colour if row["selected"] else "white")  # fmt: skip
     if row["selected"]:
-        axes.annotate(row["decision"] or "", (high, place), (7, 0), textcoords="offset points", va="center",
-                      fontsize=8, color=INK)  # fmt: skip
+        axes.annotate(row["decision"] or "", (max(high, margin), place), (7, 0), textcoords="offset points",
+                      va="center", fontsize=8, color=INK)  # fmt: skip
 
 
 def _judged(row: ViewRow, places: dict[str, int], published: PublishedStudy) -> list[Cell]:

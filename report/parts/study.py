@@ -85,7 +85,7 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         Column(
             "keys, values",
             "",
-            "mean bytes per document, as they are stored; with windows and states, which nothing evicts",
+            "mean bytes per document, as they are stored; those of windows and states are not evictable",
         ),
         Column(
             "scales, index, metadata" if coded else "index, metadata",
@@ -112,7 +112,8 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
 def _held(stored: Storage, *, within: bool) -> list[Cell | str]:
     """Return the cells of an action's storage; ``within`` says that its bytes include generated entries."""
     payload, *others = map(stored.mean_bytes, range(4))
-    held = map(size, (payload, total(others), stored.mean_prompt_cache))
+    keys = Cell(size(payload), f"{size(stored.fixed_bytes)} not evictable" if stored.fixed_bytes else "")
+    held = (keys, size(total(others)), size(stored.mean_prompt_cache))
     added = Cell(MISSING, "within") if within else size(mean(stored.per_replicate.values()))
     return [count_range(stored.kept_entries), *held, added, _replicates(stored), duration(stored.seconds)]
 
@@ -158,6 +159,7 @@ def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -
         ("SWRB replicates", f"{count_range(branched)} of residual branching per document that has some"
          if branched else ""),
         ("Equal bytes", _equal_bytes(facts, actions)),
+        ("Not evictable", _not_evictable(facts)),
         ("Controls", "; ".join(_control(control) for control in facts.controls) or ("" if facts.engine else "none")),
         ("Plan", plan),
         ("Seed", str(facts.seed) if facts.seed is not None else "not recorded"),
@@ -173,6 +175,17 @@ def _equal_bytes(facts: Facts, actions: list[str]) -> str:
         f"({size(facts.storage[action].mean_prompt_cache)} of {facts.cache})"
         for action, other in itertools.combinations(actions, 2) if (shared := facts.same_bytes(action, other))
     )  # fmt: skip
+
+
+def _not_evictable(facts: Facts) -> str:
+    """Say how much of the full cache is windows and states; empty if nothing is, or without a control."""
+    whole = facts.storage.get(facts.whole_cache or "")
+    if whole is None or not whole.fixed_bytes:
+        return ""
+    return (
+        f"{size(whole.fixed_bytes)} of the full cache’s {size(whole.mean_prompt_cache)} are windows and states, which "
+        "no action evicts; retention is that of the layers with full attention"
+    )
 
 
 def _intervals(estimates: ReportedEstimates) -> str:

@@ -38,6 +38,7 @@ class Storage:
         seconds: prefill and decoding of all units.
         kernel_evaluations: of all units.
         weight_bytes: of the weight files of its side; None if unknown.
+        fixed_bytes: mean part of the payload that no action can evict, over documents; None if unknown.
     """
 
     kept_entries: list[int | None]
@@ -48,6 +49,7 @@ class Storage:
     seconds: float | None
     kernel_evaluations: int | None
     weight_bytes: int | None = None
+    fixed_bytes: float | None = None
 
     def mean_bytes(self, part: int) -> float | None:
         """Return the mean over documents of a part: 0 payload, 1 scales, 2 index, 3 metadata, 4 resident."""
@@ -303,6 +305,7 @@ def _storage(units: list[ViewRow]) -> dict[str, Storage]:
             seconds=total(_sum(rows, name) for name in ("prefill_seconds", "decode_seconds")),
             kernel_evaluations=_sum(rows, "kernel_evaluations"),
             weight_bytes=max((row["weight_bytes"] for row in rows if row["weight_bytes"] is not None), default=None),
+            fixed_bytes=mean(ranges[0]["fixed_bytes"] for ranges in documents.values()),
         )
     return stored
 

@@ -8,9 +8,12 @@ from shutil import copytree
 
 import pytest
 from fixtures.command import call, mistake
-from fixtures.small_study import write_study
+from fixtures.families import save_for_study
+from fixtures.small_study import run_of, write_study
+from fixtures.study_files import load_study
 
 import kvdrift
+from flows.run.checks import check_study
 from flows.run.study_file import run_file
 from generator.transformer.files.local_folders import EMBEDDED_FOLDERS
 from log.store import Store
@@ -18,9 +21,26 @@ from schema.progress import SILENT
 from schema.study import load_studies
 from verification.whole_store import verify
 
+# Weights alone, and with a selector, a codec and a policy.
 ACTIONS = (
     ('selector = "recent"\nkeep = "1/2"', 'weights = "int4"'),
     ('selector = "snapkv"\nkeep = "1/2"', 'weights = "int4"\nselector = "snapkv"\nkeep = "1/2"'),
+    (
+        "[plan]\nbaseline",
+        """[[actions]]
+name = "coded"
+weights = "int4"
+codec = "int8"
+
+[[actions]]
+name = "sliding"
+weights = "int4"
+policy = "sliding"
+keep = 192
+
+[plan]
+baseline""",
+    ),
 )
 TEMPERATURES = ("horizon = 12", "horizon = 12\ntemperature = [0.0, 1.0]")
 
@@ -67,13 +87,16 @@ def test_bytes_of_weights_stand_beside_those_of_the_cache(measured: Path) -> Non
         ).fetchall()
         actions = dict(views.sql("select distinct action, weights from actions").fetchall())
     sizes = {name: (folder / "model.safetensors").stat().st_size for name, folder in EMBEDDED_FOLDERS.items()}
+    own = ("coded", "recent-half", "sliding", "snapkv-half")
     assert {(action, size) for action, size, _ in rows} == {
-        ("full", sizes["kvdrift/tiny"]), ("recent-half", sizes["kvdrift/tiny-int4"]),
-        ("snapkv-half", sizes["kvdrift/tiny-int4"]),
+        ("full", sizes["kvdrift/tiny"]), *((action, sizes["kvdrift/tiny-int4"]) for action in own)
     }  # fmt: skip
-    assert {share for action, _, share in rows if action != "snapkv-half"} == {1.0}
-    assert all(0.5 < share < 0.52 for action, _, share in rows if action == "snapkv-half")  # with its index
-    assert actions == {"full": None, "recent-half": "int4", "snapkv-half": "int4"}
+    shares = {action: share for action, _, share in rows}
+    assert shares["full"] == shares["recent-half"] == 1.0
+    assert 0.5 < shares["snapkv-half"] < 0.52  # with its index
+    assert 0.49 < shares["coded"] < 0.53  # a quarter of all but the last 128 entries, with scales
+    assert 0.48 < shares["sliding"] < 0.52
+    assert actions == {"full": None} | dict.fromkeys(own, "int4")
 
 
 def test_the_page_says_whose_weights_and_nothing_untrue(measured: Path) -> None:
@@ -111,8 +134,8 @@ def test_a_dry_run_counts_two_models(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (('weights = "int4"', 'weights = "gone"'), "action 'recent-half': weights = 'gone': no such folder in "),
-        (('weights = "int4"', 'weights = "int4"\nurl = "http://a"'), "actions[1].url: belongs to an engine"),
+        (('weights = "int4"', 'weights = "gone"'), "action 'sliding': weights = 'gone': no such folder in "),
+        (('weights = "int4"', 'weights = "int4"\nurl = "http://a"'), "actions[3].url: belongs to an engine"),
     ],
 )
 def test_what_cannot_be_is_refused_by_a_dry_run(
@@ -123,6 +146,21 @@ def test_what_cannot_be_is_refused_by_a_dry_run(
     place = text.rindex(change[0])
     study.write_text(text[:place] + text[place:].replace(*change))
     assert line in mistake(capsys, "run", study, "--store", tmp_path / "store", "--dry-run")
+
+
+def test_a_selector_needs_what_the_layers_of_its_own_weights_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SnapKV does not know the soft cap of Gemma 2: of the action's weights it matters, and of the reference not."""
+    save_for_study(tmp_path / "capped", "gemma2")
+    selector, own = ACTIONS[1]
+    capped = write_study(tmp_path, (selector, own.replace("int4", "./capped")))
+    line = mistake(capsys, "run", capped, "--store", tmp_path / "store", "--dry-run")
+    assert "action 'snapkv-half': selector snapkv: computes attention itself, without the soft cap of 50" in line
+    rounded = own.replace("int4", "kvdrift/tiny-int4")
+    reference = write_study(tmp_path, ("kvdrift/tiny", "./capped"), (selector, rounded))
+    (unchecked,) = check_study(run_of(load_study(reference), tmp_path / "store"))
+    assert unchecked.startswith("the model; ")
 
 
 def test_a_service_has_one_models_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -221,6 +221,7 @@ def test_a_window_holds_its_own_entries_whatever_is_evicted() -> None:
     assert half.record["payload_bytes"] == 2 * entry * (39 + 75)
     assert control.record["payload_bytes"] == 2 * entry * (39 + 150)
     assert half.record["kept_entries"] == 75
+    assert half.record["fixed_bytes"] == control.record["fixed_bytes"] == 2 * entry * 39
     assert len(half.record["kept_sha256"]) == 2
     footprint = local_footprint(str(saved_family("gemma3")), "float32")
     assert footprint is not None
@@ -257,6 +258,7 @@ def test_states_are_counted_as_they_lie_in_memory(family: str, dtype: str) -> No
     assert model.shape.state_bytes == sum(own) > 0
     assert control.record["payload_bytes"] == entries + sum(own)
     assert half.record["payload_bytes"] == entries // 2 + sum(own)
+    assert half.record["fixed_bytes"] == control.record["fixed_bytes"] == sum(own)
     assert len(half.record["kept_sha256"]) == len(held)
     footprint = local_footprint(str(saved_family(family)), dtype)
     assert footprint is not None

@@ -36,6 +36,12 @@ def weight_bytes(analysis: Analysis, names: Row) -> int | None:
     return max((unit["weight_bytes"] for unit in units if unit["weight_bytes"] is not None), default=None)
 
 
+def fixed_bytes(analysis: Analysis, names: Row) -> int | None:
+    """Return the largest bytes that a unit states for what no action can evict."""
+    units = [unit for unit in analysis.log.units if names.items() <= unit.items()]
+    return max((unit["fixed_bytes"] for unit in units if unit["fixed_bytes"] is not None), default=None)
+
+
 def document_bytes(analysis: Analysis) -> list[Row]:
     keys = {tuple(unit[name] for name in ("study", "model", "doc", "action")) for unit in analysis.log.units}
     named = [dict(zip(("study", "model", "doc", "action"), key, strict=True)) for key in keys]
@@ -45,6 +51,7 @@ def document_bytes(analysis: Analysis) -> list[Row]:
             "cache_bytes": stored_bytes(analysis, one),
             "full_cache_bytes": full_bytes(analysis, one),
             "weight_bytes": weight_bytes(analysis, one),
+            "fixed_bytes": fixed_bytes(analysis, one),
         }
         for one in named
     ]
@@ -67,9 +74,9 @@ def frontier(analysis: Analysis) -> list[Row]:
     measured = {place(row): row for row in decomposition(analysis)}
     for keys, pool, _ in analysis.pools():
         names = {name: keys[name] for name in ("study", "model", "action")}
-        held, whole = (
+        held, whole, fixed = (
             pooled_bytes(pool, lambda doc, of=of, names=names: of(analysis, names | {"doc": doc}))
-            for of in (stored_bytes, full_bytes)
+            for of in (stored_bytes, full_bytes, fixed_bytes)
         )
         risk = measured[place(keys)]
         rows.append({
@@ -78,6 +85,7 @@ def frontier(analysis: Analysis) -> list[Row]:
                                              "divergence_probability")},
             "cache_bytes": held,
             "cache_share": None if held is None or whole is None else held / whole,
+            "fixed_bytes": fixed,
             "accuracy": scored[place(keys)]["accuracy"] if place(keys) in scored else None,
             "weight_bytes": max((size for doc in pool.members
                                  if (size := weight_bytes(analysis, names | {"doc": doc})) is not None), default=None),

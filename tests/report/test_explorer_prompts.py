@@ -157,6 +157,27 @@ def test_search_and_folds(tabs: Tabs, path: Path, views: Views) -> None:
     assert tab.locator("#prompt-text .token").count() == len(words)
 
 
+def test_numbers_of_tokens_are_found_whole(content: PageContent, tabs: Tabs, views: Views, tmp_path: Path) -> None:
+    """Without a tokenizer a prompt is numbers: neither a part of a number nor the end and start of two is found."""
+    (prompt,) = [row for row in views.rows("prompts", doc="needle-384-00002").to_pylist() if row["action"] is None]
+    tokens = prompt["tokens"]
+    written = write_explorer(content, tmp_path, None)
+    assert written is not None
+    tab = opened(tabs, written, address())
+    ends = next(at for at in range(len(tokens) - 1) if min(tokens[at : at + 2]) > 9)
+    joined = f"{tokens[ends] % 10}{tokens[ends + 1] // 10 ** (len(str(tokens[ends + 1])) - 1)}"
+    assert len(joined) == 2
+    for wanted in (int(joined), tokens[ends]):
+        tab.fill("#wanted", str(wanted))
+        tab.keyboard.press("Enter")
+        places = [at + 1 for at, token in enumerate(tokens) if token == wanted]
+        assert tab.locator("#found").inner_text().endswith(f" of {len(places)}" if places else "not in the prompt")
+    tab.fill("#wanted", f"{tokens[ends]} {tokens[ends + 1]}")
+    tab.keyboard.press("Enter")
+    pairs = [at for at in range(len(tokens) - 1) if tokens[at : at + 2] == tokens[ends : ends + 2]]
+    assert tab.locator("#found").inner_text().endswith(f" of {len(pairs)}")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_wider_than_the_window(tabs: Tabs, path: Path, width: int) -> None:
     tab = opened(tabs, path, address(compare=1), width=width, scheme="dark")

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from fixtures.report_views import BLOCKS, MODEL, PAIR, STUDY, H, make_views
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from report.parts import calibration, clocks, entry
 from report.printing.canvas import action_styles, drawing, new_figure
 from report.reading.content import read_content
 from report.reading.estimates import Estimate
+from report.reading.published import PublishedStudy
 from report.reading.source import Provenance, StudyRows
 
 
@@ -50,6 +53,29 @@ def test_of_many_predictors_those_that_were_selected_are_drawn(monkeypatch: pyte
     assert len(drawn()) == 6
     monkeypatch.setattr(calibration, "_MOST", 5)
     assert drawn() == ["fixed history · ridge", "positions 1–16 · ridge"]
+
+
+def test_decisions_of_predictors_stand_beside_the_margin() -> None:
+    """Wherever the interval lies: a word across the zero line is hard to read."""
+    windows: Any = SimpleNamespace(first_block_last=16)
+    intervals = {"different": (-0.2, -0.03), "equivalent": (-0.01, 0.01), "unresolved": (-0.03, 0.05)}
+    rows = [
+        {
+            "action": "recent-half", "baseline": "snapkv-half", "observation": "positions", "candidate": "ridge", "decision": decision,
+            "margin": 0.02, "selected": True, "error": (low + high) / 2, "low": low, "high": high,
+        }
+        for decision, (low, high) in intervals.items()
+    ]  # fmt: skip
+    with drawing():
+        figure = calibration.calibration_figure(rows, windows, PublishedStudy())
+        FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    margin_end = axes.transData.transform((2.0, 0.0))[0]
+    words = {text.get_text(): Text.get_window_extent(text) for text in axes.texts}
+    assert set(words) == set(intervals)
+    for decision, (_, high) in intervals.items():
+        assert words[decision].x0 > max(margin_end, axes.transData.transform((100 * high, 0.0))[0])
+        assert words[decision].x1 < figure.bbox.x1
 
 
 def test_gaps_of_many_actions_stand_at_their_own_block() -> None:

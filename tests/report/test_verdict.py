@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, make_views
 
+from report.parts.study import actions_table, study_rows
 from report.parts.verdict.choice import choose
 from report.parts.verdict.frontier import (
     bits_sentences,
@@ -400,6 +401,33 @@ def test_what_the_bytes_of_a_policy_count_is_said() -> None:
     assert "prompt cache" not in heads
     above = policies_sentence(content_of(bytes_of(views, "recent-half", 4)))
     assert above.endswith(" recent-half may hold more entries than a prompt has, and so more than 100%.")
+
+
+# --- Windows and states -----------------------------------------------------------------------------------------------
+
+
+def test_what_no_action_can_evict_is_told_beside_the_bytes() -> None:
+    """Each cache has 100 KiB of windows and states; nothing is told of models that have none, or do not say."""
+    views = make_views(documents_each=12)
+    for row in views.views["units"]:
+        row["fixed_bytes"], row["payload_bytes"] = 100 * 2**10, row["payload_bytes"] + 100 * 2**10
+    content = content_of(views)
+    ranking = ranked_table(content, choose(content))
+    assert [row.cells[2].under for row in ranking.rows] == [
+        "54% of full; 100 KiB not evictable", "54% of full; 100 KiB not evictable", "100% of full; 100 KiB not evictable"
+    ]  # fmt: skip
+    assert "what is not evictable are windows and states" in ranking.columns[2].meaning
+    assert [record["fixed_bytes"] for record in ranking.records] == [100 * 2**10] * 2
+    payloads = [row.cells[3] for row in actions_table(content.facts, content.actions).rows]
+    assert {cell.under for cell in payloads} == {"100 KiB not evictable"}
+    rows = dict(study_rows(content.facts, content.estimates, content.actions))
+    assert rows["Not evictable"].startswith("100 KiB of the full cache’s 1.3 MiB are windows and states")
+    for fixed in (0, None):
+        for row in views.views["units"]:
+            row["fixed_bytes"] = fixed
+        content = content_of(views)
+        assert "Not evictable" not in dict(study_rows(content.facts, content.estimates, content.actions))
+        assert "evict" not in str(ranked_table(content, choose(content)))
 
 
 # --- Other weights ----------------------------------------------------------------------------------------------------

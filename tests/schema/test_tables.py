@@ -78,6 +78,7 @@ def test_what_later_versions_added() -> None:
                     "events_sha256",
                     "engine",
                     "weight_bytes",
+                    "fixed_bytes",
                 )
             ),
         },

@@ -28,32 +28,32 @@ def plain_prompt_attention(
         keys: For each cache the keys, [KV heads, m, size]; m may differ.
         values: For each cache the values, of the same shapes.
         caches: ``cache_table`` of both.
-        packed: The slot of each stream, grouped by cache, int64 [streams].
+        packed: The slot of each stream, grouped by cache, then zeros, int64 [rows].
         tiles: As ``tables`` makes them.
         partials: The number of partial results.
         scaling: The factor of products of queries and keys.
 
     Returns:
-        For each stream and chunk the output, float32 [partials, heads, size], and the logarithm of the sum of
-        exponentials, float32 [partials, heads]. Chunks that a cache does not have here are left as they are.
+        For each stream and chunk the output, in the queries' dtype, [partials, heads, size], and the logarithm of the
+        sum of exponentials, float32 [partials, heads]. Chunks that a cache does not have here are left as they are.
     """
     del caches  # which this form finds in the tensors themselves
     (_, heads, size), kv_heads = query.shape, keys[0].shape[0]
     group, queries = heads // kv_heads, tile_queries(query.dtype)
-    output = query.new_zeros((partials, heads, size), dtype=torch.float32)
+    output = query.new_zeros((partials, heads, size))
     mass = query.new_zeros((partials, heads), dtype=torch.float32)
     grouped_output, grouped_mass = output.view(-1, kv_heads, group, size), mass.view(-1, kv_heads, group)
     for number, chunk, first_row, streams, element, partial in tiles.tolist():
         entries = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
         key, value = keys[number][:, entries], values[number][:, entries]
-        if not key.shape[1]:  # another layer of this cache has more
+        if not key.shape[1]:  # another layer of this cache has more, or no cache has it
             continue
         stream, member = _elements(element, min(element + queries, streams * group), group)
         own = query.view(-1, kv_heads, group, size)[packed[first_row + stream], :, member]  # [elements, KV heads, size]
         tile = query.new_zeros((kv_heads, queries, size))
         tile[:, : len(own)] = own.transpose(0, 1)
         found, sums = attend_prompt(tile, key, value, scaling)
-        grouped_output[partial + stream, :, member] = found[:, : len(own)].transpose(0, 1).float()
+        grouped_output[partial + stream, :, member] = found[:, : len(own)].transpose(0, 1).to(query.dtype)
         grouped_mass[partial + stream, :, member] = sums[:, : len(own)].t()
     return output, mass
 
@@ -91,5 +91,6 @@ def fault(device: torch.device) -> str | None:
         attend(query, caches, caches, cache_table(caches, caches), packed.to(device), tiles.to(device), partials, 0.25)
         for attend in (_on_cuda, plain_prompt_attention)
     )
-    near = all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
+    # Of three streams, each with one chunk.
+    near = all(torch.allclose(one[:3], other[:3], atol=1e-5) for one, other in zip(found, wanted, strict=True))
     return None if near else "the kernel's results are wrong"

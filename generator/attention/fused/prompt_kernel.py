@@ -44,7 +44,7 @@ def launch(
     """Launch the kernel; arguments and results are those of ``prompt_attention``."""
     del values  # whose addresses are in the table, as those of the keys are
     (_, heads, size), kv_heads = query.shape, keys[0].shape[0]
-    output = torch.empty((partials, heads, size), dtype=torch.float32, device=query.device)
+    output = torch.empty((partials, heads, size), dtype=query.dtype, device=query.device)
     mass = torch.empty((partials, heads), dtype=torch.float32, device=query.device)
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call] # Triton launches on the current device
         _attend_chunk[len(tiles), kv_heads](
@@ -83,7 +83,7 @@ def _attend_chunk(  # type: ignore[no-untyped-def]
     caches += tl.load(tiles) * CACHE_COLUMNS
     first = tl.load(tiles + 1) * CHUNK
     entries = tl.load(caches + 2)
-    if first >= entries:  # another layer of this cache has more
+    if first >= entries:  # another layer of this cache has more, or no cache has it
         return
     count = tl.minimum(entries - first, CHUNK).to(tl.int32)
     number = query.dtype.element_ty
@@ -113,6 +113,8 @@ def _attend_chunk(  # type: ignore[no-untyped-def]
 
     partial = (tl.load(tiles + 5) + stream) * HEADS + head
     tl.store(
-        output + partial[:, None] * SIZE + place[None, :], sums / total[:, None], mask=real[:, None] & inside[None, :]
+        output + partial[:, None] * SIZE + place[None, :],
+        (sums / total[:, None]).to(number),
+        mask=real[:, None] & inside[None, :],
     )
     tl.store(mass + partial, (top + tl.log2(total)) * LN_2, mask=real)

@@ -25,7 +25,7 @@ def plain_suffix_attention(
         suffix_key: [slots, KV heads, H, size].
         suffix_value: [slots, KV heads, H, size].
         length: Entries of every suffix, the new one included, int64 [1].
-        chunk_output: The first result of ``prompt_attention``, float32 [partials, heads, size].
+        chunk_output: The first result of ``prompt_attention``, [partials, heads, size].
         chunk_mass: The second result of ``prompt_attention``, float32 [partials, heads].
         places: As ``tables`` makes them, [rows, PLACE_COLUMNS].
         caches: ``cache_table`` of this layer's prompt entries.

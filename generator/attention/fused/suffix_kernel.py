@@ -132,7 +132,7 @@ def _attend_suffix(  # type: ignore[no-untyped-def]
         higher = tl.maximum(top, mass)
         shrink, weight = tl.exp2(top - higher), tl.exp2(mass - higher)
         total = total * shrink + weight
-        sums = sums * shrink[:, None] + weight[:, None] * output
+        sums = sums * shrink[:, None] + weight[:, None] * output.to(tl.float32)
         top = higher
         partial += next_chunk
     tl.store(target, (sums / total[:, None]).to(number), mask=some)

@@ -16,6 +16,8 @@ from generator.attention.parts import CHUNK
 CACHE_COLUMNS = 5  # addresses of keys and of values, m, and the strides of the KV heads of both, in numbers
 TILE_COLUMNS = 6  # cache, chunk, first packed row and streams of the cache, first element, first partial result
 PLACE_COLUMNS = 3  # cache or -1, first partial result, and how far the next chunk's is
+_STEPS = 8  # numbers of rows between one and its double, where they are few
+_BUCKET = 8  # numbers of tiles and of partial results are multiples of this
 
 
 def tile_queries(dtype: torch.dtype) -> int:
@@ -42,6 +44,9 @@ def tables(
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """Divide the queries of all streams into tiles.
 
+    Every table has one of few lengths, so that most changes of streams change no shape. Further tiles are of a chunk
+    that no cache has, and further partial results are not written.
+
     Args:
         stream_cache: The cache of each stream, ascending, int64 [streams].
         slots: The slot of each stream, int64 [streams].
@@ -51,8 +56,8 @@ def tables(
         queries: Queries of a tile.
 
     Returns:
-        The slot of each packed row, [streams]; tiles [tiles, TILE_COLUMNS]; places [rows, PLACE_COLUMNS]; and the
-            number of partial results.
+        The slot of each packed row, then zeros, [rows]; tiles [tiles, TILE_COLUMNS]; places [rows, PLACE_COLUMNS]; and
+            the number of partial results.
     """
     caches, counts = torch.unique_consecutive(stream_cache, return_counts=True)
     first_row = counts.cumsum(0) - counts
@@ -73,7 +78,23 @@ def tables(
     own = torch.arange(len(caches)).repeat_interleave(counts)
     place = torch.arange(len(slots)) - first_row[own]
     places[slots] = torch.stack([stream_cache, first_result[own] + place, counts[own]], 1)
-    return slots, tiles, places, int(results.sum())
+    packed = torch.zeros(rows, dtype=torch.int64)
+    packed[: len(slots)] = slots
+    beyond = torch.zeros(few_rows(len(tiles), _BUCKET) - len(tiles), TILE_COLUMNS, dtype=torch.int64)
+    beyond[:, 1] = chunks.max()
+    return packed, torch.cat([tiles, beyond]), places, few_rows(int(results.sum()), _BUCKET)
+
+
+def few_rows(streams: int, multiple: int) -> int:
+    """Return a number of rows for ``streams`` streams, at most an eighth above it, or below the next multiple.
+
+    A GPU's libraries choose their kernels by the number of rows. Between a number and its double there are eight
+    choices.
+    """
+    step = multiple
+    while streams > 2 * _STEPS * step:
+        step *= 2
+    return -(-streams // step) * step
 
 
 def chunks_of(entries: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from generator.attention.cpu_products import fits_onednn
 
-_STEPS = 8  # numbers of rows between one and its double, where they are few
 TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, at most; by oneDNN, twice as many
 
 
@@ -61,18 +60,6 @@ def tile_of(key: Tensor, multiple: int) -> int:
     If the multiple is ``TILE``, the number is always the same.
     """
     return 2 * TILE if multiple < TILE and fits_onednn(key) else TILE
-
-
-def few_rows(streams: int, multiple: int) -> int:
-    """Return a number of rows for ``streams`` streams, at most an eighth above it, or below the next multiple.
-
-    A GPU's libraries choose their kernels by the number of rows. Between a number and its double there are eight
-    choices.
-    """
-    step = multiple
-    while streams > 2 * _STEPS * step:
-        step *= 2
-    return rounded(streams, step)
 
 
 def rounded(count: int, multiple: int) -> int:

@@ -28,6 +28,7 @@ class JointKernels:
         self._rows: list[Tensor] = [_NONE] * len(parts)  # of each part, its open streams, ascending
         self._parked = _NONE  # the part of each parked stream, int64 [places]
         self.sent = _NONE
+        self.ahead = None  # a step waits for its tokens
 
     @property
     def eos_tokens(self) -> tuple[int, ...]:

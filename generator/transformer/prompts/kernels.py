@@ -76,6 +76,7 @@ class TransformerKernels:
         devices = self._attention.devices | (self._states.devices if self._states is not None else set())
         self._indices = StepIndices({*devices, self._first_laws.device})
         self._to_send = self.sent = torch.empty(0, dtype=torch.int64)
+        self._own: dict[str, Tensor] = {}  # what the last ``advance`` sent to the laws' device, by name
 
     @property
     def slots(self) -> Tensor:
@@ -159,20 +160,51 @@ class TransformerKernels:
             return self._first_laws[:0]
         fed = torch.zeros(attention.rows, dtype=torch.int64)
         fed[attention.slots] = tokens
-        # What the step needs goes to the devices at once.
+        # What the step needs goes to the devices at once; vectors of varying length come last.
         indices = self._indices.send({
             "tokens": fed, "positions": self._positions(), "head_rows": self._head_rows(), "sent": self._to_send,
-            **attention.indices(),
+            **self._stream_of_row(), **attention.indices(),
         })  # fmt: skip
         attention.take(indices)
         if self._states is not None:
             self._states.take(indices, attention.rows)
-        own = indices[self._first_laws.device]
-        self.sent = own["sent"]
+        self._own = indices[self._first_laws.device]
+        self.sent = self._own["sent"]
+        return self._next_laws(self._own["tokens"])[: len(tokens)]
+
+    @property
+    def ahead(self) -> TransformerKernels | None:
+        """These kernels, if all layers are fused, and so is attention; else None."""
+        return self if self._layers is not None and self._attention.repeats else None
+
+    def follow(self, tokens: Tensor) -> Tensor:
+        """Append one token to each open stream, whose tables are those of the last ``advance``.
+
+        Nothing is sent to the device, and every shape is that of the last ``follow`` as long as the numbers of rows,
+        tiles and partial results are.
+
+        Args:
+            tokens: int64, on the laws' device: the token of each open stream, then any others.
+
+        Returns:
+            The next laws, [rows, V], with one row for each open stream, then any others; valid until the next call.
+        """
+        self._position += 1
+        self._attention.repeat()
+        self._own["positions"].add_(1)
+        return self._next_laws(tokens[self._own["streams"]])
+
+    def give_up(self) -> None:
+        """Take the last ``follow`` back, whose tokens the next ``advance`` replaces."""
+        self._position -= 1
+        self._attention.take_back()
+
+    def _next_laws(self, tokens: Tensor) -> Tensor:
+        """Return the laws after one more token of each row, int64 [rows]: [rows, V], those of streams first."""
         self._model.before_pass()
         with torch.inference_mode():
-            hidden = self._hidden_states(own["tokens"], own["positions"])[own["head_rows"]]
-            return self._head.laws(hidden, self._laws[: len(hidden)])[: len(tokens)]
+            hidden = self._hidden_states(tokens, self._own["positions"])[self._own["head_rows"]]
+            return self._head.laws(hidden, self._laws[: len(hidden)])
 
     def _hidden_states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return the last hidden states, [rows, width], of one new token per row."""
@@ -192,6 +224,14 @@ class TransformerKernels:
         positions = torch.zeros(attention.rows, dtype=torch.int64)
         positions[attention.slots] = torch.tensor(self._entries)[self._prompt_of[attention.stream_cache]] + after
         return positions[:, None]
+
+    def _stream_of_row(self) -> dict[str, Tensor]:
+        """Return the stream of each row, [rows], if ``follow`` needs it; 0 in rows without a stream."""
+        if self.ahead is None:
+            return {}
+        streams = torch.zeros(self._attention.rows, dtype=torch.int64)
+        streams[self._attention.slots] = torch.arange(len(self._attention.slots))
+        return {"streams": streams}
 
     def _head_rows(self) -> Tensor:
         """Return the rows of the streams, padded to the number of rows that the model computes."""

@@ -121,7 +121,7 @@ class PreparedPrompt:
         return {
             "prompt_entries": self._prompt.entries, "kept_entries": compact.kept_entries,
             "payload_bytes": payload + beside, "scale_bytes": compact.scale_bytes, "index_bytes": index,
-            "metadata_bytes": compact.metadata_bytes,
+            "metadata_bytes": compact.metadata_bytes, "fixed_bytes": beside,
             "resident_bytes": compact.stored_bytes + beside + (suffix + states) * streams,
             "kept_sha256": list(compact.kept_sha256),
             "read_checksums": None if compact.read_checksums is None else list(compact.read_checksums),

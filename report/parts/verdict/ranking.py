@@ -11,6 +11,7 @@ from report.printing.numbers import MISSING, count, fixed, size
 from report.printing.tables import Cell, Column, PrintedTable, TableRow
 from report.printing.wording import meanings
 from report.reading.content import PageContent
+from report.reading.facts import Storage
 from schema.study import POOLED
 
 RECOMMENDED, OPEN, RULED_OUT = "recommended", "not settled", "ruled out"
@@ -69,13 +70,21 @@ def _prompt_cache(content: PageContent, order: list[str]) -> CellColumn:
     cells, full = {}, "the reference’s" if content.facts.engine else "full"
     for action in order:
         share = share_of_whole(content, action)
-        under = "" if share is None else f"{fixed(100 * share, 0 if share >= 0.1 else 1)}% of {full}"
-        held = content.facts.storage.get(action)
-        cells[POOLED, action] = Cell(size(held.mean_prompt_cache if held else None), under)
+        of_full = "" if share is None else f"{fixed(100 * share, 0 if share >= 0.1 else 1)}% of {full}"
+        cells[POOLED, action] = _held_bytes(content.facts.storage.get(action), of_full)
     meaning = "mean bytes of the prompt as it is stored, with scales and indices; once, however many replicates read it"
     if content.facts.policies:
         meaning += "; of a decode-time policy the most that one continuation holds, generated entries included"
+    if any(held.fixed_bytes for held in content.facts.storage.values()):
+        meaning += "; what is not evictable are windows and states"
     return CellColumn(Column(content.facts.cache, "", meaning), cells)
+
+
+def _held_bytes(held: Storage | None, of_full: str) -> Cell:
+    """Make the cell of a cache's bytes, and below them their share of the full cache and what no action can evict."""
+    fixed_bytes = f"{size(held.fixed_bytes)} not evictable" if held and held.fixed_bytes else ""
+    under = "; ".join(filter(None, (of_full, fixed_bytes)))
+    return Cell(size(held.mean_prompt_cache if held else None), under)
 
 
 def _weights(content: PageContent, order: list[str]) -> CellColumn:
@@ -140,7 +149,7 @@ def _whole(content: PageContent, control: str, columns: int) -> TableRow:
     exact = Cell("0", "exactly") if known.pairs and known.zero else Cell(MISSING)
     cells = [Cell(control, "control" if facts.finite else "full cache, control"), Cell(MISSING)]
     if not facts.finite:
-        cells.append(Cell(size(held.mean_prompt_cache if held else None), "100% of full" if held else ""))
+        cells.append(_held_bytes(held, "100% of full" if held else ""))
     if facts.own_weights:
         cells.append(Cell(size(held.weight_bytes if held else None)))
     cells += [exact, exact, Cell(MISSING), exact, exact]
@@ -159,6 +168,7 @@ def _record(content: PageContent, choice: Choice, action: str) -> dict[str, Any]
         "prompt_cache_bytes": held.mean_prompt_cache if held else None,
         "share_of_full": share_of_whole(content, action),
         "weight_bytes": held.weight_bytes if held else None,
+        "fixed_bytes": held.fixed_bytes if held else None,
     }  # fmt: skip
     for quantity in (
         "mismatch",

@@ -270,7 +270,7 @@ class PromptView {
   /** Go to the next place of the wanted text; case and white space do not count. */
   find() {
     if (!this.held) return;
-    const wanted = searched(byId("wanted").value);
+    const wanted = this.compared(byId("wanted").value);
     this.matches = wanted ? this.places(wanted) : [];
     if (!this.matches.length) {
       byId("found").textContent = wanted ? "not in the prompt" : "";
@@ -283,13 +283,19 @@ class PromptView {
     this.choose(this.matches[at][0], this.matches[at]);
   }
 
+  /** A text as the search compares it: without case and white space; if tokens are numbers, each number whole. */
+  compared(text) {
+    if (this.explorer.data.texts) return searched(text);
+    return (text.match(/\S+/g) ?? []).map((token) => `,${token},`).join("");
+  }
+
   /** First and last tokens of each place that has a text. */
   places(wanted) {
     const { held } = this;
     if (held.plain === undefined) { // the whole prompt, and the character at which each token ends
       held.plain = "";
       held.ends = Array.from(numbers(held.tokens, 0, held.entries), (token) => {
-        held.plain += searched(this.explorer.data.plain(token));
+        held.plain += this.compared(this.explorer.data.plain(token));
         return held.plain.length;
       });
     }

@@ -15,6 +15,7 @@ strata as (
         avg(entry order by doc) as entry,
         case when count(cache_bytes) = count(*) then avg(cache_bytes) end as cache_bytes,
         case when count(full_cache_bytes) = count(*) then avg(full_cache_bytes) end as full_cache_bytes,
+        case when count(fixed_bytes) = count(*) then avg(fixed_bytes) end as fixed_bytes,
         max(weight_bytes) as weight_bytes
     from main.moments
     left join internal.document_bytes using (study, model, doc, action)
@@ -34,6 +35,7 @@ pooled as (
         avg(entry order by stratum) as entry,
         case when count(cache_bytes) = count(*) then avg(cache_bytes) end as cache_bytes,
         case when count(full_cache_bytes) = count(*) then avg(full_cache_bytes) end as full_cache_bytes,
+        case when count(fixed_bytes) = count(*) then avg(fixed_bytes) end as fixed_bytes,
         max(weight_bytes) as weight_bytes
     from strata
     group by study, model, split, rollup (stratum), action
@@ -46,7 +48,7 @@ select
     entry / nullif(diverged, 0) as mean_entry,
     accuracy, trajectories,
     diverged as divergence_probability,
-    weight_bytes
+    weight_bytes, fixed_bytes
 from pooled
 left join (select study, model, split, stratum, action, accuracy from main.answers) as answered
     using (study, model, split, stratum, action)

@@ -1,5 +1,5 @@
 -- The bytes of a document's cache under every action, as stored for one sequence: kept keys and values, scales of
--- codecs, indices and per-layer lengths. Beside them the bytes of the full cache: those of the document's full-retention
+-- codecs, indices and per-layer lengths, and which of them no action can evict. Beside them the bytes of the full cache: those of the document's full-retention
 -- control, or with an engine those of its numerical floor.
 with
 
@@ -7,7 +7,8 @@ caches as (
     select
         study, model, doc, action,
         max(payload_bytes + coalesce(scale_bytes, 0) + index_bytes + metadata_bytes) as cache_bytes,
-        max(weight_bytes) as weight_bytes
+        max(weight_bytes) as weight_bytes,
+        max(fixed_bytes) as fixed_bytes
     from main.units
     group by study, model, doc, action
 ),
@@ -21,6 +22,6 @@ full_caches as (
     group by study, model, doc
 )
 
-select study, model, doc, action, cache_bytes, full_cache_bytes, weight_bytes
+select study, model, doc, action, cache_bytes, full_cache_bytes, weight_bytes, fixed_bytes
 from caches
 left join full_caches using (study, model, doc)

@@ -143,7 +143,8 @@ def compile_kernel(kernel: Any, dtype: str, capability: int, constants: dict[str
     from triton.compiler import ASTSource  # noqa: PLC0415
 
     types = dict.fromkeys(("query", "key", "value", "suffix_key", "suffix_value", "result"), f"*{dtype}")
-    types |= dict.fromkeys(("output", "mass", "chunk_output", "chunk_mass"), "*fp32") | {"scale": "fp32"}
+    types |= dict.fromkeys(("output", "chunk_output"), f"*{dtype}")
+    types |= dict.fromkeys(("mass", "chunk_mass"), "*fp32") | {"scale": "fp32"}
     types |= dict.fromkeys(("caches", "packed", "tiles", "places", "length"), "*i64")
     signature = {name: types.get(name, "constexpr" if name in constants else "i32") for name in kernel.arg_names}
     aligned = [name for name, kind in signature.items() if kind not in ("constexpr", "fp32")]  # as torch's tensors are

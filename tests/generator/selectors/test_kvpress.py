@@ -10,15 +10,18 @@ import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from fixtures.families import saved_tower
 from fixtures.random_models import random_document, random_model, save_random_model
 from fixtures.refusals import refused
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 
 from generator.actions import build_action
 from generator.attention.recording import PromptLayer
@@ -26,6 +29,7 @@ from generator.selectors import build_selector, kvpress_presses
 from generator.selectors.h2o import AccumulatedAttention
 from generator.selectors.kvpress import AttentionInputs
 from generator.selectors.kvpress_presses import PRESSES, REFUSED_PRESSES, load_kvpress
+from generator.transformer.loading import load_model
 from generator.transformer.prompts.eviction import evict
 from generator.transformer.prompts.prompt import Prompt
 from schema.errors import InputError, OperationError
@@ -99,12 +103,27 @@ def test_the_ratio_keeps_exactly_m() -> None:
 
 
 @cache
+def gemma_3() -> Path:
+    """Gemma 3 with a vision tower, and keys of unequal norm, which a random model's normalized keys have not."""
+    whole = saved_tower("gemma3")
+    folder = Path(copytree(whole, whole.with_name("unequal-norms")))
+    tensors, random = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(1)
+    for name, tensor in tensors.items():
+        if name.endswith("k_norm.weight"):
+            tensors[name] = torch.rand(tensor.shape, generator=random)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@cache
 def prompt_of(architecture: str, entries: int) -> tuple[PromptLayer, ...]:
-    """A random prompt with everything that a selector of this module asks for."""
+    """The layers with full attention of a random prompt, with everything that a selector of this module asks for."""
     names = ("h2o", "expected_attention", "kvpress:SnapKVPress", "kvpress:KnormPress")
     statistics = [statistic for name in names for statistic in build_selector(name, {}).statistics]
     document = random_document(f"kvpress-{entries}", entries)
-    return tuple(Prompt(random_model(architecture, layers=LAYERS), document.tokens, 64, statistics).layers)
+    model = load_model(str(gemma_3())) if architecture == "gemma3" else random_model(architecture, layers=LAYERS)
+    layers = Prompt(model, document.tokens, 64, statistics).layers
+    return tuple(layer for layer in layers if layer.terms.window is None)
 
 
 SIZES = [(n, kept) for n in (401, 777, 1000) for kept in (n // 5, n // 2, n * 9 // 10)]
@@ -196,6 +215,13 @@ CHUNKED = {"ChunkPress", "ChunkKVPress"}
 def published_model(architecture: str, attention: str) -> Any:
     """The random model with an attention of transformers, apart from ours: kvpress puts modules and hooks on it."""
     load_kvpress()
+    if architecture == "gemma3":
+        loading = AutoModelForImageTextToText.from_pretrained
+        network = loading(gemma_3(), attn_implementation=attention, dtype=torch.float32).eval()
+        rotary = network.model.language_model.rotary_emb
+        forward = rotary.forward  # kvpress does not name a type of layers, as Gemma 3 in this transformers asks
+        rotary.forward = lambda inner, places, kind="full_attention": forward(inner, places, kind)
+        return network
     with TemporaryDirectory() as folder:
         save_random_model(Path(folder), architecture, layers=LAYERS)
         return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32).eval()
@@ -206,9 +232,12 @@ def published(press: Any, architecture: str, attention: str, entries: int) -> li
     tokens = torch.tensor([random_document(f"kvpress-{entries}", entries).tokens])
     network, cache = published_model(architecture, attention), DynamicCache()
     with torch.no_grad(), press(network):
-        network(tokens, past_key_values=cache, cache_position=torch.arange(entries))
+        language_model = getattr(network.model, "language_model", network)
+        language_model(tokens, past_key_values=cache, cache_position=torch.arange(entries))
     kept = []
-    for layer, whole in zip(cache.layers, prompt_of(architecture, entries), strict=True):
+    kinds = getattr(language_model.config, "layer_types", None) or ["full_attention"] * LAYERS
+    full = [layer for layer, kind in zip(cache.layers, kinds, strict=True) if kind == "full_attention"]
+    for layer, whole in zip(full, prompt_of(architecture, entries), strict=True):
         distance: Tensor = torch.cdist(layer.keys[0], whole.key, compute_mode="donot_use_mm_for_euclid_dist")
         assert float(distance.amin(-1).max()) < 1e-3
         kept.append(distance.argmin(-1).sort().values.tolist())
@@ -216,10 +245,15 @@ def published(press: Any, architecture: str, attention: str, entries: int) -> li
 
 
 @needs_kvpress
-@every_architecture
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3"])
 @pytest.mark.parametrize("press", sorted(set(PRESSES) - DRAWING))
 def test_sets_are_those_of_a_run_of_kvpress(press: str, architecture: str) -> None:
-    """Without our gathering, ratio and search for indices: hooks on a model that has nothing to do with ours."""
+    """Without our gathering, ratio and search for indices: hooks on a model that has nothing to do with ours.
+
+    Of Gemma 3, which has its vision tower here, kvpress leaves out the layers with a window, but its pyramid counts them.
+    """
+    if (press, architecture) == ("PyramidKVPress", "gemma3"):
+        pytest.skip("the pyramid is over other layers")
     kvpress, entries = load_kvpress(), 777
     for kept in (155, 388, 699):
         selector = build_selector(f"kvpress:{press}", {})

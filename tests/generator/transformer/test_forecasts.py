@@ -31,11 +31,17 @@ _LARGE: dict[str, Any] = {
 _CHANGES: dict[str, dict[str, Any]] = {
     "mistral": {},
     "qwen3-moe": {"num_experts": 8, "moe_intermediate_size": 512},
+    "mixtral": {"num_local_experts": 8, "intermediate_size": 512},
+    "gpt-oss": {
+        "num_local_experts": 8, "intermediate_size": 512, "sliding_window": 256,
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+    },
     "gemma3": {"sliding_window": 256, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2},
     "qwen3.5": {
         "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2, "linear_num_key_heads": 4,
         "linear_num_value_heads": 8, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
     },
+    "falcon-h1": {"mamba_d_ssm": 512, "mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64},
 }  # fmt: skip
 
 # A first document leaves what libraries keep for themselves; then whole steps are tried again, as for a first document.
@@ -91,7 +97,7 @@ def saved(folder: Path, family: str, seed: int = 0) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read as Linux tells it")
-@pytest.mark.parametrize("family", ["qwen3-moe", "gemma3", "qwen3.5", "two models"])
+@pytest.mark.parametrize("family", ["qwen3-moe", "mixtral", "gpt-oss", "gemma3", "qwen3.5", "falcon-h1", "two models"])
 def test_memory_is_forecast_within_a_fifth(family: str, tmp_path: Path) -> None:
     """A process's resident memory at most, beyond that of the loaded model, for the first document of its size."""
     kinds = ["mistral"] * 2 if family == "two models" else [family]

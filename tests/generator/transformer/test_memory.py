@@ -96,10 +96,10 @@ def test_bytes_of_a_law_are_those_that_are_allocated(
 
 
 def test_a_stream_has_a_result_of_every_chunk() -> None:
-    """Of one layer: by the chunks that a cache is dealt into, and by hand."""
+    """Of one layer: by the chunks that a cache is dealt into, and by hand; outputs of 16 bits, and a sum of 32."""
     entries = 3 * CHUNK + 1
     chunks = int(chunks_of(torch.tensor(entries)))
-    assert LARGE.partial_bytes(entries) == chunks * (32 * 128 + 32) * 4 == 4 * 129 * 32 * 4
+    assert LARGE.partial_bytes(entries) == chunks * 32 * (128 * 2 + 4) == 4 * 32 * 260
 
 
 def test_a_plan_that_fits() -> None:

@@ -1,0 +1,58 @@
+"""Steps that are begun before the host has read the last tokens give the events of steps that wait for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from fixtures.common_actions import CONTROL, HALF_SNAPKV
+from fixtures.random_models import random_document, random_model
+
+from generator.actions import Action
+from generator.coupling.streams import Savings
+from generator.generation import PendingUnit, generate_units
+from generator.selectors import Recent
+from generator.transformer.prompts.kernels import TransformerKernels
+from log.store import Unit
+from schema.retention import Retention
+from schema.tables import SWRB
+
+MOST = Action("recent-99", "recent", Recent(), Retention.parse("99%"))
+PENDING = [
+    PendingUnit(HALF_SNAPKV, 0, 5), PendingUnit(MOST, 0, 5), PendingUnit(CONTROL, 0, 2),
+    PendingUnit(HALF_SNAPKV, 0, 3, SWRB), PendingUnit(MOST, 0, 3, SWRB),
+]  # fmt: skip
+
+
+def units(savings: Savings) -> list[Unit]:
+    return generate_units(random_model("llama"), "s", random_document("d140", 140), PENDING, 40, 3, savings)
+
+
+def counting(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("follow", "give_up"):
+        plain = getattr(TransformerKernels, name)
+
+        def counted(*arguments: Any, name: str = name, plain: Any = plain) -> Any:
+            calls[name] += 1
+            return plain(*arguments)
+
+        monkeypatch.setattr(TransformerKernels, name, counted)
+
+
+@pytest.mark.parametrize("drop_ended", [True, False])
+def test_events_are_equal_to_the_bit(drop_ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+    """Some pairs part late, so that steps are begun in vain; sides end; and branches join between steps."""
+    savings, calls = Savings(fused=True, drop_ended=drop_ended), Counter[str]()
+    with monkeypatch.context() as patched:
+        patched.setattr(TransformerKernels, "ahead", None)
+        counting(calls, patched)
+        waiting = units(savings)
+        assert not calls["follow"]
+    counting(calls, monkeypatch)
+    for one, twin in zip(units(savings), waiting, strict=True):
+        assert one.events.equals(twin.events)
+        for name in ("pair_evaluations", "kernel_evaluations"):
+            assert one.record[name] == twin.record[name]
+    assert calls["follow"] > calls["give_up"] > 0
+    assert any(any(unit.events["x_eos"].to_pylist()) for unit in waiting)
