@@ -144,8 +144,8 @@ def show(title: str, rows: Sequence[BenchmarkRow], unit: str, facts: dict[str, A
     print(f"{'':{width}}    seconds        CPU  peak MiB  {unit + '/s':>14}  ratio")
     for row in rows:
         cells = [
-            _cell(row.seconds, 11, 3), _cell(row.cpu_seconds, 11, 3), _cell(row.peak_mib, 10, 0), _cell(row.rate, 16, 0),
-            _cell(row.ratio, 7, 2) + (f" x {row.peer}" if row.peer else ""),
+            _cell(row.seconds, 11, 3), _cell(row.cpu_seconds, 11, 3), _cell(row.peak_mib, 10, 0),
+            _cell(row.rate, 16, 0), _cell(row.ratio, 7, 2) + (f" x {row.peer}" if row.peer else ""),
         ]  # fmt: skip
         print(f"{row.part:{width}}{''.join(cells)}".rstrip())
     for name, value in facts.items():
