@@ -78,7 +78,7 @@ Call = tuple[Any, ...]
 
 @dataclass
 class StepOperations:
-    """Operations of one step, by their name.
+    """The operations of one decoding step, sorted by what they cost the host.
 
     Attributes:
         up: Copies to the device.

@@ -42,7 +42,7 @@ _RANDOM = "random:llama"
 
 @dataclass(frozen=True, eq=False)
 class PolicySubject(Tried[Policy]):
-    """A decode-time policy, as the subject of the checks of ``kvdrift check``."""
+    """A decode-time policy that ``kvdrift check`` tries."""
 
     kind: ClassVar[str] = "policy"
     decides: ClassVar[str] = "events"

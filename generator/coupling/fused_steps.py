@@ -36,7 +36,7 @@ class FusedSteps:
         # Of each stream that may be wanted, the place of its token among the results of ``fused_draws``.
         self._drawn = torch.cat([torch.arange(references), pair_reference, references + torch.arange(pairs)])
         self._column, self._streams, self._rows = -1, -1, torch.empty(0)
-        self._same = False  # whether this position has the streams and rows of the position before
+        self._same = False  # whether the streams and rows of this position equal those of the last position
         self._begun: Tensor | None = None  # the draws of the next position, on the device
 
     def open(self, streams: DistinctStreams, wanted: Tensor, rows: Tensor) -> Tensor:
@@ -71,11 +71,11 @@ class FusedSteps:
         stay = self._streams >= 0 and torch.equal(streams.row, torch.arange(self._streams))
         self._same = stay and torch.equal(rows, self._rows)
         self._column, self._streams, self._rows = column, len(streams.row), rows
-        if self._begun is not None and self._same:
-            return
         if self._begun is not None and self._ahead is not None:
+            if self._same:
+                return
             self._ahead.give_up()
-        self._begun = None
+            self._begun = None
         tokens = self._drawn[wanted][streams.member]
         unused = tokens.new_zeros(self._wanted - len(tokens))
         self._kernels.send(torch.cat([rows.flatten(), torch.tensor([column]), tokens, unused]))

@@ -41,7 +41,7 @@ def test_two_dots_are_left_out_unless_a_link_gives_them_another_meaning(
 
 @pytest.mark.parametrize("location", ["", " ", "file://"])
 def test_no_location_is_refused(location: str) -> None:
-    """An empty location would be the working folder."""
+    """An empty location is refused, since a path library would take it for the working folder."""
     line = refused(absolute, location)
     assert line == "the store's location is empty; give a folder, which may be '.', or a URL"
 
