@@ -21,7 +21,6 @@ from log.store import Store
 from schema.errors import InputError
 from schema.tables import EVENTS
 
-
 DOC = EVENTS.schema.names.index("doc")
 
 
