@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from generator.attention.cpu_products import OneDNNLinear, PackedLinear, SeamlessSiLU, replace_linear_layers
 from generator.transformer.files.configuration import library
 from generator.transformer.files.local_folders import ARCHITECTURES
-from generator.transformer.fused import operations
-from generator.transformer.fused.operations import fault
+from generator.transformer.fused.operations import add_norm, fault, plain_add_norm, plain_rotate, rotate, silu_times
 
 if TYPE_CHECKING:
     from generator.attention.interface import LayerAttention  # which imports transformers
@@ -40,9 +39,8 @@ class FusedLayers:
         if joined:
             join_weights(network)
         self._decoder, self._joined = network.model, joined
-        self._add_norm, self._rotate, self._silu_times = (
-            getattr(operations, name if joined else f"plain_{name}") for name in ("add_norm", "rotate", "silu_times")
-        )
+        self._add_norm: Any = add_norm if joined else plain_add_norm
+        self._rotate: Any = rotate if joined else plain_rotate
 
     def hidden_states(self, tokens: Tensor, positions: Tensor, attention: LayerAttention) -> Tensor:
         """Return the last hidden states of one new token per row.
@@ -64,7 +62,8 @@ class FusedLayers:
             added = self._attend(layer.self_attn, normed, cos, sin, attention)
             between = layer.post_attention_layernorm
             normed = self._add_norm(residual, added, between.weight, between.variance_epsilon)
-            added = layer.mlp.down_proj(self._silu_times(self._products(layer.mlp, "mlp", normed)))
+            mlp = layer.mlp
+            added = mlp.down_proj(silu_times(mlp.joint_proj(normed))) if self._joined else mlp(normed)
             normed = self._add_norm(residual, added, norm.weight, norm.variance_epsilon)
         return normed
 
@@ -75,20 +74,17 @@ class FusedLayers:
         weights, epsilon = (None, None), 0.0
         if hasattr(module, "q_norm"):
             weights, epsilon = (module.q_norm.weight, module.k_norm.weight), module.q_norm.variance_epsilon
-        projected = self._products(module, "self_attn", normed).view(rows, -1, size)
+        if self._joined:
+            products = module.joint_proj(normed)
+        else:
+            products = torch.cat([getattr(module, name)(normed) for name in _JOINED["self_attn"]], -1)
+        projected = products.view(rows, -1, size)
         self._rotate(projected, cos, sin, heads, *weights, epsilon)
         # [rows, heads, 1, size], views of the products
         query, key, value = torch.split(projected[:, :, None], [heads, kv_heads, kv_heads], dim=1)
         output = attention.attend(module.layer_idx, query, key, value, module.scaling)
         added: Tensor = module.o_proj(output.reshape(rows, -1))
         return added
-
-    def _products(self, module: Any, place: str, x: Tensor) -> Tensor:
-        """Return the products of several of a module's weights with the same input, side by side."""
-        if self._joined:
-            joint: Tensor = module.joint_proj(x)
-            return joint
-        return torch.cat([getattr(module, name)(x) for name in _JOINED[place]], -1)
 
 
 def fused_layers(network: Any, fused: bool | None) -> FusedLayers | None:  # noqa: FBT001 - as in ``Savings``

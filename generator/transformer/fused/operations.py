@@ -79,7 +79,8 @@ def plain_rotate(
         part.copy_(turned * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None])
 
 
-def plain_silu_times(projected: Tensor) -> Tensor:
+@custom_op("kvdrift::silu_times", mutates_args=())
+def silu_times(projected: Tensor) -> Tensor:
     """Return SiLU of the first half of the columns, times the second half.
 
     Args:
@@ -101,7 +102,6 @@ def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 add_norm = custom_op("kvdrift::add_norm", plain_add_norm, mutates_args=("residual",))
 rotate = custom_op("kvdrift::rotate", plain_rotate, mutates_args=("projected",))
-silu_times = custom_op("kvdrift::silu_times", plain_silu_times, mutates_args=())
 
 
 def _launch_on_cuda(name: str) -> Any:
