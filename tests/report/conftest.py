@@ -10,6 +10,11 @@ import pytest
 from fixtures.report_views import Page, build, pdf_of_these_alone
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unwritten_figures() -> None:
+    """Figures are written here."""
+
+
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of words and tables: figures are made but not written."""
