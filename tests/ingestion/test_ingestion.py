@@ -148,6 +148,7 @@ def plain(log: pa.Table) -> pa.Table:
     ids=["IPC", "Parquet"],
 )
 @pytest.mark.parametrize("order", ["sorted", "reversed", "shuffled", "by t"])
+@pytest.mark.by_default("shuffled-IPC", "by t-Parquet")
 def test_formats_types_and_orders(
     tmp_path: Path, save: Callable[[pa.Table, Path], None], order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

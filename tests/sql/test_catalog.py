@@ -267,6 +267,7 @@ catalog_file.write_catalog(Store({store.location!r}))
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == 2 * "[(False,)]\n"
 
 
+@pytest.mark.slow
 def test_the_catalogue_is_replaced_under_its_readers(store: Store) -> None:
     query = "select max(documents) from decomposition"
     with duckdb.connect(str(write_catalog(store)), read_only=True) as reader:
