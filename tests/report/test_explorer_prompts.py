@@ -207,6 +207,7 @@ def test_thousands_of_records_stay_folded(
     assert tab.locator("#prompt-text .at").get_attribute("data-p") == "1090"
 
 
+@pytest.mark.slow
 def test_a_store_without_prompts_says_so(
     tabs: Tabs, content: PageContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
