@@ -295,6 +295,7 @@ def test_stored_tables_and_single_replicates_of_a_mixed_store_stay_readable(mixe
             file.sql("from decomposition").fetchall()
 
 
+@pytest.mark.slow
 def test_a_redo_makes_a_mixed_store_whole(mixed: Path, tmp_path: Path) -> None:
     grown = run_of(load_study(mixed / "own.toml"), shutil.copytree(mixed / "store", tmp_path / "store"))
     check_line(refused(check_agrees, grown, error=UnlikeUnitsError))

@@ -97,6 +97,7 @@ def laws(reported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_redo_that_is_killed_anywhere_is_gone_on_with_until_it_was_reported(laws: Path) -> None:
     for last in KILLS:
         process = start_process(redo_until, laws, last)
