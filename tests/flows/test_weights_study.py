@@ -109,6 +109,7 @@ def test_the_page_says_whose_weights_and_nothing_untrue(measured: Path) -> None:
             assert words in text, words
 
 
+@pytest.mark.slow
 def test_changed_weights_are_refused_until_they_are_redone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = study_in(tmp_path / "study", ("draws = 200", "draws = 14_000"))  # with fewer a run says so in a line
     store = tmp_path / "store"

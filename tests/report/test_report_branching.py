@@ -22,8 +22,8 @@ from fixtures.report_views import (
     estimate_rows,
     make_views,
     number,
-    pdf_of_these_alone,
     records,
+    these_alone,
     unit_of_ends,
 )
 
@@ -83,8 +83,8 @@ def branched_views(branched: tuple[str, ...] = ACTIONS, **options: Any) -> FakeV
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("branched")
-    with pdf_of_these_alone("swrb_efficiency", "swrb_windows"):
-        return folder, build(folder, branched_views(), latex=True)
+    draw = these_alone("swrb_efficiency", "swrb_windows")
+    return folder, build(folder, branched_views(), latex=True, draw=draw)
 
 
 @pytest.mark.slow
@@ -262,8 +262,7 @@ def published_systems() -> list[Row]:
 @pytest.fixture(scope="module")
 def finite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("finite")
-    with pdf_of_these_alone("swrb_systems"):
-        return folder, build(folder, finite_views(), SYSTEMS, latex=True)
+    return folder, build(folder, finite_views(), SYSTEMS, latex=True, draw=these_alone("swrb_systems"))
 
 
 def test_systems_stand_beside_the_papers(finite: tuple[Path, str]) -> None:

@@ -137,6 +137,7 @@ def test_an_empty_store_has_all_views_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("view", ["events", "moments", "decomposition", "contrasts", "plan"])
+@pytest.mark.by_default("contrasts")
 def test_types_do_not_depend_on_whether_there_are_rows(store: Store, tmp_path: Path, view: str) -> None:
     with open_views(store) as full, open_views(Store.create(tmp_path / "empty")) as empty:
         assert full.sql(f"from {view}").types == empty.sql(f"from {view}").types

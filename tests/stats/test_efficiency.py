@@ -211,24 +211,6 @@ def test_what_is_unknown_is_null_and_what_is_absent_has_no_row() -> None:
         assert (row["high"] is not None) is known, name
 
 
-def test_document_order_does_not_matter() -> None:
-    given = moments()
-    order = np.random.default_rng(0).permutation(11)
-    shuffled = BranchingMoments(
-        given.documents[order],
-        given.strata[order],
-        given.clusters[order],
-        given.actions,
-        {name: value[order] for name, value in given.plain.items()},
-        {name: value[order] for name, value in given.swrb.items()},
-    )
-    whole, other = (estimate_branching(one, draws=300, seed=2).columns for one in (given, shuffled))
-    assert whole == other
-    fewer = resample_branching(given, draws=10, seed=2)
-    for name, value in resample_branching(given, draws=300, seed=2).items():
-        np.testing.assert_array_equal(value[:10], fewer[name])
-
-
 def test_messages() -> None:
     given = moments()
     partial = {name: value.copy() for name, value in given.swrb.items()}
