@@ -123,8 +123,8 @@ EDITS: dict[str, tuple[Callable[[StudyRun, Rows], Rows], set[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("edit", "named"), EDITS.values(), ids=list(EDITS))
-@pytest.mark.by_default("scoring")
 def test_a_correction_is_named_carried_out_and_equals_a_fresh_store(
     study: tuple[Path, Rows], tmp_path: Path, edit: Callable[[StudyRun, Rows], Rows], named: set[str]
 ) -> None:

@@ -258,6 +258,7 @@ def test_progress_says_which_temperature_and_model_it_is_of(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.slow
 def test_generation_says_which_temperatures_it_is_of(tmp_path: Path) -> None:
     """Studies may lack units of all laws, some, or one; missing units of several laws are generated together."""
     heard, three = Stages(), ("seed = 3", "seed = 3\ntemperature = [0.0, 0.5, 0.7]")
