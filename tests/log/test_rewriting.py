@@ -295,6 +295,7 @@ def test_files_of_every_size_that_are_too_many_are_put_together() -> None:
     assert too_many([*large, *few, *small], 1 << 18) == [small, large]
 
 
+@pytest.mark.slow
 def test_a_store_that_grows_gathers_its_files(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     units = [make_unit(f"d{number:02}") for number in range(40)]

@@ -186,6 +186,7 @@ def test_nothing_is_wider_than_the_window(tabs: Tabs, path: Path, width: int) ->
     assert overflow(tab) == 0
 
 
+@pytest.mark.slow
 def test_thousands_of_records_stay_folded(
     tabs: Tabs, content: PageContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

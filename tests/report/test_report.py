@@ -405,6 +405,7 @@ def test_nulls_are_dashes(page: Page) -> None:
     assert tables["table-eos_contrasts"][1][-1] == MISSING
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pdf")
 def test_markup_in_names_is_text(tmp_path: Path) -> None:
     odd = "<b>&half$x$</b>"

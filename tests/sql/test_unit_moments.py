@@ -210,6 +210,7 @@ def test_a_version_before_some_units(store: Store) -> None:
     assert all(rows.equals(before[view]) for view, rows in pooled(store, pinned).items())
 
 
+@pytest.mark.slow
 def test_a_catalogue_has_the_moments(store: Store) -> None:
     import duckdb  # noqa: PLC0415 - a plain client
 

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import logging
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -194,6 +193,7 @@ def derive_and_die(location: str, method: str, moment: int) -> None:
         ("commit_derived", 3),  # trajectories visible, steps not
     ],
 )
+@pytest.mark.by_default("commit_derived-3")
 def test_kill_9_is_repaired_by_a_rerun(store: Store, method: str, moment: int) -> None:
     killed = forked().Process(target=derive_and_die, args=(store.location, method, moment))
     killed.start()
@@ -321,28 +321,6 @@ def test_dask_runner_says_what_it_needs(store: Store, monkeypatch: pytest.Monkey
         run_derivation(store.location, runner="DaskRunner")
 
 
-def test_late_duplicate_and_out_of_order_segments_of_a_stream(store: Store) -> None:
-    import apache_beam as beam  # noqa: PLC0415 (keeps Beam out of the tests that look for it)
-    from apache_beam.options.pipeline_options import PipelineOptions  # noqa: PLC0415
-    from apache_beam.testing.test_stream import TestStream  # noqa: PLC0415
-
-    todo = segments.pending(store, 120).segments
-    groups = [*enumerate(todo)]
-    assert len(groups) == 10
-    random.Random(2).shuffle(groups)  # noqa: S311
-    stream = TestStream().advance_watermark_to(0)
-    for moment, group in enumerate([*groups[:6], groups[2], *groups[6:], groups[0]]):  # two of them twice
-        stream = stream.add_elements([group], event_timestamp=100 - moment).advance_watermark_to(50 + moment)
-    with record_folder(store.location) as folder:
-        options = PipelineOptions(["--streaming"])
-        with beam.Pipeline(runner="BundleBasedDirectRunner", options=options) as streaming:
-            pipeline.derive_segments(streaming | stream.advance_watermark_to_infinity(), store.location, folder)
-        outcomes = read_records(folder)
-    assert {outcome.segment for outcome in outcomes} == {segment.units[0] for segment in todo}
-    segments.commit(store, [*outcomes, *outcomes[:5]], store.version("events"), covered=True)
-    assert_derived_once(store)
-
-
 class Watching:
     """A watch in a thread of its own, with the micro-batch reports that it gave."""
 
@@ -420,6 +398,7 @@ def test_what_a_watch_cannot_put_together_is_said(store: Store, monkeypatch: pyt
     assert str(error.value).startswith(f"putting files together: {store.location}/nowhere is not a kvdrift store")
 
 
+@pytest.mark.slow
 def test_watch_derives_branches_too(store: Store) -> None:
     watching = Watching(store.location)
     try:
