@@ -398,7 +398,6 @@ def test_what_a_watch_cannot_put_together_is_said(store: Store, monkeypatch: pyt
     assert str(error.value).startswith(f"putting files together: {store.location}/nowhere is not a kvdrift store")
 
 
-@pytest.mark.slow
 def test_watch_derives_branches_too(store: Store) -> None:
     watching = Watching(store.location)
     try:

@@ -251,7 +251,6 @@ def gpu_there(_: object, dask_worker: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("dashboard", [True, False])
-@pytest.mark.by_default("True")
 def test_the_address_of_a_dashboard_is_said_if_there_is_one(tmp_path: Path, *, dashboard: bool) -> None:
     """Dask also has a link for a scheduler without bokeh."""
     served, said = DaskCluster(tmp_path, dashboard=dashboard), list[str]()
@@ -292,7 +291,6 @@ def test_a_document_that_costs_every_worker_its_life_ends_the_run(dask_cluster: 
             developing.end()
 
 
-@pytest.mark.slow
 def test_a_scheduler_that_is_killed_in_a_derivation(dask_cluster: DaskCluster, tmp_path: Path) -> None:
     worker = dask_cluster.add_worker("in a derivation")
     with run_in(tmp_path, dask_cluster.address) as run:
