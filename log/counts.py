@@ -32,12 +32,9 @@ class Answers(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The study, model, split and stratum of documents, and how their answers are scored.
+    """The study, model, split and stratum of documents, and how their answers are scored; None if no answer is known.
 
-    Attributes:
-        split: The split; None, like ``stratum``, if a document is known only from its units.
-        answers: How answers are scored; None if no answer is known.
-
+    Split and stratum are None if a document is known only from its units.
     """
 
     study: str
@@ -48,13 +45,9 @@ class Place(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The units of one document under one revision of an action and one estimator.
+    """The units of one document under one revision of an action and one estimator, and all their replicates.
 
-    Attributes:
-        replicates: The replicates of all these units.
-        units: The number of units.
-        unknown: The number of units that do not say which weights made them.
-
+    ``unknown`` of the units do not say which weights made them.
     """
 
     action: str
@@ -88,7 +81,6 @@ class Counts(NamedTuple):
         units: The number of documents by place and units, superseded units included.
         current: The same without superseded units.
         scores: The number of scored coupled pairs.
-
     """
 
     documents: Counter[Place]
@@ -117,11 +109,8 @@ def stored_counts(
 ) -> Counts:
     """Count a store's documents, units and scored pairs.
 
-    Args:
-        folder: The store's tables.
-        actions: All rows of ``actions``, read before.
-        units_and_missing: Loads the table ``units``, and makes the rows that the table lacks for visible events.
-
+    ``actions`` are all rows of that table, read before. ``units_and_missing`` loads the table ``units``, and makes the
+    rows that the table lacks for visible events.
     """
     scored = folder.load("scores")  # first: what is scored is there
     stored, missing = units_and_missing()

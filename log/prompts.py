@@ -27,14 +27,12 @@ _NAMES = PROMPTS.key
 
 @dataclass(frozen=True)
 class KeptEntries:
-    """The entries of a prompt that are kept after a step.
+    """The entries of a prompt that are kept after ``step`` generated tokens; step 0 is right after prefill.
 
     Attributes:
         layers: L, the layers of the model.
         pairs: The number of (layer, KV head) pairs counted; after a step, those of each stream.
         counts: int32[G, n], for each group of layers the pairs that have the entry of each position.
-        step: The number of generated tokens; 0 is right after prefill.
-
     """
 
     layers: int
@@ -51,11 +49,8 @@ def layer_groups(layers: int, entries: int) -> int:
 def kept_entries(of_layer: Sequence[NDArray[np.int64]], pairs: int, step: int = 0) -> KeptEntries:
     """Count the kept entries by groups of layers.
 
-    Args:
-        of_layer: For each layer the number of pairs that have the entry of each position, int64 [n].
-        pairs: The number of pairs in all layers.
-        step: The number of generated tokens.
-
+    ``of_layer`` has for each layer the number of pairs that have the entry of each position, int64 [n]; ``pairs`` is
+    the number of pairs in all layers.
     """
     layers = len(of_layer)
     groups = layer_groups(layers, len(of_layer[0]))

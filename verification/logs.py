@@ -13,7 +13,7 @@ from log.store import Store
 from schema.errors import InputError, KvdriftError
 from schema.location import filesystem_of, is_local, join
 from schema.tables import TABLES
-from verification.findings import Fault, Verified, number_of
+from verification.files import Fault, Verified, number_of
 
 NAMED_LEFTOVERS = 10  # of one table, before the rest is a count
 

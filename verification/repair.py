@@ -33,8 +33,7 @@ from schema.locking import repaired
 from schema.tables import IDENTITIES, TABLES
 from sql.catalog_file import CATALOG_NAME, refresh_catalog
 from transforms.segments import COVERED, PARTIAL, commit, derive_segment, pending
-from verification.files import memory_of, read_files, remember, whole_rows
-from verification.findings import Fault, number_of
+from verification.files import Fault, memory_of, number_of, read_files, remember, whole_rows
 from verification.logs import files_of, table_logs
 from verification.lost_units import broken_units, known_units, whole_copies
 from verification.unit_rows import rows_by_unit

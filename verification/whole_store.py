@@ -19,13 +19,10 @@ from schema.tables import TABLES
 from sql.catalog import PINNING, open_views
 from sql.catalog_file import CATALOG_NAME, catalog_fault
 from sql.promises import breaches, computed_views, promises
-from verification.files import check_small_table, memory_of, read_files, remember
-from verification.findings import Fault, Verified, number_of
+from verification.files import Fault, Verified, check_small_table, memory_of, number_of, read_files, remember
 from verification.identities import check_identities, check_kept_sets
 from verification.logs import check_leftovers, check_logs
-from verification.prompts import check_prompts
-from verification.references import check_citations, check_owners, check_plans
-from verification.scores import check_scores
+from verification.references import check_citations, check_owners, check_plans, check_prompts, check_scores
 from verification.unit_rows import covered_versions
 from verification.units import Pinned, UnitWalk
 

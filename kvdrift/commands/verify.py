@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from log.store import Store
     from schema.progress import Progress
-    from verification.findings import Fault, Verified
+    from verification.files import Fault, Verified
 
 NAMED_FAULTS = 20  # faults of one check that are printed; the rest are counted
 
@@ -49,7 +49,7 @@ def verify(
     """
     from kvdrift.console import ConsoleProgress
     from log.store import Store
-    from verification.findings import number_of
+    from verification.files import number_of
 
     within = None if since is None else seconds_of(since)
     if repair and since is not None:
@@ -113,7 +113,7 @@ def _verified(store: Store, console: Progress, tell: Callable[[str], None], with
 
     With ``within``, files are only read, and only those not found whole in the last ``within`` seconds.
     """
-    from verification.findings import number_of
+    from verification.files import number_of
     from verification.whole_store import scrub
     from verification.whole_store import verify as verified
 

@@ -82,12 +82,7 @@ class UnitCommits:
         return len(new)
 
     def stored(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
-        """Return the numbers of those of some units that are durably stored, events and rows.
-
-        Args:
-            records: Of each unit, its values in ``SPAN``.
-
-        """
+        """Return the numbers of those of some units, each given by its values in ``SPAN``, that are durably stored."""
         if not self._healed:
             self.reconcile()
         known = self._known(self._folder.load("units"), records, [unit_number(record) for record in records])
@@ -95,15 +90,9 @@ class UnitCommits:
         return known
 
     def adopt(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
-        """Make lost events visible again.
+        """Make lost events of whole units, of which the store has no events, visible again; return the number of units.
 
-        Args:
-            events: Rows of EVENTS of whole units; the store must have no events of these units.
-            records: The rows of ``units`` of these units; rows that the table lacks are appended.
-
-        Returns:
-            The number of units.
-
+        ``records`` are the rows of ``units`` of these units; rows that the table lacks are appended.
         """
         file = self._folder.put_rows("events", events, footer_of(records))
         self._folder.commit("events", lambda _: Commit([file], _guards(records)), alone=True)

@@ -101,11 +101,9 @@ def _numbered(
 
 
 def record_from(events: pa.Table) -> dict[str, Any] | None:
-    """Return the row of a unit made from its events alone; values that events do not determine are null.
+    """Return a unit's row made from its events alone; None if the events are not those of one whole unit.
 
-    Returns:
-        The row; None if the events are not those of one whole unit.
-
+    Values that events do not determine are null.
     """
     if not events.num_rows:
         return None

@@ -83,13 +83,10 @@ class UnitCounts:
 
 
 class Pending(NamedTuple):
-    """The units left to derive.
+    """The units left to derive: for each derived table the numbers of the units without rows in it.
 
-    Attributes:
-        lacking: For each derived table the numbers of the units without rows in it.
-        events_version: A version of ``events`` that has all these units.
-        whole: Whether this version has no other units; otherwise more rows may be about to come.
-
+    ``events_version`` has all these units; ``whole`` says that it has no others. If not, more rows may be about to
+    come.
     """
 
     lacking: dict[str, Wide]
@@ -105,12 +102,7 @@ class UnitRows:
         self._columns: dict[tuple[str, str], Mapping[int, int]] = {}  # rows by unit, by table and path
 
     def counts(self, units: Snapshot) -> UnitCounts:
-        """Return the counts of all visible rows of ``units``.
-
-        Raises:
-            InputError: A file is damaged.
-
-        """
+        """Return the counts of all visible rows of ``units``."""
         return UnitCounts.all([*self._counts(units).values()])
 
     def read(self, units: Snapshot, numbers: Wide, columns: Sequence[str]) -> pa.Table:
@@ -139,11 +131,8 @@ class UnitRows:
     def unknown(self, units: Snapshot, events: Snapshot) -> Iterator[tuple[str, dict[int, int]]]:
         """Find the rows of ``events`` of units that have no row in ``units``; there are more events than rows say.
 
-        The newest files are looked into first, until all rows are accounted for.
-
-        Yields:
-            A file's path, and how many rows it has of each of these units; -1 stands for rows that belong to none.
-
+        The newest files are looked into first, until all rows are accounted for. Yields paths, each with how many rows
+        it has of each of these units; -1 stands for rows that belong to none.
         """
         counted = self.total(units, events.table)
         left = None if counted is None else self._folder.count_rows(events) - counted
@@ -165,12 +154,7 @@ class UnitRows:
         return np.unique(np.fromiter((number for keys in found for number in keys), dtype=np.int64))
 
     def rows_by_unit(self, table: Snapshot, path: str) -> Mapping[int, int]:
-        """Count the rows of each unit in a file; -1 counts rows without a unit.
-
-        Raises:
-            InputError: The file is damaged.
-
-        """
+        """Count the rows of each unit in a file; -1 counts rows without a unit."""
         known = self._columns.get((table.table, path))
         if known is None:
             known = self._columns[table.table, path] = self._read_column(table, path)
@@ -189,18 +173,7 @@ class UnitRows:
         return self._folder.read(self._folder.load("units"), [*SPAN, "unit"])
 
     def lacking(self, versions: Mapping[str, int] | None = None) -> dict[str, Wide]:
-        """Find the units without rows in each derived table.
-
-        Args:
-            versions: Versions by table; for other tables the latest.
-
-        Returns:
-            Numbers of units, sorted, by derived table.
-
-        Raises:
-            InputError: A file is damaged.
-
-        """
+        """Return the sorted numbers of the units without rows in each derived table, at the latest or some versions."""
         at = versions or {}
         derived = {table: self._folder.load(table, at.get(table)) for table in NUMBERED[1:]}  # before ``units``
         units = self._folder.load("units", at.get("units"))
@@ -227,12 +200,7 @@ class UnitRows:
         return Pending(lacking, events.version, self.total(units, "events") == self._folder.count_rows(events))
 
     def there(self, table: Snapshot, numbers: Collection[int]) -> set[int]:
-        """Return those of some units that have rows in a derived table.
-
-        Raises:
-            InputError: A file is damaged.
-
-        """
+        """Return those of some units that have rows in a derived table."""
         wanted = np.array(sorted(numbers), dtype=np.int64)
         *_, few, many = next(tables for tables in DERIVED.values() if table.table in tables)
         if table.table == many:  # it is large: row counts may tell that it has none of them
@@ -253,12 +221,7 @@ class UnitRows:
         return np.unique(wanted[np.isin(wanted, there, invert=True)])
 
     def check_whole(self, versions: Mapping[str, int]) -> None:
-        """Check that no table has fewer events, or more rows, than its units have; reads logs and ``units``.
-
-        Args:
-            versions: The versions to check, by table; for other tables the latest.
-
-        """
+        """Check that no table has fewer events, or more rows, than its units have; reads logs and ``units``."""
         tables = {name: self._folder.load(name, versions.get(name)) for name in reversed(NUMBERED)}
         units = self._folder.load("units", versions.get("units"))
         for name, table in tables.items():

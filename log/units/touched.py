@@ -28,12 +28,7 @@ class Base(NamedTuple):
 
 
 class Touched:
-    """The application ids of commits since a base; safe for threads.
-
-    Args:
-        folder: The store's tables.
-
-    """
+    """The application ids of commits since a base; safe for threads."""
 
     def __init__(self, folder: DeltaFolder) -> None:
         self._folder = folder
@@ -49,13 +44,7 @@ class Touched:
             self._seen = {snapshot.table: snapshot.version for snapshot in base}
 
     def base_of(self, groups: Collection[str], now: Collection[Snapshot]) -> Base | None:
-        """Return the base if it has all that later versions have of some groups; if not, there is no base any more.
-
-        Args:
-            groups: Application ids.
-            now: Later versions of tables of the base.
-
-        """
+        """Return the base if it has all that later versions have of some groups; if not, there is no base any more."""
         with self._at_work:
             if self._base is not None and not (all(map(self._follow, now)) and self._ids.isdisjoint(groups)):
                 self._base = None

@@ -41,7 +41,6 @@ class Unit:
         events: Rows of the EVENTS schema without values of ``unit``, which the store fills in; without ``kind`` and
             ``weight`` they are coupled pairs.
         kept: The prompt entries kept after one or several steps; empty if unknown.
-
     """
 
     record: dict[str, Any]
@@ -73,12 +72,9 @@ def unit_name(record: Mapping[str, Any]) -> str:
 
 
 def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
-    """Check a unit, and return its complete record and events.
+    """Check a unit, and return its complete record and its events, sorted as ``in_order`` does, with the unit's number.
 
-    Returns:
-        The record with every ``units`` column (a record without ``estimator`` becomes a plain unit); and the events
-            sorted by (replicate, kind with scan before branch, t), each with the unit's number.
-
+    A record without ``estimator`` becomes that of a plain unit.
     """
     record = _conform_record(unit.record)
     events = conform(EVENTS, _with_revision(unit.events, record["action_revision"]))
@@ -96,12 +92,7 @@ def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
 
 
 def events_sha256(events: pa.Table) -> str:
-    """Return the SHA-256 of a unit's events, which does not depend on the files that hold them.
-
-    Args:
-        events: The unit's rows of EVENTS, sorted by (replicate, kind with scan before branch, t).
-
-    """
+    """Return the SHA-256 of a unit's events in the order of ``in_order``, whatever files hold them."""
     digest = hashlib.sha256()
     for field in EVENTS.schema:
         if field.name in {*GROUP_KEY, "action_revision", "unit"}:  # columns of the unit's row in ``units``
