@@ -34,26 +34,19 @@ _PLACES = (
 class Study(Section):
     """A whole study file."""
 
-    study: Annotated[
-        StudySection,
-        meaning("The study's name, the number of positions to compare, and the law by which tokens are drawn."),
-    ]
-    model: Annotated[ModelSection, meaning("The model to measure, and how to run it.")]
-    documents: Annotated[
-        list[DocumentsSection],
-        Field(min_length=1, max_length=MOST_LISTED),
-        meaning("The prompts of one stratum and their number; one such section for each stratum."),
-    ]
-    actions: Annotated[
-        list[ActionSection],
-        Field(min_length=1, max_length=MOST_LISTED),
-        meaning(
-            "A way to make the cache smaller: a selector, a codec, both, or a policy; one such section for each action."
-        ),
-    ]
-    plan: Annotated[PlanSection, meaning("The questions of the study, and the settings that fix its size.")]
-    windows: Annotated[WindowsSection, meaning("The windows of quantities, if they should not follow from H.")] = (
-        WindowsSection()
+    study: StudySection = meaning(
+        "The study's name, the number of positions to compare, and the law by which tokens are drawn."
+    )
+    model: ModelSection = meaning("The model to measure, and how to run it.")
+    documents: Annotated[list[DocumentsSection], Field(min_length=1, max_length=MOST_LISTED)] = meaning(
+        "The prompts of one stratum and their number; one such section for each stratum."
+    )
+    actions: Annotated[list[ActionSection], Field(min_length=1, max_length=MOST_LISTED)] = meaning(
+        "A way to make the cache smaller: a selector, a codec, both, or a policy; one such section for each action."
+    )
+    plan: PlanSection = meaning("The questions of the study, and the settings that fix its size.")
+    windows: WindowsSection = meaning(
+        "The windows of quantities, if they should not follow from H.", default=WindowsSection()
     )
     _several_models: bool = PrivateAttr(default=False)
     _file_name: str | None = PrivateAttr(default=None)
