@@ -46,12 +46,9 @@ SWRB: Final = "swrb"  # estimator of a unit of scans with one residual branch ea
 
 @dataclass(frozen=True)
 class Table:
-    """One stored table.
+    """One stored table: the meaning of a row, the columns that are unique together, and the version that added it.
 
-    Attributes:
-        row: The meaning of one row.
-        key: The columns that are unique together.
-        since: The schema version that added the table; a store of an older version does not have the table.
+    A store of an older schema version does not have the table.
     """
 
     name: str

@@ -20,7 +20,7 @@ from log.store import Store
 from schema.errors import InputError, OperationError, first_line, is_disk_fault
 from schema.location import folder_name, is_local
 from schema.progress import SILENT, Progress
-from schema.study.laws import name_of_all
+from schema.study.sweeps import name_of_all
 
 if TYPE_CHECKING:
     from report.page import DrawFigures

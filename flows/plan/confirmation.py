@@ -20,8 +20,8 @@ from generator.documents.registry import excluded_clusters
 from log.store import Store
 from schema.errors import InputError, nearest
 from schema.study import Study, load_studies
-from schema.study.laws import of_each_law
 from schema.study.reading import read_content
+from schema.study.sweeps import of_each_law
 from stats.quantities import PAIR_QUANTITIES
 
 _SEEDS = 20  # seeds that are tried

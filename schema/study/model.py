@@ -107,11 +107,7 @@ class ModelSection(Section):
         return self.engine is not None
 
     def check(self) -> None:
-        """Check that the keys agree with each other.
-
-        Raises:
-            InputError: A key belongs to another kind of model, or excludes another key.
-        """
+        """Check that the keys agree with each other."""
         given = [name for name in ("family", "alphabet", "tables") if getattr(self, name) is not None]
         if not self.finite and given:
             raise InputError(f'model.{given[0]}: belongs to finite-state systems; write kind = "finite-state" with it')

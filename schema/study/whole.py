@@ -180,13 +180,7 @@ class Study(Section):
         return self._file_name or self.name
 
     def of_file(self, folder: Path, name: str, *, several_models: bool) -> None:
-        """Set the study file's folder, name and number of models.
-
-        Args:
-            folder: The absolute path of the file's folder.
-            name: The study's name as written in the file.
-            several_models: Whether the file names several models.
-        """
+        """Set the study file's folder, its name for the study, and whether it names several models."""
         self._folder, self._file_name, self._several_models = folder, name, several_models
         self.model.of_folder(folder)
 
@@ -238,11 +232,7 @@ def _deciding(settings: str) -> dict[str, Any]:
 
 
 def check_distinct(what: str, names: list[str]) -> None:
-    """Check that each name is given once.
-
-    Raises:
-        InputError: A name is given several times.
-    """
+    """Check that each name is given once."""
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"{what}: '{name}' is given {names.count(name)} times; give each a name of its own")
