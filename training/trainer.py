@@ -43,12 +43,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepScores:
-    """The measurements of one step.
+    """The training loss, the share of contents that the model ranks first, and the probability on right choices.
 
-    Attributes:
-        loss: The training loss.
-        accuracy: Share of the contents that the model ranks first.
-        asked: Share of the probability besides filler that is on right choices.
+    That probability is a share of the probability besides filler.
     """
 
     loss: float
@@ -81,8 +78,7 @@ def collate(sequences: Sequence[TrainingSequence]) -> Batch:
 class Trainer:
     """A model with its optimizer and running measures.
 
-    Args:
-        choice_weight: Weight of the added loss on choices, whose right law is known exactly.
+    ``choice_weight`` is the weight of the added loss on choices, whose right law is known exactly.
     """
 
     def __init__(self, model: Qwen2ForCausalLM, choice_weight: float) -> None:

@@ -32,14 +32,9 @@ class CompactedTable:
 
 
 def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
-    """Merge the files of all tables; safe beside writers, readers and another compaction.
+    """Merge the files of all tables; return the tables that have fewer files than before. An old store is upgraded.
 
-    Args:
-        store: A store; an old store is upgraded.
-        progress: The listener of the progress.
-
-    Returns:
-        The tables that have fewer files than before.
+    It is safe beside writers, readers and another compaction.
     """
     store.make_tables()
     store.reconcile()

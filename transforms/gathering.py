@@ -20,11 +20,7 @@ _TIMES = 32  # that a process does it
 
 
 class Gathering:
-    """Merges small files while a derivation goes on, without making it wait.
-
-    Args:
-        location: The store, as an absolute path or URL.
-    """
+    """Merges small files of the store at a location while a derivation goes on, without making it wait."""
 
     def __init__(self, location: str) -> None:
         self._location = location
@@ -36,11 +32,7 @@ class Gathering:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for a merge under way, and end the process.
-
-        Raises:
-            OperationError: Files could not be merged.
-        """
+        """Wait for a merge under way, and end the process."""
         with self._process:
             if kind is None:
                 self._hear()
