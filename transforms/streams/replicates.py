@@ -51,7 +51,7 @@ DAY = 86_400.0
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """Rows from which no trajectory could be made, and why: in the columns of events, or unchanged if they do not fit."""
+    """Rows from which no trajectory could be made, in the columns of events if they fit these, and why."""
 
     reason: str
     events: pa.Table
