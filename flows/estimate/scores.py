@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from generator.documents.answers import task_scoring
-from generator.documents.scores import Decode, Tokens, score_pairs
+from generator.documents.answers import Decode, Tokens, score_pairs, task_scoring
 from generator.transformer.files.tokenizer import text_decoder
 from log.counts import Answers, Counts, Place, Scored
 from log.readable_store import ReadableStore

@@ -15,7 +15,7 @@ from generator.generation.model import Model
 from generator.identity import ActionIdentity
 from generator.transformer.files.fingerprints import model_identity
 from generator.transformer.files.local_folders import model_location
-from generator.transformer.fused.faults import slower
+from generator.transformer.fused.layers import slower
 from generator.transformer.other_weights.named import identities
 from log.store import Unit
 from schema.progress import SILENT
@@ -83,7 +83,7 @@ class LocalGenerator:
         return finite_model(study) if study.model.finite else self._loaded(study)
 
     def _loaded(self, study: Study) -> LoadedModel | ModelWithOthers:
-        from generator.transformer.other_weights.loading import load_transformer  # noqa: PLC0415 - what is left to do shows without a model
+        from generator.transformer.other_weights.model import load_transformer  # noqa: PLC0415 - what is left to do shows without a model
 
         model = load_transformer(study)
         for one in model.models:

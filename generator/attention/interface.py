@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from generator.attention.layer_terms import PLAIN, LayerTerms
-from generator.attention.network_layers import attention_modules
+from generator.attention.layer_traits import attention_modules
 
 IMPLEMENTATION = "kvdrift"
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from generator.attention.cpu_products import fits_onednn
-from generator.attention.network_layers import attention_modules
+from generator.attention.layer_traits import attention_modules
 from generator.attention.parts import attend_prompt
 from generator.attention.streams.rows import TILE, tile_of
 

@@ -20,8 +20,7 @@ from generator.attention.parts import attend_part, join_parts
 from generator.attention.streams.prompt_reads import PrefixLayer, PromptReads
 from generator.attention.streams.rows import rounded, tile_of
 from generator.attention.streams.ruled import RuledStreams
-from generator.attention.streams.slots import StreamSlots
-from generator.attention.streams.suffixes import copy_suffixes, suffix_buffers
+from generator.attention.streams.slots import StreamSlots, copy_suffixes, suffix_buffers
 from schema.errors import InputError
 
 __all__ = ["PrefixLayer", "SharedPrefix"]  # codecs take the first from here, and their text is part of identities

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from generator.attention.network_layers import attention_modules
+from generator.attention.layer_traits import attention_modules
 from schema.errors import KvdriftError, OperationError, failure_of
 
 Gathered = TypeVar("Gathered")

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 
 from generator.actions import CODEC_KIND
-from generator.checks.check import Check
 from generator.checks.codecs import CODEC_CHECKS, CodecSubject
 from generator.checks.elsewhere import Decided
 from generator.checks.policies import POLICY_CHECKS, PolicySubject
 from generator.checks.selectors import CHECKS
 from generator.checks.subject import Subject
-from generator.checks.tried import Tried
+from generator.checks.tried import Check, Tried
 from generator.codecs import CODECS
 from generator.selectors import SELECTORS
 from generator.selectors.own.kinds import SELECTOR_KIND, PartKind

@@ -21,8 +21,8 @@ from torch import Tensor
 from generator.actions import Action
 from generator.attention.cache_rules import CacheRule, StreamEntries
 from generator.attention.recording import PromptLayer
-from generator.checks.check import require
 from generator.checks.random_models import save_random_model
+from generator.checks.tried import require
 from generator.coupling.streams import ALL_SAVINGS
 from generator.selectors import Selector
 from generator.selectors.policies import Policy

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import flight
 from pydantic import ValidationError
 
+from generator.service.credentials import token_certificate
 from generator.service.protocol import (
     IDENTITY_ACTION,
     LENGTH_HEADER,
@@ -24,7 +25,6 @@ from generator.service.protocol import (
     Identity,
     StreamMetadata,
 )
-from generator.service.token_certificate import token_certificate
 from log.store import Unit
 from schema.errors import InputError, KvdriftError, OperationError
 from schema.tables import EVENTS

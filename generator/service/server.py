@@ -21,7 +21,7 @@ from generator.actions import build_action
 from generator.generation import PendingUnit, StoppedError, StudyLaw, generate_units
 from generator.identity import parts_sha256
 from generator.service.admission import Gate, answered, failure, refusal, too_long, unavailability
-from generator.service.permission import check_modules
+from generator.service.credentials import token_certificate
 from generator.service.protocol import (
     HEARTBEAT_SECONDS,
     IDENTITY_ACTION,
@@ -32,7 +32,7 @@ from generator.service.protocol import (
     StreamMetadata,
     plain_record,
 )
-from generator.service.token_certificate import token_certificate
+from generator.service.served import check_modules
 from generator.transformer.decoder import is_device_lost
 from generator.transformer.model import LoadedModel
 from log.store import Unit

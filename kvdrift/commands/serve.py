@@ -68,10 +68,9 @@ def serve(
     if tls_cert is not None and tls_key is not None:
         certificate = (read_pem("--tls-cert", tls_cert), read_pem("--tls-key", tls_key))
     from generator.service.client import TLS_SCHEME
-    from generator.service.identity import identity_of
-    from generator.service.permission import load_modules
+    from generator.service.served import identity_of, load_modules
     from generator.service.server import GenerationService
-    from generator.transformer.fused.faults import slower
+    from generator.transformer.fused.layers import slower
     from generator.transformer.loading import load_model
 
     allowed = load_modules(allow_module or ())

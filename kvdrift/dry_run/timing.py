@@ -107,7 +107,7 @@ def study_time(
         InputError: the model cannot be loaded here.
         OperationError: the prefill of a prompt alone would take more than its share of the budget.
     """
-    from generator.transformer.other_weights.loading import load_transformer
+    from generator.transformer.other_weights.model import load_transformer
 
     engine = material.study.model.engine is not None
     loaded = engine_model(material.study) if engine else load_transformer(material.study)

@@ -279,7 +279,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     clock = Machine()
     monkeypatch.setattr(generation_time, "time", clock)
     monkeypatch.setattr(generation_time, "generate_units", clock.generate_units)
-    monkeypatch.setattr("generator.transformer.other_weights.loading.load_transformer", lambda _: PretendModel())
+    monkeypatch.setattr("generator.transformer.other_weights.model.load_transformer", lambda _: PretendModel())
     return clock
 
 

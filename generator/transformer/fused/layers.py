@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from generator.attention.cpu_products import OneDNNLinear, PackedLinear, SeamlessSiLU, replace_linear_layers
+from generator.attention.fused.attention import attention_fault
+from generator.coupling.fused_draws import fused_fault
 from generator.transformer.files.configuration import library
 from generator.transformer.files.local_folders import ARCHITECTURES
 from generator.transformer.fused.operations import add_norm, fault, rotate, silu_times
 
 if TYPE_CHECKING:
-    from generator.attention.interface import LayerAttention  # which imports transformers
+    from generator.attention.interface import LayerAttention
+
 
 _JOINED = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
 _JOINT = "joint_proj"  # what their product is called beside them
@@ -137,3 +140,21 @@ def _joint(parts: list[Any]) -> nn.Linear:
                     setattr(part, name, nn.Parameter(own, requires_grad=False))
         setattr(joint, name, whole)
     return joint
+
+
+def slower(network: Any, device: str) -> str | None:
+    """Return a line that says why decoding on a device is slower than it could be; None if it is not.
+
+    Args:
+        network: A transformers causal language model, on the device.
+        device: The device, as torch names it.
+    """
+    if torch.device(device).type != "cuda":
+        return None
+    reasons = {
+        "laws are compared from copies": fused_fault(torch.device(device)),
+        "attention is computed cache by cache": attention_fault(torch.device(device)),
+        "layers are computed as transformers computes them": layers_fault(network),
+    }
+    said = [f"{what} ({why})" for what, why in reasons.items() if why is not None]
+    return f"decoding on {device} takes longer than it could: {'; '.join(said)}" if said else None

@@ -15,15 +15,24 @@ from generator.actions import Action
 from generator.coupling.kernels import StreamKernels
 from generator.coupling.streams import Savings
 from generator.identity import ActionIdentity
+from generator.transformer.files.local_folders import model_location
+from generator.transformer.loading import load_model
 from generator.transformer.memory import ModelShape, available_bytes, replicates_within
 from generator.transformer.model import LoadedModel
 from generator.transformer.other_weights.joint_kernels import JointKernels
-from generator.transformer.other_weights.named import with_weights
+from generator.transformer.other_weights.named import (
+    check_shared,
+    told_of,
+    weights_location,
+    with_own_weights,
+    with_weights,
+)
 from generator.transformer.prompts.prefilled import PrefilledPrompt
 from generator.transformer.prompts.prepared import PreparedPrompt
 from log.prompts import KeptEntries
 from schema.document import Document
 from schema.sampling import SamplingLaw
+from schema.study import Study
 
 
 @dataclass(frozen=True)
@@ -214,3 +223,36 @@ class PreparedSides:
         """Return the prompt entries that cache ``number`` has."""
         side, own = self.places[number - 1]
         return self.prompts[side].kept(own)
+
+
+def load_transformer(study: Study) -> LoadedModel | ModelWithOthers:
+    """Load the models of a study file's ``[model]`` and ``[[actions]]``; weights that several name are loaded once."""
+    section = study.model
+    reference = load_model(
+        model_location(section),
+        name=section.id,
+        device=section.device,
+        dtype=section.dtype,
+        revision=section.revision,
+        device_map=section.device_map,
+        logits_dtype=section.logits_dtype,
+    )
+    own = with_own_weights(study)
+    if not own:
+        return reference
+    loaded: dict[str, LoadedModel] = {} if section.revision else {model_location(section): reference}
+    others: dict[str, LoadedModel] = {}
+    for action in own:
+        location = weights_location(study, action)
+        if location not in loaded:
+            with told_of(action, location):
+                loaded[location] = load_model(
+                    location,
+                    device=section.device,
+                    dtype=section.dtype,
+                    device_map=section.device_map,
+                    logits_dtype=section.logits_dtype,
+                )
+        others[action.name] = loaded[location]
+    check_shared(study, fetch=True)
+    return ModelWithOthers(reference, others, study.law)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from generator.attention.network_layers import attention_modules
+from generator.attention.layer_traits import attention_modules
 from generator.attention.shared_prefix import PrefixLayer
 from generator.coupling.streams import ALL_SAVINGS
 from generator.transformer.decoder import Decoder

@@ -10,8 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.apis.api import ServerFacts
-from generator.engines.http.apis.laws import whole_law
+from generator.engines.http.apis.api import ServerFacts, whole_law
 from generator.engines.http.connection import Connection
 from generator.engines.http.settings import ServerSettings
 from schema.errors import InputError, OperationError

@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.apis.api import PROBE, ServerFacts
-from generator.engines.http.apis.laws import whole_law
+from generator.engines.http.apis.api import PROBE, ServerFacts, whole_law
 from generator.engines.http.apis.vllm import probed_tokenizer
 from generator.engines.http.connection import Connection
 from generator.engines.http.settings import ServerSettings

@@ -1,6 +1,6 @@
-"""Decide which modules a request may let the service import, since importing a module runs its code.
+"""Say what a service serves: its model, and the modules that a request may let it import.
 
-Names of the package and entry points need no permission, since whoever installed the distribution chose them. Other
+Importing a module runs its code. Names of the package and entry points need no permission, since whoever installed the distribution chose them. Other
 modules must be named on the service's command line.
 """
 
@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from generator.codecs import CODECS
+from generator.codecs.generated import GeneratedEntries
+from generator.generation.events import versions_on
+from generator.identity import NUMERICS_VERSION, source_of
+from generator.selectors import SELECTORS
 from generator.selectors.kvpress import PREFIX
 from generator.selectors.own.names import load_installed
-from generator.service.protocol import PendingMessage
+from generator.selectors.policies import POLICIES
+from generator.service.protocol import PROTOCOL, Identity, PendingMessage
+from generator.transformer.model import LoadedModel
 from schema.errors import InputError
+from schema.tables import SCHEMA_VERSION
 
 OPTION = "--allow-module"
 
@@ -40,3 +48,20 @@ def check_modules(pending: Collection[PendingMessage], allowed: Collection[str])
                     f"pending.{number}.action.{key}: the service may not import module '{module}'; who trusts the "
                     f"module starts the service with {OPTION} {module}"
                 )
+
+
+def identity_of(model: LoadedModel, revision: str | None) -> Identity:
+    """Return the identity of a model that was loaded at ``revision``.
+
+    The source of every selector, codec and policy is read now, since a service continues with the loaded code even if
+    the files change.
+    """
+    if model.files.weights_sha256 is None:
+        raise InputError(f"model.id = '{model.id}': the files of its weights are not found again")
+    for kind in (*SELECTORS.values(), *CODECS.values(), *POLICIES.values(), GeneratedEntries):
+        source_of(kind)
+    return Identity(
+        protocol=PROTOCOL, schema_version=SCHEMA_VERSION, numerics=NUMERICS_VERSION, model=model.id,
+        device=model.device, dtype=model.dtype, revision=revision, positions=model.positions,
+        weights=model.files.weights_sha256, versions=versions_on(model.device),
+    )  # fmt: skip
