@@ -1,7 +1,7 @@
 """Say what a service serves: its model, and the modules that a request may let it import.
 
-Importing a module runs its code. Names of the package and entry points need no permission, since whoever installed the distribution chose them. Other
-modules must be named on the service's command line.
+Importing a module runs its code. Names of the package and entry points need no permission, since whoever installed the
+distribution chose them. Other modules must be named on the service's command line.
 """
 
 from __future__ import annotations
