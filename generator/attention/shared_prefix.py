@@ -136,8 +136,7 @@ class SharedPrefix:
     def select(self, rows: Tensor) -> None:
         """Replace the open streams: new stream i continues open stream ``rows[i]``; higher numbers are parked streams.
 
-        Args:
-            rows: int64 [streams], on the CPU, grouped by cache in ascending order.
+        Rows are int64 [streams], on the CPU, grouped by cache in ascending order.
         """
         if self._slots.select(rows):
             self._pack()
@@ -145,9 +144,7 @@ class SharedPrefix:
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the suffixes of open streams ``rows``, at their current length, as the parked streams ``places``.
 
-        Args:
-            rows: int64 [parked], on the CPU.
-            places: int64 [parked], on the CPU.
+        Both are int64 [parked], on the CPU.
         """
         self._slots.park(rows, places)
 
@@ -168,8 +165,7 @@ class SharedPrefix:
     def take(self, indices: _Indices) -> None:
         """Copy the suffixes that move, and make room for the token about to be fed.
 
-        Args:
-            indices: The vectors that ``indices`` returned, on every device of ``devices``; used until the next step.
+        ``indices`` are the vectors that ``indices`` returned, on every device of ``devices``; used until the next step.
         """
         self._indices = indices
         for buffer in self._buffers:
@@ -219,16 +215,8 @@ class SharedPrefix:
     ) -> Tensor:
         """Attend from one new token per row, whose keys and values join the suffixes of the slots.
 
-        Args:
-            layer: The layer's number.
-            query: [rows, heads, 1, size].
-            key: [rows, KV heads, 1, size].
-            value: [rows, KV heads, 1, size].
-            scaling: The factor of products of queries and keys.
-            terms: Not used, since the terms stored with the prompt count.
-
-        Returns:
-            [rows, heads, 1, size]; zeros in rows without a stream.
+        Queries and result are [rows, heads, 1, size], keys and values [rows, KV heads, 1, size]; zeros come back in
+        rows without a stream. ``terms`` are not used, since the terms stored with the prompt count.
         """
         if self._fused is not None:
             indices = self._indices[query.device]

@@ -18,10 +18,7 @@ class StreamSlots:
 
     Of n open streams, stream i is in slot ``slots[i]``, a number below n. A stream stays in its slot unless its number
     is n or above; only streams that move or fork are copied. Parked streams are copied, at the next step, to the slots
-    from ``streams`` on, so that all copies of a step are sent to the devices together.
-
-    Args:
-        streams: The most streams that can be open at once.
+    from ``streams``, the most open streams, on, so that all copies of a step are sent to the devices together.
     """
 
     def __init__(self, streams: int) -> None:
@@ -43,11 +40,7 @@ class StreamSlots:
     def select(self, rows: Tensor) -> bool:
         """Replace the open streams: new stream i continues open stream ``rows[i]``; higher numbers are parked streams.
 
-        Args:
-            rows: int64 [streams], grouped by cache in ascending order.
-
-        Returns:
-            Whether any stream changes.
+        Rows are int64 [streams], grouped by cache in ascending order. Returns whether any stream changes.
         """
         streams, count = len(self.slots), len(rows)
         if torch.equal(rows, torch.arange(streams)):
@@ -112,13 +105,8 @@ Suffixes = list[Tensor]  # keys and values of one layer
 def suffix_buffers(layers: Sequence[Sequence[Tensor]], slots: int, horizon: int) -> tuple[list[Tensor], list[Suffixes]]:
     """Allocate buffers for suffixes; parts of one device and shape share a buffer, [parts, slots, KV heads, H, size].
 
-    Args:
-        layers: For each layer a prompt's keys and values, [KV heads, m, size].
-        slots: The number of streams for which there is room.
-        horizon: H.
-
-    Returns:
-        The buffers, and for each layer its keys and values in them, [slots, KV heads, H, size] each.
+    ``layers`` has for each layer a prompt's keys and values, [KV heads, m, size]. Returns the buffers, and for each
+    layer its keys and values in them, [slots, KV heads, H, size] each.
     """
     kinds = [(part.device, part.dtype, part.shape[0], part.shape[2]) for layer in layers for part in layer]
     rooms, buffers = {}, []

@@ -20,11 +20,7 @@ _CONVOLUTION, _RECURRENT = "convolution", "recurrent"
 
 
 class LayerStates:
-    """A cache for a network's layers that holds states of a batch of rows, empty at first.
-
-    Attributes:
-        found: The states, [rows, ...] each.
-    """
+    """A cache for a network's layers that holds states of a batch of rows, [rows, ...] each, empty at first."""
 
     def __init__(self) -> None:
         self.found: dict[_Place, Tensor] = {}
@@ -51,8 +47,7 @@ class LayerStates:
     ) -> Tensor:
         """Append inputs of a convolution, [rows, channels, T], and keep the last inputs, as many as the kernel has.
 
-        Returns:
-            The inputs, with the inputs kept before in front.
+        Returns the inputs, with the inputs kept before in front.
         """
         kernel, before = conv_kernel_size or conv_states.shape[-1], self.get_conv_state(layer_idx, state_idx)
         missing = max(kernel - conv_states.shape[-1], 0)
@@ -83,11 +78,8 @@ class LayerStates:
 class StreamStates(LayerStates):
     """States of streams: row r of a step has the states of slot r.
 
-    Args:
-        starts: For each cache the first states of its streams, for one row.
-        streams: The most streams that can be open at once.
-        rows: The most rows of a step; rows without a stream have states, too.
-        parked: The most streams that can be parked.
+    ``starts`` has for each cache the first states of its streams, for one row. At most ``streams`` are open at once,
+    and ``parked`` are parked; of the most ``rows`` of a step, rows without a stream have states, too.
     """
 
     def __init__(self, starts: Sequence[LayerStates], streams: int, rows: int, parked: int) -> None:
@@ -103,11 +95,7 @@ class StreamStates(LayerStates):
         return {buffer.device for buffer in self._buffers.values()}
 
     def open(self, caches: Sequence[int]) -> None:
-        """Give stream i, in slot i, the first states of cache ``caches[i]``.
-
-        Args:
-            caches: The cache of each stream, ascending.
-        """
+        """Give stream i, in slot i, the first states of cache ``caches[i]``; caches ascend."""
         first = 0
         for cache, streams in itertools.groupby(caches):
             last = first + len(list(streams))
@@ -118,10 +106,8 @@ class StreamStates(LayerStates):
     def take(self, indices: Mapping[torch.device, Mapping[str, Tensor]], rows: int) -> None:
         """Copy the states that move to other slots, and arrange the states of a step's rows.
 
-        Args:
-            indices: For every device the slots from which ("source") and to which ("target") streams move, int64
-                [copies] each.
-            rows: The number of rows of the step.
+        ``indices`` has for every device the slots from which ("source") and to which ("target") streams move, int64
+        [copies] each.
         """
         for place, buffer in self._buffers.items():
             own = indices[buffer.device]
@@ -144,11 +130,9 @@ def layers_without_attention(config: Mapping[str, Any]) -> int:
 
 
 def state_bytes(config: Mapping[str, Any], item_bytes: int) -> int:
-    """Return the bytes of all states of one stream.
+    """Return the bytes of all states of one stream, from the contents of ``config.json``.
 
-    Args:
-        config: The contents of ``config.json``.
-        item_bytes: Bytes of a number in the model's dtype, which a convolution's last inputs have.
+    ``item_bytes`` are those of a number in the model's dtype, which a convolution's last inputs have.
     """
     return sum(count * size for count, size in _kinds(config, item_bytes))
 

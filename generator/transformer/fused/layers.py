@@ -28,26 +28,17 @@ _JOINT = "joint_proj"  # what their product is called beside them
 
 
 class FusedLayers:
-    """The layers of a network without ``layout_fault``; their weights are joined in memory.
-
-    Args:
-        network: A transformers causal language model.
-    """
+    """The layers of a transformers network without ``layout_fault``; their weights are joined in memory."""
 
     def __init__(self, network: Any) -> None:
         join_weights(network)
         self._decoder = network.model
 
     def hidden_states(self, tokens: Tensor, positions: Tensor, attention: LayerAttention) -> Tensor:
-        """Return the last hidden states of one new token per row.
+        """Return the last hidden states of one new token per row, [rows, width], normed for the head.
 
-        Args:
-            tokens: int64 [rows], on the network's device.
-            positions: int64 [rows, 1], or [1, 1] if all rows have one position.
-            attention: The attention of every layer.
-
-        Returns:
-            [rows, width], normed for the head.
+        Tokens are int64 [rows], on the network's device; positions int64 [rows, 1], or [1, 1] if all rows have one
+        position.
         """
         decoder = self._decoder
         residual = decoder.embed_tokens(tokens)
@@ -81,9 +72,7 @@ def _attend(module: Any, normed: Tensor, cos: Tensor, sin: Tensor, attention: La
 def fused_layers(network: Any, fused: bool | None) -> FusedLayers | None:  # noqa: FBT001 - as in ``Savings``
     """Return the network's fused layers; None if transformers' own forward is to be used.
 
-    Args:
-        network: A transformers causal language model.
-        fused: As in ``Savings``.
+    ``fused`` is as in ``Savings``.
     """
     if fused is False:
         return None
@@ -143,12 +132,7 @@ def _joint(parts: list[Any]) -> nn.Linear:
 
 
 def slower(network: Any, device: str) -> str | None:
-    """Return a line that says why decoding on a device is slower than it could be; None if it is not.
-
-    Args:
-        network: A transformers causal language model, on the device.
-        device: The device, as torch names it.
-    """
+    """Return a line that says why decoding on a device is slower than it could be; None if it is not."""
     if torch.device(device).type != "cuda":
         return None
     reasons = {

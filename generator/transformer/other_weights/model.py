@@ -39,10 +39,7 @@ from schema.study import Study
 class ModelWithOthers:
     """``generator.generation.model.Model`` of a study in which actions have weights of their own.
 
-    Attributes:
-        reference: The model of the reference and of actions without own weights.
-        others: The models of the actions with weights of their own, by action; several actions may share one.
-        law: The law of tokens.
+    ``others`` are the models of these actions, by action; several actions may share one. ``law`` is that of tokens.
     """
 
     reference: LoadedModel
@@ -143,12 +140,9 @@ class ModelWithOthers:
 
 @dataclass(frozen=True)
 class PrefilledSides:
-    """``PrefilledDocument`` of several models.
+    """``PrefilledDocument`` of several models: by side, the prompt under its model; side 0 is the reference's.
 
-    Attributes:
-        reference: The reference's model.
-        prompts: By side, the prompt under its model; side 0 is the reference's.
-        places: For each action its side and its number there, from 1.
+    ``places`` has for each action its side and its number there, from 1.
     """
 
     reference: LoadedModel
@@ -163,13 +157,10 @@ class PrefilledSides:
 
 @dataclass(frozen=True)
 class PreparedSides:
-    """``PreparedDocument`` of several models.
+    """``PreparedDocument`` of several models: by side, the prompt and the caches of its actions.
 
-    Attributes:
-        reference: The reference's model.
-        prompts: By side, the prompt and the caches of its actions.
-        places: For each action its side and its number there, from 1.
-        seconds: The seconds of the reference's prefill.
+    ``places`` has for each action its side and its number there, from 1. ``seconds`` are those of the reference's
+    prefill.
     """
 
     reference: LoadedModel

@@ -47,9 +47,7 @@ def told_of(action: ActionSection, location: str) -> Iterator[None]:
 def identities(study: Study, files: ModelIdentity) -> Callable[[Action], ActionIdentity]:
     """Return a function that gives an action's identity, from the files on this machine.
 
-    Args:
-        study: A study of a transformer.
-        files: Fingerprints of the reference.
+    ``files`` are fingerprints of the reference.
     """
     others: dict[str, str | None] = {}
     for action in with_own_weights(study):
@@ -75,11 +73,8 @@ def with_weights(identity: ActionIdentity, weights_sha256: str | None) -> Action
 def check_shared(study: Study, *, fetch: bool) -> None:
     """Raise an error for actions whose weights have another vocabulary, other EOS tokens or another tokenizer.
 
-    A folder without a tokenizer uses the reference's.
-
-    Args:
-        study: A study of a transformer.
-        fetch: Whether to download files that are not on this machine; otherwise they are not compared.
+    A folder without a tokenizer uses the reference's. Files that are not on this machine are compared only with
+    ``fetch``, which downloads them.
     """
     ours, revision = model_location(study.model), study.model.revision
     for action in with_own_weights(study):

@@ -57,12 +57,9 @@ class CompactCache:
         return sum(index.shape[-1] for index in self.indices) // len(self.indices)
 
     def kept_by_position(self, entries: int, left: Left | None = None, step: int = 0) -> KeptEntries:
-        """Count the (layer, KV head) pairs that have the entry of each position.
+        """Count the (layer, KV head) pairs that have the entry of each of n positions, by default right after prefill.
 
-        Args:
-            entries: n.
-            left: The entries that streams have left after a step; by default all.
-            step: The number of generated tokens.
+        ``left`` are the entries that streams have left after ``step`` generated tokens.
         """
         streams = 1 if left is None else left.streams
         of_layer = []
@@ -92,10 +89,7 @@ class SharedScores:
     """The scores of a prompt's layers, computed once for all selectors that differ in nothing.
 
     Scores do not depend on how many entries are kept. So actions that differ only in their retention rank the same
-    scores, and keep the same entries as each would alone.
-
-    Attributes:
-        spared_seconds: The seconds saved so far by not computing scores again.
+    scores, and keep the same entries as each would alone. ``spared_seconds`` counts what this has saved so far.
     """
 
     def __init__(self, selectors: Iterable[Selector]) -> None:

@@ -23,13 +23,9 @@ from schema.errors import InputError, OperationError, failure_of
 
 
 class PrefilledPrompt:
-    """``PrefilledDocument`` of a transformer.
+    """``PrefilledDocument`` of a transformer; ``seconds`` are those of prefill.
 
-    Args:
-        sharing: The number of actions that share the prefill's time, if not ``actions`` alone.
-
-    Attributes:
-        seconds: The seconds of prefill.
+    ``sharing`` is the number of actions that share the prefill's time, if not ``actions`` alone.
     """
 
     def __init__(

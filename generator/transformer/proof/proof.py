@@ -32,15 +32,9 @@ differently, whatever computes the scores.
 
 
 def refusal(model: Decoder, probe: Probe, own: Found) -> str | None:
-    """Compare a model with transformers' own forward pass.
+    """Compare a loaded model with transformers' own forward pass, whose results on the probe are ``own``.
 
-    Args:
-        model: A loaded model.
-        probe: The tokens to try.
-        own: The results of transformers.
-
-    Returns:
-        None if the results agree; else a line that says what differs, and by how much.
+    Returns None if the results agree; else a line that says what differs, and by how much.
     """
     try:
         with model.computing():
