@@ -25,6 +25,8 @@ from verification.files import Fault, SmallTable, UnitRecord, Verified, number_o
 from verification.unit_rows import units_at
 
 _NAMED = 3  # units that one fault names
+_GROUP = (*GROUP_KEY, "action_revision")
+_DOCUMENT = ("study", "model", "doc", "document_revision")
 _CITING = ("study", "model", "events_version", "plan_sha256", "status")
 
 
@@ -167,8 +169,6 @@ def _listed(units: list[UnitRecord]) -> str:
     return f"{named} and {len(units) - _NAMED} more" if len(units) > _NAMED else named
 
 
-_GROUP = (*GROUP_KEY, "action_revision")
-_DOCUMENT = ("study", "model", "doc", "document_revision")
 _Ranges = Mapping[tuple[Any, ...], list[tuple[int, int, int]]]  # first replicate, one past the last, horizon
 
 
@@ -215,21 +215,10 @@ def _wrong(row: Mapping[str, Any], ranges: _Ranges) -> Iterator[str]:
         yield f"the answer span is {first}..{last}, must be within 1..{horizon}"
 
 
-_DOCUMENT = ("study", "model", "doc")
-
-
 def check_prompts(store: Store, version: int, memory: CheckedFiles, documents: pa.Table) -> Verified:
-    """Check that all files are whole, no key occurs twice, and tokens have the SHA-256 of their document.
-
-    Args:
-        store: The store.
-        version: The version of ``prompts``.
-        memory: The memory of checked files.
-        documents: All readable rows of ``documents``.
-
-    """
+    """Check that all files are whole, no key occurs twice, and tokens have the SHA-256 of their document."""
     files = read_files(store, "prompts", version, memory)
-    columns = (documents[name].to_pylist() for name in (*_DOCUMENT, "prompt_sha256"))
+    columns = (documents[name].to_pylist() for name in (*_DOCUMENT[:3], "prompt_sha256"))
     expected = {tuple(of): sha256 for *of, sha256 in zip(*columns, strict=True) if sha256 is not None}
     keys, faults = Counter[tuple[Any, ...]](), [*files.faults]
     for path in store.paths("prompts", version):
@@ -237,7 +226,7 @@ def check_prompts(store: Store, version: int, memory: CheckedFiles, documents: p
         for row in () if rows is None else rows.select([*PROMPTS.key, "tokens"]).to_pylist():
             key = {name: row[name] for name in PROMPTS.key}
             keys[tuple(key.values())] += 1
-            wanted = expected.get(tuple(row[name] for name in _DOCUMENT))
+            wanted = expected.get(tuple(row[name] for name in _DOCUMENT[:3]))
             if row["tokens"] is None or wanted is None:
                 continue
             sha256 = hashlib.sha256(np.array(row["tokens"], dtype="<i4").tobytes()).hexdigest()

@@ -63,11 +63,9 @@ _FAMILIES = {
 def tried_of(name: str, parameters: Mapping[str, Value], folder: Path | None, kind: str | None = None) -> Tried[Any]:
     """Return a selector, codec or policy, ready for its checks.
 
-    Args:
-        name: A name of the package, an entry point's name, or ``module:Class``.
-        parameters: Parameters that differ from the defaults.
-        folder: A folder in which modules are found before installed modules, if any.
-        kind: "selector", "codec" or "policy" if the name stands for several of them; None if it is unambiguous.
+    The name is one of the package, an entry point's, or ``module:Class``, whose modules are found in ``folder`` first.
+    ``kind`` is "selector", "codec" or "policy" if the name stands for several of them. Parameters are those that differ
+    from the defaults.
     """
     return _FAMILIES[_kind_of(name, folder) if kind is None else _known(kind)].subject(name, parameters, folder)
 

@@ -29,12 +29,9 @@ Subject = TypeVar("Subject", bound=HasPart)
 
 @dataclass(frozen=True)
 class Check(Generic[Subject]):
-    """A check that every selector, codec or policy must pass.
+    """A check that every selector, codec or policy must pass: its name, and what it tries, in one line.
 
-    Attributes:
-        name: A word or two.
-        tried: What the check tries, in one line.
-        function: Tries the subject; returns a line about the result, or raises an error that says what is wrong.
+    ``function`` tries the subject; it returns a line about the result, or raises an error that says what is wrong.
     """
 
     name: str
@@ -73,12 +70,9 @@ FIRST, ALONE = "first", "alone"
 
 @dataclass(frozen=True, eq=False)
 class Tried(ABC, Generic[Part]):
-    """A part of an action, to be checked.
+    """A part of an action, to be checked, by its name in a study file and parameters that differ from the defaults.
 
-    Args:
-        name: The part's name in a study file.
-        parameters: Parameters that differ from the defaults.
-        folder: A folder in which modules are found before installed modules, if any.
+    Modules are found in ``folder``, if any, before installed modules.
     """
 
     name: str

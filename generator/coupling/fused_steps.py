@@ -21,11 +21,8 @@ from generator.coupling.streams import DistinctStreams
 class FusedSteps:
     """The draws of all positions, by ``fused_draws``.
 
-    Args:
-        kernels: The laws.
-        pair_reference: The reference of each pair, int64 [pairs].
-        uniforms: On the laws' device, for each position those of ``fused_draws``, [H, references + 2 pairs].
-        absent: The token that an ended side emits.
+    ``pair_reference`` is the reference of each pair, int64 [pairs]. ``uniforms``, on the laws' device, are for each
+    position those of ``fused_draws``, [H, references + 2 pairs]. An ended side emits token ``absent``.
     """
 
     def __init__(self, kernels: StreamKernels, pair_reference: Tensor, uniforms: Tensor, absent: int) -> None:
@@ -45,16 +42,11 @@ class FusedSteps:
         return self._read(self._drawn_by(self._kernels.open(streams.cache.tolist())))
 
     def step(self, column: int, streams: DistinctStreams, wanted: Tensor, rows: Tensor) -> Tensor:
-        """Advance every stream by one position and return the position's draws.
+        """Advance every stream by one position; return the result of ``fused_draws``, on the CPU.
 
-        Args:
-            column: The position, from 0.
-            streams: The streams of the position.
-            wanted: Which of all streams that may be wanted are, bool [references + 2 pairs].
-            rows: The rows of laws to compare, as ``fused_draws`` takes them.
-
-        Returns:
-            The result of ``fused_draws``, on the CPU; nothing if no stream is open.
+        ``column`` is the position, from 0; ``wanted`` says which of all streams that may be wanted are, bool
+        [references + 2 pairs]; ``rows`` are those of laws to compare, as ``fused_draws`` takes them. If no stream is
+        open, the result is empty.
         """
         self._prepare(column, streams, wanted, rows)
         found = self._begun

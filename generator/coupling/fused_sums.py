@@ -15,14 +15,8 @@ from torch import Tensor
 def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int, block: int) -> Tensor:
     """Launch ``generator.coupling.fused_draws.pair_sums``.
 
-    Args:
-        laws: [streams, V], on CUDA; a row's values lie beside each other.
-        rows: Rows of p and of q, int64 [2, B]; -1 for the point mass on ``absorbed_token``, -2 for no mass at all.
-        absorbed_token: What an ended side emits.
-        block: Tokens of a block, a power of two.
-
-    Returns:
-        Sums of |p - q| and of max(q - p, 0), float64 [2, B, blocks].
+    Laws are on CUDA, with a row's values beside each other. A row of -1 is the point mass on ``absorbed_token``, -2 no
+    mass at all. ``block`` is the number of tokens of a block, a power of two.
     """
     blocks, pairs = triton.cdiv(laws.shape[1], block), rows.shape[1]
     sums = torch.empty((2, pairs, blocks), dtype=torch.float64, device=laws.device)

@@ -198,10 +198,9 @@ class _Scan:
 
 
 def _overlap(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
-    """Return, from laws [B, V] and uniforms [B, >= SCAN_UNIFORMS]: e, a token of the overlap and one of each residual.
+    """Return e, a token of the overlap and one of each residual, float64 [4, B].
 
-    Returns:
-        float64 [4, B].
+    Laws are [B, V], uniforms [B, >= SCAN_UNIFORMS].
     """
     overlap = torch.minimum(p, q)
     shares = overlap.sum(-1) > 0

@@ -28,12 +28,9 @@ from generator.coupling.streams import ALL_SAVINGS, Savings
 
 @dataclass(frozen=True)
 class ActionReplicates:
-    """One action's replicates in a rollout.
+    """One action's replicates in a rollout: their numbers, and uniforms [replicates, H, purposes].
 
-    Attributes:
-        cache: The number of the action's cache, from 1.
-        replicates: The replicate numbers.
-        uniforms: [replicates, H, purposes].
+    ``cache`` is the number of the action's cache, from 1.
     """
 
     cache: int
@@ -101,11 +98,7 @@ def rollout_documents(
 ) -> list[CoupledSteps]:
     """Run all actions of some documents together, and return the recorded steps of each, document by document.
 
-    Args:
-        kernels: Laws of all documents' streams.
-        documents: The documents, in ascending order of their caches.
-        horizon: The number of positions.
-        savings: The computations to share.
+    Documents are in ascending order of their caches; ``kernels`` have the laws of all their streams.
     """
     actions = [action for document in documents for action in document.actions]
     pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])

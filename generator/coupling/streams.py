@@ -62,11 +62,8 @@ class DistinctStreams:
 def distinct_streams(cache: Tensor, row: Tensor, token: Tensor, label: Tensor) -> DistinctStreams:
     """Find the distinct streams: two streams are the same if cache, row, token and label are equal.
 
-    Args:
-        cache: int64 [wanted], on the CPU, not negative.
-        row: The open or parked stream to continue, int64 [wanted], not negative.
-        token: The token to continue with, int64 [wanted], not negative.
-        label: Streams with different labels are kept apart, int64 [wanted], not negative.
+    All are int64 [wanted], on the CPU, not negative: ``row`` is the open or parked stream to continue, and ``token``
+    the token to continue with.
     """
     key = torch.zeros_like(cache)
     for part in (cache, row, token, label):

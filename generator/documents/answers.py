@@ -95,12 +95,7 @@ def token_span(
 ) -> tuple[int, int] | None:
     """Return the first and last position, from 1, of the tokens that state the answers; None if there are none.
 
-    Args:
-        tokens: The continuation.
-        text: The decoded continuation.
-        answers: The document's answers.
-        scoring: The rule that scores the answers.
-        decode: Decodes beginnings of the continuation.
+    ``text`` is the decoded continuation; ``decode`` decodes its beginnings.
     """
     characters = answer_characters(text, answers, scoring)
     if characters is None:

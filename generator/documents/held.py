@@ -7,15 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HeldDocument:
-    """A document that a study already has.
+    """A document that a study already has, with its split, which does not change.
 
-    Attributes:
-        doc: The document's id.
-        split: Its split, which does not change.
-        stratum: Its stratum.
-        task: Its task.
-        place: Its place among the frozen documents of its split and stratum, from 0. None if no plan has frozen it; it
-            then comes after the frozen documents, in the source's order.
+    ``place`` is its place among the frozen documents of its split and stratum, from 0. None if no plan has frozen it;
+    it then comes after the frozen documents, in the source's order.
     """
 
     doc: str

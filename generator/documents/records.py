@@ -36,15 +36,10 @@ class Record:
 
 
 def find_records(tokens: Sequence[str], answers: Sequence[str]) -> list[Record]:
-    """Return the records of a document's answers.
+    """Return the records of a document's answers, by answer, piece and place.
 
-    Args:
-        tokens: The text of each of the prompt's tokens, each decoded alone.
-        answers: The document's answers.
-
-    Returns:
-        The records by answer, piece and place; no records of an answer that the prompt does not state, or states too
-            often.
+    ``tokens`` are the texts of the prompt's tokens, each decoded alone. An answer that the prompt does not state, or
+    states too often, has no records.
     """
     plain = [_plain(token) for token in tokens]
     text, ends = "".join(plain), list(accumulate(map(len, plain)))

@@ -50,11 +50,7 @@ class DocumentSource(ABC):
     summary: str
 
     def check(self, section: DocumentsSection) -> None:  # noqa: B027 - most have nothing more to check
-        """Check a section, apart from its keys and tasks, without data and model.
-
-        Raises:
-            InputError: The source cannot make the documents that the section asks for.
-        """
+        """Check a section, apart from its keys and tasks, without data and model."""
 
     def missed(self, section: DocumentsSection) -> str:  # noqa: ARG002 - most take all that they have
         """Return a remark for the error about too few documents of a section; empty without a remark."""

@@ -98,11 +98,7 @@ class Side(Protocol):
         """SHA-256 of the weights; None if the engine does not say."""
 
     def open(self, entries: int) -> Session:
-        """Open a cache with room for ``entries`` entries, those of the prompt and of all streams.
-
-        Raises:
-            InputError: The engine refuses the settings, or reports other settings.
-        """
+        """Open a cache with room for ``entries`` entries, those of the prompt and of all streams."""
 
     def cache_bytes(self, entries: int) -> int:
         """Return roughly how many bytes a cache with room for ``entries`` entries takes."""
@@ -126,10 +122,7 @@ class Engine(Described, Protocol):
         """Return settings with which a prompt takes fewer bytes than with the defaults."""
 
     def side(self, weights: Path, settings: Mapping[str, Any], where: str) -> Side:
-        """Make a side.
+        """Make a side from a file of weights and the settings that differ from the engine's defaults, by name.
 
-        Args:
-            weights: The file with the weights.
-            settings: Those that differ from the engine's defaults, by name.
-            where: What error lines name, such as an action.
+        ``where`` is what error lines name, such as an action.
         """

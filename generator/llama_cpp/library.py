@@ -126,11 +126,7 @@ class Library:
 
 @functools.cache
 def library() -> Library:
-    """Load the library, once in a process.
-
-    Raises:
-        InputError: The library is not installed, or its structures are not known.
-    """
+    """Load the library, once in a process."""
     found = importlib.util.find_spec(PACKAGE)
     try:
         installed = version(PACKAGE)
@@ -145,11 +141,7 @@ def library() -> Library:
 
 
 def load(file: Path, installed: str) -> Library:
-    """Load the library in a file, of a package's version, and compare its layout with the known layout.
-
-    Raises:
-        InputError: The version is not known, or the library's defaults are not those of its known layout.
-    """
+    """Load the library in a file, of a package's version, and compare its layout with the known layout."""
     if installed not in KNOWN:
         raise InputError(f"{PACKAGE} {installed}: its structures are not known; known: {', '.join(KNOWN)}: {INSTALL}")
     calls = ctypes.CDLL(str(file))

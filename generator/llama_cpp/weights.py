@@ -56,9 +56,7 @@ class GgufFacts:
 class Weights:
     """The model of a GGUF file, in memory while it is referred to.
 
-    Args:
-        file: The GGUF file.
-        vocabulary_only: Whether only the metadata and the vocabulary are read, which takes milliseconds.
+    With ``vocabulary_only``, only the metadata and the vocabulary are read, which takes milliseconds.
     """
 
     def __init__(self, file: Path, *, vocabulary_only: bool = False) -> None:

@@ -135,9 +135,7 @@ class ServiceAddress:
     def generate(self, request: GenerationRequest, call: Call) -> list[Unit]:
         """Ask for units, and return all of them.
 
-        Args:
-            request: The units to generate.
-            call: Records each answer of the endpoint; the owner of the call decides how long to wait, and may cancel.
+        ``call`` records each answer of the endpoint; the owner of the call decides how long to wait, and may cancel.
 
         Raises:
             InputError: The endpoint refuses the request.

@@ -202,11 +202,7 @@ class GenerationRequest(LawMessage):
         })  # fmt: skip
 
     def check(self, identity: Identity, vocabulary: int) -> None:
-        """Check that the endpoint with this identity, and a vocabulary of this size, can do the work.
-
-        Raises:
-            InputError: It cannot, or the request is too large.
-        """
+        """Check that the endpoint with this identity, and a vocabulary of this size, can do the work."""
         for name in ("protocol", "schema_version", "numerics", "model", "weights"):
             asked, served = getattr(self, name), getattr(identity, name)
             if asked != served:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 from pydantic_core import PydanticUndefined
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -55,12 +56,14 @@ def meaning(
     A key without a default has an ``example``. ``needed`` says that transformers need the key, although it has a
     default for other models.
     """
-    extra = {"unit": unit} if unit else {}
+    extra: JsonDict = {"unit": unit} if unit else {}
+    if needed:
+        extra["needed"] = True
     return Field(
         default,
         description=text,
         examples=None if example is None else [example],
-        json_schema_extra=(extra | {"needed": True} if needed else extra) or None,
+        json_schema_extra=extra or None,
     )
 
 

@@ -37,11 +37,7 @@ class ServerSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> ServerSettings:
-        """Return the settings, with the values that a study file gives.
-
-        Raises:
-            InputError: An unknown setting, or a value that it does not take.
-        """
+        """Return the settings, with the values that a study file gives."""
         made = _made(cls, given, where)
         if made.api not in APIS:
             raise InputError(f"{where}: api = '{made.api}': {nearest(made.api, APIS)}")
@@ -92,11 +88,7 @@ class Requests:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Requests:
-        """Return the limits, with the values that a study file gives under ``model.requests``.
-
-        Raises:
-            InputError: An unknown setting, or a value that it does not take.
-        """
+        """Return the limits, with the values that a study file gives under ``model.requests``."""
         where = "model.requests"
         made = _made(cls, given, where)
         _check_between(where, "at_once", made.at_once, 0, 4096)

@@ -21,7 +21,7 @@ _PROOFS = 2  # version of what a proof tries
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of trying a model when it was loaded: the reason of a refusal or None, and values of ``LayerTraits``."""
+    """The result of trying a model when it was loaded: the reason of a refusal or None, and two of its traits."""
 
     refusal: str | None
     softcap: float | None = None

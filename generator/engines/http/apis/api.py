@@ -58,22 +58,11 @@ class LawApi(Api, Protocol):
     """A kind of server that computes a law from a whole history."""
 
     def law(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logarithms of the next token's probabilities, float32 [V].
-
-        Raises:
-            InputError: Some logarithms are missing.
-        """
+        """Return the logarithms of the next token's probabilities, float32 [V]."""
 
 
 def whole_law(tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int, where: str) -> NDArray[np.float32]:
-    """Return logarithms of probabilities by token, float32 [V].
-
-    Args:
-        tokens: Token ids, in any order.
-        logarithms: The logarithm of each token's probability.
-        vocabulary: V.
-        where: The name of the server for an error line.
-    """
+    """Return logarithms of probabilities, float32 [V], from those of token ids in any order; errors say ``where``."""
     try:
         ids = np.array(tokens, dtype=np.int64)
         values = np.array(logarithms, dtype=np.float64)

@@ -58,13 +58,9 @@ class LlamaServer:
         return ServerFacts(said, vocabulary, entries, eos, tokenizer, slots, beside)
 
     def take(self, connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool) -> int:
-        """Let a slot hold some tokens, and return how many of them the server computed anew.
+        """Let a slot hold some tokens, the whole history, and return how many of them the server computed anew.
 
-        Args:
-            connection: The connection to the server.
-            slot: The slot's number.
-            tokens: The whole history.
-            cached: Whether the slot's present content may be used.
+        ``cached`` says that the slot's present content may be used.
 
         Raises:
             LostServerError: The server was gone, and is back.
