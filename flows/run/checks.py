@@ -24,7 +24,8 @@ from generator.transformer.files.local_folders import (
     local_folder,
     model_location,
 )
-from generator.transformer.model_checks import check_layers, check_model, check_placement, known_traits
+from generator.transformer.model_checks import check_model, check_placement, known_traits
+from generator.transformer.needs import check_layers
 from generator.transformer.other_weights.named import check_shared, told_of, weights_location, with_own_weights
 from log.store import Store
 from schema.document import SPLITS

@@ -8,12 +8,8 @@ from typing import Any
 
 import torch
 
-from generator.actions import Action
 from generator.attention.holding import DTYPES
 from generator.attention.layer_traits import LayerTraits
-from generator.selectors import Selector
-from generator.selectors.expected_attention import QueryMoments
-from generator.selectors.kvpress import AttentionInputs
 from generator.transformer.files.configuration import (
     absent_eos_tokens,
     check_supported,
@@ -100,25 +96,3 @@ def _check_device(device: str) -> None:
         raise InputError(f"model.device = '{device}': {first_line(error)}") from error
     if torch.device(device).type == "meta":
         raise InputError(f"model.device = '{device}': computes nothing; write cpu, cuda or another device of torch")
-
-
-_OF_KVPRESS = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gemma3_text")  # types whose modules kvpress knows
-
-
-def check_layers(action: Action, traits: LayerTraits) -> None:
-    """Raise an error if an action's selector, or its policy's first cut, needs something that layers lack."""
-    problem = _missing(action.chooser, traits)
-    if problem is not None:
-        name = action.selector_name if action.policy is None else type(action.chooser).__name__
-        raise InputError(f"action '{action.name}': selector {name}: {problem}; take another selector")
-
-
-def _missing(selector: Selector, traits: LayerTraits) -> str | None:
-    statistics = selector.statistics
-    if any(isinstance(one, AttentionInputs) for one in statistics) and traits.kind not in (None, *_OF_KVPRESS):
-        return f"kvpress takes models of type {', '.join(_OF_KVPRESS)}, and this model is '{traits.kind}'"
-    if (selector.window or statistics) and traits.softcap is not None:
-        return f"computes attention itself, without the soft cap of {traits.softcap:g} that this model has"
-    if any(isinstance(one, QueryMoments) for one in statistics) and traits.turned_by_halves is False:
-        return "needs layers that rotate whole heads by halves, and those of this model do not"
-    return None

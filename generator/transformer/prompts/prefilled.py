@@ -14,7 +14,7 @@ from generator.selectors.policies.guarded import rule_of
 from generator.selectors.policies.watched import WatchedRule, watched_steps
 from generator.transformer.decoder import Decoder
 from generator.transformer.memory import PREFILL_CHUNK, available_bytes
-from generator.transformer.model_checks import check_layers
+from generator.transformer.needs import check_layers
 from generator.transformer.prompts.eviction import SharedScores, evict
 from generator.transformer.prompts.prepared import PreparedCache, PreparedPrompt, beside_windows
 from generator.transformer.prompts.prompt import Prompt
