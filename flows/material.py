@@ -8,9 +8,8 @@ from functools import cache, cached_property
 from typing import Any
 
 from generator.actions import Action, build_actions
-from generator.documents.held import NOTHING_HELD, HeldDocuments
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
-from generator.documents.source import document_of
+from generator.documents.source import NOTHING_HELD, HeldDocuments, document_of
 from generator.finite.study_systems import study_systems, system_document
 from generator.generation.engine_models import engine_model
 from generator.transformer.decoder import check_prompt

@@ -27,13 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault.
+    """What is wrong, and what would be right, in a table, in a file of it, or at a key.
 
-    Attributes:
-        where: The table, the table and file, or the table and key.
-        what: What is wrong, and what would be right.
-        units: Numbers of the units whose rows in the table ``where`` are wrong; -1 means rows without a unit.
-
+    ``units`` are numbers of the units whose rows in the table ``where`` are wrong; -1 means rows without a unit.
     """
 
     where: str
@@ -80,8 +76,7 @@ class TableFiles:
         read: The number of files read.
         faults: The faults found.
         damaged: The paths of damaged files, relative to the table.
-        rows: The rows of all readable files in the declared schema, with defaults filled in; None unless asked for.
-
+        rows: The rows of all readable files in the declared schema, with defaults filled in; none unless asked for.
     """
 
     read: int
@@ -95,14 +90,8 @@ def read_files(
 ) -> TableFiles:
     """Read the visible files of a table, and check each file's size, digest, page checksums and schema.
 
-    Args:
-        store: The store.
-        table: The table.
-        version: The version of the table.
-        memory: The memory of checked files; it records whole files and forgets damaged files.
-        within: Files that were found whole within this many seconds are passed over.
-        with_rows: Whether to return the rows.
-
+    The memory of checked files records whole files and forgets damaged ones; files that were found whole ``within``
+    this many seconds are passed over.
     """
     folder = f"{store.location}/{table}/"
     groups = store.files_by_missing_columns(table, version)

@@ -59,15 +59,10 @@ class _Aside:
 
 
 def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
-    """Repair a store; commits of other processes wait for the end.
+    """Repair a local store, whose tables may be unreadable; yield a line for each step done.
 
-    Args:
-        store: A local store; its tables may be unreadable.
-        faults: The faults that a verification found; wrong derived rows are derived again.
-
-    Yields:
-        A line for each step done.
-
+    Commits of other processes wait for the end. ``faults`` are those that a verification found; wrong derived rows are
+    derived again.
     """
     if not is_local(store.location):
         raise InputError(f"{store.location}: only a local store can be repaired; an object store keeps what it accepts")

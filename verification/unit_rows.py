@@ -34,23 +34,16 @@ def covered_versions(store: Store) -> dict[str, int]:
 
 
 def units_at(store: Store, version: int) -> set[int]:
-    """Return the numbers of the units whose events were visible at a version of ``events``.
-
-    Raises:
-        InputError: The files of that version are not all there.
-
-    """
+    """Return the numbers of the units whose events were visible at a version of ``events``."""
     return {n for path in store.paths("events", version) for n in store.rows_by_unit("events", path, version)}
 
 
 def rows_by_unit(
     store: Store, table: str, version: int | None = None, without: Collection[str] = ()
 ) -> tuple[Counter[int], bool]:
-    """Count the rows of each unit in all files of a table except some; -1 counts rows without a unit.
+    """Count the rows of each unit in all files of a table except some; also return whether every file was read.
 
-    Returns:
-        The counts, and whether every file was read.
-
+    -1 counts rows without a unit.
     """
     found, readable = Counter[int](), not without
     for path in store.paths(table, version):
@@ -62,18 +55,10 @@ def rows_by_unit(
 
 
 def checked_events(record: UnitRecord, events: pa.Table) -> pa.Table:
-    """Check that events are exactly a unit's.
-
-    Args:
-        record: The row of the unit.
-        events: Rows of EVENTS.
-
-    Returns:
-        The events, sorted by (replicate, kind with scan before branch, t), each with the unit's number.
+    """Check that events are exactly a unit's, and return them as ``conform_unit`` does; ``record`` is the unit's row.
 
     Raises:
         InputError: They are not; the message begins with a verb or with the wrong field.
-
     """
     wanted = record["event_rows"]
     if wanted is not None and events.num_rows != wanted:

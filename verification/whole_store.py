@@ -35,9 +35,7 @@ _SMALL = (
 def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
     """Check a store of any schema version, finished or being written; only ``.checked`` is written.
 
-    Yields:
-        Each check when it is done. If a table's log is damaged, the check that says so is the last.
-
+    Yields each check when it is done. If a table's log is damaged, the check that says so is the last.
     """
     logs = check_logs(store)
     yield logs
@@ -82,9 +80,7 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
 def scrub(store: Store, seconds: float) -> Iterator[Verified]:
     """Read the files of a local store that were not found whole within some seconds, so that no damage stays unnoticed.
 
-    Yields:
-        The check of the logs; if they are whole, one check for each table.
-
+    Yields the check of the logs; if they are whole, one check for each table.
     """
     if not is_local(store.location):
         raise InputError(f"{store.location}: only of a local store's files is remembered when they were read")

@@ -13,7 +13,7 @@ from flows.material import Material, gather_material
 from flows.pages.reports import report_folder
 from flows.plan.stored_documents import held_documents
 from generator.actions import Action
-from generator.documents.held import NOTHING_HELD
+from generator.documents.source import NOTHING_HELD
 from generator.generation import Work
 from generator.identity import ActionIdentity
 from log.store import Store
