@@ -137,6 +137,20 @@ def failure_of(error: BaseException, part: object) -> str:
     return f"{name if said == name else f'{name}: {said}'} ({place.filename}, line {place.lineno})"
 
 
+@contextmanager
+def failing_as(kind: str, part: object, step: str = "") -> Iterator[None]:
+    """Turn any exception of a part inside the block, which may be a user's, into an OperationError about the part.
+
+    The line names the part's ``kind``, such as "selector", its class and, if given, what it was asked for.
+    """
+    try:
+        yield
+    except KvdriftError:
+        raise
+    except Exception as error:
+        raise OperationError(f"{kind} {type(part).__name__}: {step}{failure_of(error, part)}") from error
+
+
 def tried_once(trial: Callable[[Tried], str | None]) -> Callable[[Tried], str | None]:
     """Decorate a function that tries something the machine may lack or cannot build, so that it runs once per argument.
 

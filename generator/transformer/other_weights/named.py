@@ -1,10 +1,10 @@
-"""Find the weights that an action names, and include them in its identity. Nothing is loaded here."""
+"""Find the weights that an action names, check their tokens, and include them in its identity; nothing is loaded."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -87,12 +87,20 @@ def check_shared(study: Study, *, fetch: bool) -> None:
                 ("the EOS tokens", configured_eos_tokens(ours, revision), configured_eos_tokens(theirs)),
                 ("the tokenizer", *_tokenizers(ours, theirs, revision, fetch=fetch)),
             ]
-        for what, one, other in pairs:
-            if one != other:
-                raise InputError(
-                    f"action '{action.name}': its weights have {what} {_short(other)}, those of the reference "
-                    f"{_short(one)}: sides are compared token by token, and must share the vocabulary and the tokenizer"
-                )
+        check_equal_tokens(action.name, pairs)
+
+
+def check_equal_tokens(action: str, pairs: Iterable[tuple[str, object, object]]) -> None:
+    """Raise an error if an action's side has other tokens than the reference, since there would be no pairs.
+
+    ``pairs`` are what is compared, the reference's value, and the action's.
+    """
+    for what, one, other in pairs:
+        if one != other:
+            raise InputError(
+                f"action '{action}': its weights have {what} {_short(other)}, those of the reference {_short(one)}: "
+                "sides are compared token by token, and must share the vocabulary and the tokenizer"
+            )
 
 
 def _tokenizers(ours: str, theirs: str, revision: str | None, *, fetch: bool) -> tuple[str | None, str | None]:

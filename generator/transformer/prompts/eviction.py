@@ -22,7 +22,7 @@ from generator.selectors import Full, Selector
 from generator.selectors.policies.watched import Left
 from generator.selectors.selector import ScoringSelector
 from log.prompts import KeptEntries, kept_entries
-from schema.errors import KvdriftError, OperationError, failure_of
+from schema.errors import OperationError, failing_as
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -155,7 +155,8 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
     holding = holding or AsComputed()
     layers, indices, hashes, stored, sums = [], [], [], [], []
     for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
-        index = _kept(layer, budget, chooser)
+        with failing_as("selector", chooser):
+            index = chooser.keep(layer, budget)
         _check(index, layer, budget, chooser, number)
         gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
         own = PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather), layer.terms)
@@ -175,12 +176,8 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
 
 def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[int]:
     """Ask a selector for the budget m of each layer, and check the budgets: whole numbers, range, count and sum."""
-    try:
+    with failing_as("selector", selector):
         given = list(selector.budgets(kept, entries, layers))
-    except KvdriftError:
-        raise
-    except Exception as error:
-        raise OperationError(f"selector {type(selector).__name__}: {failure_of(error, selector)}") from error
     named, least = f"selector {type(selector).__name__}: returned", max(selector.window + selector.sinks, 1)
     try:
         budgets = [operator.index(budget) for budget in given]
@@ -196,22 +193,9 @@ def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[i
     return budgets
 
 
-def _kept(layer: PromptLayer, kept: int, selector: Selector) -> Tensor:
-    try:
-        return selector.keep(layer, kept)
-    except KvdriftError:
-        raise
-    except Exception as error:
-        raise OperationError(f"selector {type(selector).__name__}: {failure_of(error, selector)}") from error
-
-
 def _held(layer: PrefixLayer, holding: Holding) -> PrefixLayer:
-    try:
+    with failing_as("codec", holding):
         held = holding.hold(layer)
-    except KvdriftError:
-        raise
-    except Exception as error:
-        raise OperationError(f"codec {type(holding).__name__}: {failure_of(error, holding)}") from error
     if layer.key.device.type == "cpu":
         return held
     return PrefixLayer(held.key.contiguous(), held.value.contiguous())  # kernels there take a head's entries in a row
