@@ -52,21 +52,13 @@ class Anomaly:
 
 @dataclass(frozen=True)
 class SortedRows:
-    """N rows in key order, cut into R replicates and U units: runs of consecutive replicates of one group.
+    """N rows in key order, cut into R replicates and U units: runs of consecutive replicates of one group."""
 
-    Attributes:
-        rows: The rows.
-        pair_first: [R] the first row of each replicate.
-        pair_last: [R] the last row of each replicate.
-        unit_first: [U + 1] the first row of each unit, and at the end N.
-        follows: [N] whether the previous row is the previous position of the same replicate.
-    """
-
-    rows: EventRows
-    pair_first: Wide
-    pair_last: Wide
-    unit_first: Wide
-    follows: Flags
+    rows: EventRows  # the rows
+    pair_first: Wide  # [R] the first row of each replicate
+    pair_last: Wide  # [R] the last row of each replicate
+    unit_first: Wide  # [U + 1] the first row of each unit, and at the end N
+    follows: Flags  # [N] whether the previous row is the previous position of the same replicate
 
     @classmethod
     def of(cls, rows: EventRows) -> SortedRows:

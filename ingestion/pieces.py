@@ -48,21 +48,13 @@ Group = tuple[str, str, str, str]  # study, model, doc, action
 
 @dataclass(frozen=True)
 class Merged:
-    """The rows of a file and earlier rows of the same replicates, divided by what happens to them.
+    """The rows of a file and earlier rows of the same replicates, divided by what happens to them."""
 
-    Attributes:
-        whole: All rows of the replicates that have become whole, in key order.
-        waiting: The file's new rows of replicates that still lack positions.
-        conflicting: The file's rows that are set aside.
-        conflict: [rows of ``conflicting``] whether the row contradicts another row.
-        collapsed: The number of the file's rows that repeat an earlier row.
-    """
-
-    whole: EventRows
-    waiting: EventRows
-    conflicting: EventRows
-    conflict: Flags
-    collapsed: int
+    whole: EventRows  # all rows of the replicates that have become whole, in key order
+    waiting: EventRows  # the file's new rows of replicates that still lack positions
+    conflicting: EventRows  # the file's rows that are set aside
+    conflict: Flags  # [rows of ``conflicting``] whether the row contradicts another row
+    collapsed: int  # the number of the file's rows that repeat an earlier row
 
 
 def merge(rows: EventRows, origin: Ints, horizon: Ints) -> Merged:

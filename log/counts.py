@@ -73,21 +73,13 @@ Holdings = Counter[tuple[Place, Held]]
 
 
 class Counts(NamedTuple):
-    """The counts of a store's content.
+    """The counts of a store's content."""
 
-    Attributes:
-        documents: The number of documents of each place.
-        generated: The number of documents of each place that have a current unit.
-        units: The number of documents by place and units, superseded units included.
-        current: The same without superseded units.
-        scores: The number of scored coupled pairs.
-    """
-
-    documents: Counter[Place]
-    generated: Counter[Place]
-    units: Holdings
-    current: Holdings
-    scores: Counter[Scored]
+    documents: Counter[Place]  # the number of documents of each place
+    generated: Counter[Place]  # the number of documents of each place that have a current unit
+    units: Holdings  # the number of documents by place and units, superseded units included
+    current: Holdings  # the same without superseded units
+    scores: Counter[Scored]  # the number of scored coupled pairs
 
     def of_study(self, study: str, model: str) -> Counts:
         """Return the counts of one study and model."""

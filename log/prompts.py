@@ -27,17 +27,11 @@ _NAMES = PROMPTS.key
 
 @dataclass(frozen=True)
 class KeptEntries:
-    """The entries of a prompt that are kept after ``step`` generated tokens; step 0 is right after prefill.
+    """The entries of a prompt that are kept after ``step`` generated tokens; step 0 is right after prefill."""
 
-    Attributes:
-        layers: L, the layers of the model.
-        pairs: The number of (layer, KV head) pairs counted; after a step, those of each stream.
-        counts: int32[G, n], for each group of layers the pairs that have the entry of each position.
-    """
-
-    layers: int
-    pairs: int
-    counts: NDArray[np.int32]
+    layers: int  # L, the layers of the model
+    pairs: int  # the number of (layer, KV head) pairs counted; after a step, those of each stream
+    counts: NDArray[np.int32]  # int32[G, n], for each group of layers the pairs that have the entry of each position
     step: int = 0
 
 

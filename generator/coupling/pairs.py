@@ -26,19 +26,12 @@ from generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, di
 
 @dataclass(frozen=True)
 class _LawRows:
-    """The row of each law that a position needs, int64; ``ABSORBED`` for the point mass of an ended side.
+    """The row of each law that a position needs, int64; ``ABSORBED`` for the point mass of an ended side."""
 
-    Attributes:
-        reference: The law of each reference, [references].
-        p: The reference's law, for each pair, [pairs].
-        on_x: The compressed model's law on X, for each pair.
-        on_y: The compressed model's law on Y, for each pair.
-    """
-
-    reference: Tensor
-    p: Tensor
-    on_x: Tensor
-    on_y: Tensor
+    reference: Tensor  # the law of each reference, [references]
+    p: Tensor  # the reference's law, for each pair, [pairs]
+    on_x: Tensor  # the compressed model's law on X, for each pair
+    on_y: Tensor  # the compressed model's law on Y, for each pair
 
     @property
     def parted(self) -> Tensor:

@@ -58,27 +58,16 @@ class DocumentReplicates:
 
 @dataclass(frozen=True)
 class CoupledSteps:
-    """The recorded steps of one action; arrays are [replicates, H], positions 1..H in column order.
+    """The recorded steps of one action; arrays are [replicates, H], positions 1..H in column order."""
 
-    Attributes:
-        x_token: X.
-        y_token: Y.
-        delta: Total variation between the reference on X and the compressed model on Y.
-        f: Total variation between the reference and the compressed model, both on X.
-        x_eos: True from the first EOS of X on.
-        y_eos: True from the first EOS of Y on.
-        laws: The number of laws computed for the action's own cache, plus its share of the reference's laws.
-        pair_evaluations: The number of positions before both sides of a pair had ended.
-    """
-
-    x_token: NDArray[np.int32]
-    y_token: NDArray[np.int32]
-    delta: NDArray[np.float32]
-    f: NDArray[np.float32]
-    x_eos: NDArray[np.bool_]
-    y_eos: NDArray[np.bool_]
-    laws: float
-    pair_evaluations: int
+    x_token: NDArray[np.int32]  # X
+    y_token: NDArray[np.int32]  # Y
+    delta: NDArray[np.float32]  # total variation between the reference on X and the compressed model on Y
+    f: NDArray[np.float32]  # total variation between the reference and the compressed model, both on X
+    x_eos: NDArray[np.bool_]  # true from the first EOS of X on
+    y_eos: NDArray[np.bool_]  # true from the first EOS of Y on
+    laws: float  # the number of laws computed for the action's own cache, plus its share of the reference's laws
+    pair_evaluations: int  # the number of positions before both sides of a pair had ended
 
 
 def rollout(

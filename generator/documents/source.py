@@ -17,17 +17,12 @@ from schema.study import DocumentsSection
 
 @dataclass(frozen=True)
 class Candidate:
-    """A document that a source can make.
-
-    Attributes:
-        cluster: The name of the group of dependent documents.
-        number: The number of the generated document or of the file's row, from 0.
-    """
+    """A document that a source can make."""
 
     doc: str
-    cluster: str
+    cluster: str  # the name of the group of dependent documents
     task: str
-    number: int
+    number: int  # the number of the generated document or of the file's row, from 0
 
 
 class DocumentSource(ABC):

@@ -33,19 +33,12 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class SideFacts:
-    """The facts that a side's weights state about their model.
+    """The facts that a side's weights state about their model."""
 
-    Attributes:
-        vocabulary: V, the number of tokens.
-        positions: The largest number of tokens, prompt and generated tokens.
-        eos_tokens: Tokens that end a text, ascending.
-        tokenizer_sha256: SHA-256 of the tokenizer in the weights; None without a tokenizer.
-    """
-
-    vocabulary: int
-    positions: int
-    eos_tokens: tuple[int, ...]
-    tokenizer_sha256: str | None
+    vocabulary: int  # V, the number of tokens
+    positions: int  # the largest number of tokens, prompt and generated tokens
+    eos_tokens: tuple[int, ...]  # tokens that end a text, ascending
+    tokenizer_sha256: str | None  # SHA-256 of the tokenizer in the weights; None without a tokenizer
 
 
 class Session(Protocol):

@@ -17,16 +17,6 @@ class ExactQuantities:
     """The decomposition, the depth profile and the moments of both estimators, for one action of one system.
 
     The scalars up to ``mean_entry`` are the quantities of these names in the decomposition.
-
-    Attributes:
-        mean_entry: None if nothing diverges.
-        p: P(tau = s), float64 [H].
-        rho: rho_{s,j} in row s - 1 and column j, float64 [H, H]; 0 beyond the horizon and if p_s = 0.
-        observed: R_L for L = 1..H, float64 [H].
-        capacity: B_L for L = 1..H, float64 [H].
-        plain_variance: Variance of D_H of one coupled replicate.
-        plain_evaluations: Expected kernel-pair evaluations of one coupled replicate.
-        branching: Moments of one replicate of residual branching.
     """
 
     mismatch: float
@@ -37,14 +27,14 @@ class ExactQuantities:
     occupation: float
     mismatch_rate: float
     divergence_probability: float
-    mean_entry: float | None
-    p: FloatArray
-    rho: FloatArray
-    observed: FloatArray
-    capacity: FloatArray
-    plain_variance: float
-    plain_evaluations: float
-    branching: ExactBranchingMoments
+    mean_entry: float | None  # none if nothing diverges
+    p: FloatArray  # P(tau = s), float64 [H]
+    rho: FloatArray  # rho_{s,j} in row s - 1 and column j, float64 [H, H]; 0 beyond the horizon and if p_s = 0
+    observed: FloatArray  # R_L for L = 1..H, float64 [H]
+    capacity: FloatArray  # B_L for L = 1..H, float64 [H]
+    plain_variance: float  # variance of D_H of one coupled replicate
+    plain_evaluations: float  # expected kernel-pair evaluations of one coupled replicate
+    branching: ExactBranchingMoments  # moments of one replicate of residual branching
 
 
 def exact_quantities(system: FiniteSystem, action: str) -> ExactQuantities:

@@ -16,19 +16,12 @@ from generator.finite.system import FiniteSystem, FloatArray
 
 @dataclass(frozen=True)
 class ExactBranchingMoments:
-    """Exact moments of one replicate of residual branching.
+    """Exact moments of one replicate of residual branching."""
 
-    Attributes:
-        risk: Mean of Z^R = M D_J.
-        variance: Variance of Z^R.
-        variance_gap: E[(1 - M) sum_s w_s nu_s], by which plain coupling has more variance (paper, eq. swrb-gap).
-        evaluations: Expected number of kernel-pair evaluations of scan and branch.
-    """
-
-    risk: float
-    variance: float
-    variance_gap: float
-    evaluations: float
+    risk: float  # mean of Z^R = M D_J
+    variance: float  # variance of Z^R
+    variance_gap: float  # E[(1 - M) sum_s w_s nu_s], by which plain coupling has more variance (paper, eq. swrb-gap)
+    evaluations: float  # expected number of kernel-pair evaluations of scan and branch
 
 
 def exact_branching_moments(system: FiniteSystem, action: str, paths: PairPaths) -> ExactBranchingMoments:

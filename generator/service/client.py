@@ -89,19 +89,12 @@ class Call:
 
 @dataclass(frozen=True)
 class ServiceAddress:
-    """One endpoint of the service, and how to reach it.
+    """One endpoint of the service, and how to reach it."""
 
-    Attributes:
-        location: grpc://HOST:PORT or grpc+tls://HOST:PORT.
-        token: The token that the endpoint requires, or None.
-        root_certificates: PEM of the certificates to trust; None trusts those of the system.
-        timeout: Seconds without a sign of life after which the endpoint counts as hanging.
-    """
-
-    location: str
-    token: str | None = None
-    root_certificates: bytes | None = None
-    timeout: float = 60.0
+    location: str  # grpc://HOST:PORT or grpc+tls://HOST:PORT
+    token: str | None = None  # the token that the endpoint requires, or None
+    root_certificates: bytes | None = None  # PEM of the certificates to trust; None trusts those of the system
+    timeout: float = 60.0  # seconds without a sign of life after which the endpoint counts as hanging
 
     def __post_init__(self) -> None:
         where = f"endpoint '{self.location}'"
