@@ -54,7 +54,7 @@ class Anomaly:
 class SortedRows:
     """N rows in key order, cut into R replicates and U units: runs of consecutive replicates of one group."""
 
-    rows: EventRows  # the rows
+    rows: EventRows
     pair_first: Wide  # [R] the first row of each replicate
     pair_last: Wide  # [R] the last row of each replicate
     unit_first: Wide  # [U + 1] the first row of each unit, and at the end N

@@ -20,7 +20,7 @@ _CHUNK = 1 << 20  # characters
 class SourceRow:
     """One object of a file."""
 
-    file: Path  # the file
+    file: Path
     place: str  # where in the file the object is: ``line 3``, ``entry 7``, ``ctxs[2] of line 3``
     fields: dict[str, Any]  # the object
 

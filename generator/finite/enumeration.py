@@ -27,7 +27,7 @@ class ExactQuantities:
     occupation: float
     mismatch_rate: float
     divergence_probability: float
-    mean_entry: float | None  # none if nothing diverges
+    mean_entry: float | None  # None if nothing diverges
     p: FloatArray  # P(tau = s), float64 [H]
     rho: FloatArray  # rho_{s,j} in row s - 1 and column j, float64 [H, H]; 0 beyond the horizon and if p_s = 0
     observed: FloatArray  # R_L for L = 1..H, float64 [H]
