@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
-from pydantic_core import PydanticUndefined
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _MEMBER: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/%:+-]*)*$"
@@ -49,7 +48,7 @@ class Section(BaseModel):
 
 
 def meaning(
-    text: str, unit: str | None = None, example: Any = None, *, needed: bool = False, default: Any = PydanticUndefined
+    text: str, unit: str | None = None, example: Any = None, *, needed: bool = False, default: Any = ...
 ) -> Any:
     """Return the field of a key, for the reference, the comments of new files, and errors about a missing key.
 
