@@ -13,9 +13,9 @@ Each number is that of the step with the most operations of its kind. "A layer" 
 outputs of these two layers are zero, so that both models draw the same tokens.
 
 A step either takes new streams from the host, or is begun with the streams of the step before. A CUDA graph can replay
-the second kind only if the step repeats another: the same operations, with the same shapes, strides, places and
-numbers. The profile counts steps that do not repeat the first one of their bucket. The steps of a bucket have the same
-numbers of rows, tiles and partial results.
+the second kind only if the step repeats another: the same operations, with the same shapes, strides, offsets and
+numbers, on memory at the same addresses. The profile counts steps that do not repeat the first one of their bucket. The
+steps of a bucket have the same numbers of rows, tiles and partial results, and draw in the same way.
 """
 
 from __future__ import annotations
@@ -77,6 +77,21 @@ Call = tuple[Any, ...]
 
 
 @dataclass
+class Recorded:
+    """What a CUDA graph of a step would hold fast.
+
+    Attributes:
+        calls: All operations on the device, views included, in order, but no copies between host and device.
+        addresses: Those of the memory that the operations use, in order, except memory that they allocate.
+        allocated: The addresses of memory that the operations allocate.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+    allocated: set[int] = field(default_factory=set)
+
+
+@dataclass
 class StepOperations:
     """The operations of one decoding step, sorted by what they cost the host.
 
@@ -88,7 +103,7 @@ class StepOperations:
         launches: Launches.
         begun: Whether the step was begun with the streams of the step before.
         given_up: Whether the step was begun in vain.
-        calls: All operations on the device, views included, in order, but no copies between host and device.
+        recorded: What a graph of the step would hold fast.
     """
 
     up: Counter[str] = field(default_factory=Counter)
@@ -98,7 +113,7 @@ class StepOperations:
     launches: Counter[str] = field(default_factory=Counter)
     begun: bool = False
     given_up: bool = False
-    calls: list[Call] = field(default_factory=list, compare=False)
+    recorded: Recorded = field(default_factory=Recorded, compare=False)
 
     @property
     def copies(self) -> int:
@@ -106,15 +121,23 @@ class StepOperations:
         return self.up.total() + self.down.total() + self.later.total() + self.waiting.total()
 
     @property
-    def bucket(self) -> Call | None:
-        """The first attention to prompts, whose arguments hold the numbers of rows, tiles and partial results."""
-        return next((call for call in self.calls if call[0] == "kvdrift::prompt_attention"), None)
+    def bucket(self) -> Sequence[Call | None]:
+        """The first attention to prompts and comparison of laws: numbers of rows, tiles, partial results and draws."""
+        kinds = ("kvdrift::prompt_attention", "kvdrift::pair_sums")
+        return tuple(next((call for call in self.recorded.calls if call[0] == kind), None) for kind in kinds)
 
 
-def changed_steps(steps: Sequence[StepOperations]) -> int:
-    """Return how many steps that were begun do not repeat the first such step of their bucket, call by call."""
-    first: dict[Call | None, list[Call]] = {}
-    return sum(step.calls != first.setdefault(step.bucket, step.calls) for step in steps if step.begun)
+def changed_steps(steps: Sequence[StepOperations]) -> tuple[int, int]:
+    """Return how many steps that were begun do not repeat the first such step of their bucket.
+
+    Returns:
+        The number of steps with other calls, and of steps with other addresses.
+    """
+    first: dict[Sequence[Call | None], Recorded] = {}
+    pairs = [(step.recorded, first.setdefault(step.bucket, step.recorded)) for step in steps if step.begun]
+    return sum(one.calls != other.calls for one, other in pairs), sum(
+        one.addresses != other.addresses for one, other in pairs
+    )
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -123,21 +146,29 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[StepOperations] = []
-        self._calls: list[Call] = []
+        self._recorded = Recorded()
+        self._given: dict[int, Any] = {}  # memory by its address, which is no other's as long as it is held here
 
     def next_step(self, *, begun: bool = False) -> None:
         """Count the following operations as another step; nothing is counted before the first call.
 
-        What follows a copy that is read later belongs to the calls of a step that is ``begun``.
+        What follows a copy that is read later belongs to the graph of a step that is ``begun``.
         """
-        self._calls = self._calls if begun else []
-        self.steps.append(StepOperations(begun=begun, calls=self._calls))
+        self._recorded = self._recorded if begun else Recorded()
+        self.steps.append(StepOperations(begun=begun, recorded=self._recorded))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.steps:
-            self._count(func, args, kwargs)
-        return func(*args, **kwargs)
+        if not self.steps:
+            return func(*args, **kwargs)
+        self._count(func, args, kwargs)
+        recorded, used = self._recorded, _memory((args, *kwargs.values()))
+        given = {address: memory for address, memory in used.items() if address not in recorded.allocated}
+        recorded.addresses += given
+        self._given |= given
+        result = func(*args, **kwargs)
+        recorded.allocated |= _memory([result]).keys() - used.keys()
+        return result
 
     def _count(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         step, name = self.steps[-1], func.name().partition(".")[0]
@@ -150,11 +181,11 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if source != ends_on_device:
                 later = not ends_on_device and (kwargs.get("non_blocking") or args[2:] == (True,))
                 (step.up if ends_on_device else step.later if later else step.down)[name] += 1
-                self._calls = [] if later else self._calls
+                self._recorded = Recorded() if later else self._recorded
                 return
         if not on_device and not ends_on_device:
             return
-        self._calls.append((name, *_described((*args, *kwargs.values()))))
+        self._recorded.calls.append((name, *_described((*args, *kwargs.values()))))
         if func.is_view:
             return
         if name in _WAITING or _waits_for_a_shape(name, args, kwargs):
@@ -173,8 +204,15 @@ def _waits_for_a_shape(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     return masks and any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in args[1])
 
 
+def _memory(arguments: Any) -> dict[int, Any]:
+    """Return the memory on devices that an operation's arguments use, by its address."""
+    tensors = [tensor for tensor in tensors_of(arguments) if tensor.device.type != "cpu"]
+    storages = [getattr(tensor, "held", tensor).untyped_storage() for tensor in tensors]
+    return {storage.data_ptr(): storage for storage in storages}
+
+
 def _described(arguments: Any) -> Iterator[Any]:
-    """Yield what a graph holds fast of an operation's arguments; addresses alone are left out."""
+    """Yield what a graph holds fast of an operation's arguments, except addresses."""
     for argument in arguments:
         if isinstance(argument, Tensor):
             yield tuple(argument.shape), argument.stride(), argument.storage_offset(), argument.dtype
@@ -227,7 +265,8 @@ class StepProfile:
         given_up: The number of those that were begun in vain.
         sent_to_begun: Copies to the device in all of those.
         buckets: The number of their buckets.
-        changed: The number of those that a graph of their bucket could not replay.
+        changed: The number of those whose operations, shapes or numbers are not those of their bucket.
+        moved: The number of those that use memory at other addresses.
     """
 
     steps: int
@@ -244,6 +283,7 @@ class StepProfile:
     sent_to_begun: int
     buckets: int
     changed: int
+    moved: int
 
     @property
     def outside(self) -> dict[str, float]:
@@ -258,7 +298,7 @@ class StepProfile:
             "down": self.down, "later": self.later, "waiting": self.waiting, "launches": sum(self.launches.values()),
             "launches_a_layer": sum(self.layer.values()), "launches_outside": sum(self.outside.values()),
             "begun": self.begun, "given_up": self.given_up, "sent_to_begun": self.sent_to_begun,
-            "buckets": self.buckets, "changed": self.changed,
+            "buckets": self.buckets, "changed": self.changed, "moved": self.moved,
             "by_operation": {"launches": self.launches, "a_layer": self.layer, "outside": self.outside},
         }  # fmt: skip
 
@@ -282,7 +322,7 @@ def profile_steps(device: str, estimator: str, savings: Savings) -> StepProfile:
         dict(copied.down), dict(copied.later), dict(copied.waiting), {name: busiest.launches[name] for name in names},
         {name: count for name, count in added.items() if count},
         len(begun), sum(step.given_up for step in begun), sum(step.up.total() for step in begun),
-        len({step.bucket for step in begun}), changed_steps(begun),
+        len({step.bucket for step in begun}), *changed_steps(begun),
     )  # fmt: skip
 
 
@@ -355,8 +395,8 @@ def _table(facts: dict[str, Any]) -> Iterator[str]:
     )
     yield (
         f"steps begun with the streams of the step before: {facts['begun']}, {facts['given_up']} in vain; "
-        f"{facts['sent_to_begun']} copies to the device; {facts['changed']} that a graph could not replay, in "
-        f"{facts['buckets']} buckets"
+        f"{facts['sent_to_begun']} copies to the device; {facts['changed']} with other calls and "
+        f"{facts['moved']} with other addresses than the first of their bucket, in {facts['buckets']} buckets"
     )
     for name, count in Counter(facts["waiting"]).most_common():
         yield f"  waits for the device: {name} {count}"

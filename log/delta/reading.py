@@ -123,11 +123,14 @@ class TableReading(TableVersions):
         where: pc.Expression | None = None,
         paths: Sequence[str] | None = None,
         coded: bool = False,
+        compared: Sequence[str] = (),
     ) -> pa.Table:
         """Return the visible rows in some columns, with page checksums verified.
 
         Columns that were added later are null for ``where`` in rows of older files. ``paths`` are some of the visible
-        files. With ``coded``, texts are dictionaries, which may differ between chunks.
+        files. With ``coded``, texts are dictionaries, which may differ between chunks. The columns ``compared`` are
+        those of ``where``: they are coded after the read, since Arrow skips no part of a file by the bounds of a column
+        that is read as dictionaries.
 
         Raises:
             InputError: A file is missing or damaged.
@@ -135,7 +138,10 @@ class TableReading(TableVersions):
         table = snapshot.table
         texts = [name for name in columns if coded and TABLES[table].schema.field(name).type == pa.string()]
         try:
-            rows = self.dataset(snapshot, paths, texts).to_table(columns=list(columns), filter=where)
+            plain = {*texts} & {*compared}
+            rows = self.dataset(snapshot, paths, {*texts} - plain).to_table(columns=list(columns), filter=where)
+            for name in plain:
+                rows = rows.set_column(rows.column_names.index(name), name, rows[name].dictionary_encode())
             return _filled(table, rows, _declared(table, texts))
         except _DAMAGED as error:
             raise self._is_damaged(table, paths, error) from None
