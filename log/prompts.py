@@ -68,29 +68,26 @@ def kept_row(unit: Mapping[str, Any], kept: KeptEntries) -> dict[str, Any]:
     }
 
 
-class PromptRows:
-    """Appends rows of table ``prompts``; rows whose keys the table has are passed over, even with other values."""
+def append_prompts(folder: DeltaFolder, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Append rows of table ``prompts`` by one commit, unless it has their keys, even with other values.
 
-    def __init__(self, folder: DeltaFolder) -> None:
-        self._folder = folder
+    Returns how many rows are new.
+    """
+    given = {tuple(row[name] for name in _NAMES): row for row in rows}
+    new: list[Mapping[str, Any]] = []
 
-    def append(self, rows: Iterable[Mapping[str, Any]]) -> int:
-        """Append rows by one commit; return how many are new."""
-        given = {tuple(row[name] for name in _NAMES): row for row in rows}
-        new: list[Mapping[str, Any]] = []
+    def attempt(loaded: Snapshot) -> Commit | None:
+        known = folder.of_files(loaded, _NAMES, _keys)
+        keys = [key for key in given if not any(key in of_file for of_file in known.values())]
+        new[:] = [given[key] for key in keys]
+        if not new:
+            return None
+        file = folder.put_rows("prompts", pa.Table.from_pylist(new, schema=PROMPTS.schema))
+        return Commit([file], guards((f"kvdrift.prompts-{key!r}", 1) for key in keys))
 
-        def attempt(loaded: Snapshot) -> Commit | None:
-            known = self._folder.of_files(loaded, _NAMES, _keys)
-            keys = [key for key in given if not any(key in of_file for of_file in known.values())]
-            new[:] = [given[key] for key in keys]
-            if not new:
-                return None
-            file = self._folder.put_rows("prompts", pa.Table.from_pylist(new, schema=PROMPTS.schema))
-            return Commit([file], guards((f"kvdrift.prompts-{key!r}", 1) for key in keys))
-
-        if given:
-            self._folder.commit("prompts", attempt)
-        return len(new)
+    if given:
+        folder.commit("prompts", attempt)
+    return len(new)
 
 
 def _keys(rows: pa.Table) -> frozenset[tuple[Any, ...]]:

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from log.compaction import GATHERED_ROWS, compact, delete_replaced, gather
 from log.conform import conform
-from log.prompts import PromptRows, kept_row
+from log.prompts import append_prompts, kept_row
 from log.readable_store import ReadableStore
 from log.small_tables import KEYED, append_new_rows
 from log.units.commits import UnitCommits
@@ -61,7 +61,6 @@ class Store(ReadableStore):
     def __init__(self, location: str | Path) -> None:
         super().__init__(location)
         self._commits = UnitCommits(self._folder, self._units)
-        self._prompts = PromptRows(self._folder)
         self._current: set[str] = set()  # tables seen with all declared columns; no table loses a column
 
     @classmethod
@@ -93,7 +92,7 @@ class Store(ReadableStore):
         """
         self._prepare("units", "events", "prompts")
         # Prompts first: a visible unit then has its kept entries. Kept entries of a refused unit are never read.
-        self._prompts.append(kept_row(unit.record, kept) for unit in units for kept in unit.kept)
+        append_prompts(self._folder, (kept_row(unit.record, kept) for unit in units for kept in unit.kept))
         return self._commits.append(units)
 
     def stored_units(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
@@ -103,7 +102,7 @@ class Store(ReadableStore):
     def append_prompts(self, rows: Iterable[Mapping[str, Any]]) -> int:
         """Append rows of ``prompts`` unless the table has their keys; return how many are new."""
         self._prepare("prompts")
-        return self._prompts.append(rows)
+        return append_prompts(self._folder, rows)
 
     def adopt_units(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
         """Make lost events visible again; ``UnitCommits.adopt`` describes arguments and result."""

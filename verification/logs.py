@@ -76,9 +76,6 @@ def named_files(store: Store, table: str) -> set[str]:
 
 
 def _everything_below(folder: str) -> Iterator[PurePath]:
-    if is_local(folder):
-        yield from (path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file())
-        return
     filesystem, root = filesystem_of(folder)
     for found in filesystem.get_file_info(pyarrow.fs.FileSelector(root, allow_not_found=True, recursive=True)):
         if found.is_file:

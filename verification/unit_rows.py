@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from log.store import Unit
-from log.units.unit import DERIVED_TABLES, conform_unit
+from log.units.unit import DERIVED_TABLES, OF_STORE, conform_unit
 from schema.errors import InputError
 from schema.tables import GROUP_KEY, TABLES, UNIT_MOMENTS
 from transforms.segments import COVERED
@@ -19,9 +19,6 @@ from transforms.segments import COVERED
 if TYPE_CHECKING:
     from log.store import Store
     from verification.files import UnitRecord
-
-
-_OF_STORE: Final = ("unit", "event_rows", "events_sha256")  # columns of ``units`` that the store itself fills in
 
 
 def covered_versions(store: Store) -> dict[str, int]:
@@ -63,7 +60,7 @@ def checked_events(record: UnitRecord, events: pa.Table) -> pa.Table:
     wanted = record["event_rows"]
     if wanted is not None and events.num_rows != wanted:
         raise InputError(f"has {events.num_rows:,} of {wanted:,} rows")
-    given = {name: value for name, value in record.items() if name not in _OF_STORE}
+    given = {name: value for name, value in record.items() if name not in OF_STORE}
     found, rows = conform_unit(Unit(given, events.drop_columns("unit")))
     digest = record["events_sha256"]
     if digest is not None and digest != found["events_sha256"]:

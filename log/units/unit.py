@@ -29,7 +29,8 @@ DERIVED_TABLES: Final = tuple(table for tables in DERIVED.values() for table in 
 SPAN: Final = (*GROUP_KEY, "action_revision", "estimator", "first_replicate", "replicates")
 """The columns of ``units`` from which a unit's number is computed."""
 
-_NUMBERED = ("unit", "event_rows", "events_sha256")  # columns that the store fills in, not the generator
+OF_STORE: Final = ("unit", "event_rows", "events_sha256")
+"""The columns of ``units`` that the store fills in, not the generator."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,11 @@ def events_sha256(events: pa.Table) -> str:
     return digest.hexdigest()
 
 
+def counted_events(events: pa.Table) -> dict[str, Any]:
+    """Return the columns of ``units`` that follow from a unit's events, which may be in any order."""
+    return {"event_rows": events.num_rows, "events_sha256": events_sha256(in_order(events))}
+
+
 def in_order(events: pa.Table) -> pa.Table:
     """Sort a unit's events as its digest needs them: by replicate, a scan before its branch, and position."""
     branch = pc.equal(events["kind"].cast(pa.string()), BRANCH)
@@ -125,18 +131,13 @@ def _with_revision(events: pa.Table, revision: int) -> pa.Table:
     return events.append_column("action_revision", pa.repeat(pa.scalar(revision, pa.int32()), len(events)))
 
 
-def with_defaults(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a ``units`` record of an older schema version, completed by the defaults of the columns that it lacks."""
-    return UNITS.defaults | record
-
-
 def _conform_record(record: dict[str, Any]) -> dict[str, Any]:
     for name, value in record.items():
         if name not in UNITS.columns:
             raise InputError(f"units: unknown field '{name}'; {nearest(name, UNITS.columns)}")
-        if name in _NUMBERED and value is not None:
+        if name in OF_STORE and value is not None:
             raise InputError(f"units: {name} is {value!r}, must be null: the store fills it in")
-    given = dict.fromkeys(UNITS.columns) | with_defaults(record)
+    given = dict.fromkeys(UNITS.columns) | UNITS.defaults | record
     record = {field.name: _value(field, given[field.name]) for field in UNITS.schema}
     if record["estimator"] not in DERIVED:
         raise InputError(f"units: estimator is '{record['estimator']}'; {nearest(record['estimator'], DERIVED)}")
