@@ -32,17 +32,8 @@ def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int, block: int) -> Te
 # Triton's front end evaluates annotations, and knows no others than its own.
 @triton.jit  # type: ignore[untyped-decorator]
 def _sum_pairs(  # type: ignore[no-untyped-def]
-    laws,
-    rows,
-    sums,
-    law_stride,
-    row_stride,
-    size,
-    absorbed_token,
-    pairs,
-    blocks,
-    BLOCK: tl.constexpr,  # noqa: N803 - a compile-time constant
-):
+    laws, rows, sums, law_stride, row_stride, size, absorbed_token, pairs, blocks, BLOCK: tl.constexpr,
+):  # fmt: skip
     pair, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = place * BLOCK + tl.arange(0, BLOCK)
     row_p, row_q = tl.load(rows + pair), tl.load(rows + row_stride + pair)

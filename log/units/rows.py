@@ -8,7 +8,7 @@ nothing is missing and no file is read.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from log.units.numbers import NUMBERED, keys_of, numbers_of, with_numbers
 from log.units.unit import DERIVED, SPAN
 from schema.rows import Flags, Wide
-from schema.tables import PLAIN
+from schema.tables import PLAIN, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -55,25 +55,18 @@ class UnitCounts:
     @classmethod
     def all(cls, parts: Sequence[UnitCounts]) -> UnitCounts:
         """Concatenate the units of several files."""
-        if not parts:
-            none = np.zeros(0, dtype=np.int64)
-            return cls(none, np.zeros(0, dtype=np.bool_), none, none, none)
-        names = ("number", "swrb", "replicates", "horizon", "event_rows")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        parts = [cls.of(UNITS.schema.empty_table()), *parts]
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def rows_in(self, table: str) -> Wide:
         """Return how many rows each unit has in a table, int64 [units], 0 without any; ``_UNKNOWN`` if unknown."""
         if table == "events":
             return self.event_rows
-        if table == "unit_moments":
-            return np.where(self.swrb, 0, 1)
-        if table == "trajectories":
-            return np.where(self.swrb, 0, self.replicates)
-        if table == "steps":
-            return np.where(self.swrb, 0, self.event_rows)
-        if table == "branchings":
-            return np.where(self.swrb, self.replicates, 0)
-        return np.where(self.swrb, self.replicates * self.horizon, 0)
+        rows, of_swrb = {
+            "unit_moments": (1, False), "trajectories": (self.replicates, False), "steps": (self.event_rows, False),
+            "branchings": (self.replicates, True), "branching_depths": (self.replicates * self.horizon, True),
+        }[table]  # fmt: skip
+        return np.where(self.swrb == of_swrb, rows, 0)
 
     def total(self, table: str, without: Wide | None = None) -> int | None:
         """Return how many rows all units (or all except ``without``) have in a table; None if a number is unknown."""
