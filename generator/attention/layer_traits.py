@@ -1,4 +1,4 @@
-"""Properties of layers that selectors may need to know."""
+"""The layers of a network that have attention, and properties of layers that selectors may need to know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Small random-weight models for checks, with laws far from uniform, and with EOS tokens that often end a side."""
+"""Models for checks: small random-weight models, and the embedded model with a document.
+
+Random-weight models have laws far from uniform, and EOS tokens that often end a side.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of subjects of checks: a selector, codec or policy, as a study names it."""
+"""A check and its outcome; and what is checked: a selector, codec or policy, as a study names it."""
 
 from __future__ import annotations
 

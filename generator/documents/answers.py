@@ -3,6 +3,9 @@
 RULER (NVIDIA/RULER: ``scripts/eval/synthetic/constants.py``) searches its answers in the text without regard to case:
 ``all`` is the share of answers that occur, for needles, variables and words; ``part`` is 1 if any answer occurs, for
 questions.
+
+A continuation is decoded up to its EOS, without the prompt and without special tokens. The token of a character is
+found by decoding beginnings of the continuation, since a byte-level tokenizer may need several tokens for a letter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The interface of a document source: it lists candidates before anything is tokenized, and makes documents of some."""
+"""The interface of a document source: it lists candidates before anything is tokenized, and makes documents of some.
+
+Of a study that has documents already, strata take these first, whatever the order of their source.
+"""
 
 from __future__ import annotations
 

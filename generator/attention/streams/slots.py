@@ -1,6 +1,6 @@
-"""Bookkeeping of slots: in which slot each open stream is, and which suffixes are copied where.
+"""Slots of streams: in which slot each open stream is, which suffixes are copied where, and the suffixes' buffers.
 
-Everything is in integers on the CPU. ``generator.attention.shared_prefix`` does the copies on the devices.
+The bookkeeping is in integers on the CPU. ``generator.attention.shared_prefix`` has the copies done on the devices.
 """
 
 from __future__ import annotations

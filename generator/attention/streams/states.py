@@ -3,6 +3,9 @@
 Layers of transformers ask a cache for a state by the layer's number and the state's number within the layer, and write
 states back. A prompt has its states once, after its last token. Every stream has a copy of its own, of constant size.
 Keys and values do not go through these objects: attention layers get back what they hand over.
+
+Sizes of states are computed from ``config.json``. For families that are not known here, states count as 0 bytes before
+a model is loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface of every kind of server: its report of itself, and the law after some tokens."""
+"""The interface of every kind of server: its report of itself, and the law after some tokens, which must be whole."""
 
 from __future__ import annotations
 
