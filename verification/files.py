@@ -24,6 +24,9 @@ from schema.tables import TABLES
 if TYPE_CHECKING:
     from log.store import Store
 
+UnitRecord = dict[str, Any]  # a row of ``units``, by column
+_MISSING = "the file is missing or cannot be read, must be there"
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -61,11 +64,6 @@ class Verified:
 def number_of(number: int, name: str) -> str:
     """Return a number with its noun: ``1 unit``, ``3,000 units``."""
     return f"{number:,} {name if number == 1 else f'{name}s'}"
-
-
-UnitRecord = dict[str, Any]  # a row of ``units``, by column
-
-_MISSING = "the file is missing or cannot be read, must be there"
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ _NAMED = 3  # units that one fault names
 _GROUP = (*GROUP_KEY, "action_revision")
 _DOCUMENT = ("study", "model", "doc", "document_revision")
 _CITING = ("study", "model", "events_version", "plan_sha256", "status")
+_Ranges = Mapping[tuple[Any, ...], list[tuple[int, int, int]]]  # first replicate, one past the last, horizon
 
 
 def check_owners(records: Mapping[int, UnitRecord], documents: pa.Table, actions: pa.Table) -> Verified:
@@ -167,9 +168,6 @@ def _listed(units: list[UnitRecord]) -> str:
     names = sorted(map(unit_name, units))
     named = ", ".join(f"unit {name}" for name in names[:_NAMED])
     return f"{named} and {len(units) - _NAMED} more" if len(units) > _NAMED else named
-
-
-_Ranges = Mapping[tuple[Any, ...], list[tuple[int, int, int]]]  # first replicate, one past the last, horizon
 
 
 def check_scores(table: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table) -> Verified:

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from log.store import Store
     from verification.files import UnitRecord
 
+# A derivation on another machine may add up in another order. A sum of n terms of one sign then differs by at most
+# n 2^-53 of its value; the longest sums here have 2 H terms. EOS gaps have terms of both signs of at most 1 / H each:
+# their sums differ by at most n 2^-53.
+ROUNDING = 1e-12
+_OF_THE_UNIT = (*GROUP_KEY, "action_revision", "unit")
+
 
 def covered_versions(store: Store) -> dict[str, int]:
     """Return the events version through which each derived table says that it is complete; -1 if it says nothing.
@@ -75,13 +81,6 @@ def by_unit(rows: pa.Table, numbers: Sequence[int]) -> Iterator[pa.Table]:
     rows, found = rows.take(pa.array(order)), found[order]
     for begin, end in zip(np.searchsorted(found, numbers), np.searchsorted(found, numbers, side="right"), strict=True):
         yield rows.slice(begin, end - begin)
-
-
-# A derivation on another machine may add up in another order. A sum of n terms of one sign then differs by at most
-# n 2^-53 of its value; the longest sums here have 2 H terms. EOS gaps have terms of both signs of at most 1 / H each:
-# their sums differ by at most n 2^-53.
-ROUNDING = 1e-12
-_OF_THE_UNIT = (*GROUP_KEY, "action_revision", "unit")
 
 
 def first_difference(table: str, stored: pa.Table, derived: pa.Table) -> str | None:

@@ -15,6 +15,11 @@ from generator.selectors.parameters import Value
 from log.store import Unit
 from schema.errors import InputError, KvdriftError, OperationError, failure_of
 
+Part = TypeVar("Part")
+
+FIRST, ALONE = "first", "alone"
+"""The names of two prompts of equal length, which no other check uses."""
+
 
 class HasPart(Protocol):
     """The object that a check tries: ``generator.checks.tried``."""
@@ -60,12 +65,6 @@ def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - as assert ta
     """Raise an error with ``otherwise`` unless ``holds``."""
     if not holds:
         raise OperationError(otherwise)
-
-
-Part = TypeVar("Part")
-
-FIRST, ALONE = "first", "alone"
-"""The names of two prompts of equal length, which no other check uses."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,10 @@ from schema.document import ALL_ANSWERS, ANY_ANSWER
 
 _QUESTIONS = {"ruler": ("qa_1", "qa_2"), "helmet": ("nq", "triviaqa", "hotpotqa", "popqa")}
 _CITATIONS = {"helmet": ("asqa", "qampari")}  # which are judged by more than whether an answer occurs
+Tokens = tuple[int, ...]
+
+Decode = Callable[[Sequence[Tokens]], list[str]]
+"""A function that decodes several continuations at once."""
 
 
 def task_scoring(source: str, task: str) -> str | None:
@@ -62,11 +66,6 @@ def answer_characters(text: str, answers: Sequence[str], scoring: str) -> tuple[
         begin = sum(at <= begin for at in ends)
         end = sum(at < end for at in ends) + 1
     return begin, end
-
-
-Tokens = tuple[int, ...]
-Decode = Callable[[Sequence[Tokens]], list[str]]
-"""A function that decodes several continuations at once."""
 
 
 @dataclass(frozen=True)

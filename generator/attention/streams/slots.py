@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 _NONE = torch.empty(0, dtype=torch.int64)
+_CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of suffixes copied at once
+Suffixes = list[Tensor]  # keys and values of one layer
 
 
 class StreamSlots:
@@ -95,11 +97,6 @@ class StreamSlots:
             length = max(length, self._waiting_length)
             self._parked_slots, self._waiting_length = places, 0
         return source, target, length
-
-
-_CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of suffixes copied at once
-
-Suffixes = list[Tensor]  # keys and values of one layer
 
 
 def suffix_buffers(layers: Sequence[Sequence[Tensor]], slots: int, horizon: int) -> tuple[list[Tensor], list[Suffixes]]:

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 _Place = tuple[str, int, int]  # what kind of state, the layer's number, the state's number within it
 _CONVOLUTION, _RECURRENT = "convolution", "recurrent"
+_RECURRENT_BYTES = 4  # recurrent states are float32, whatever the model's dtype
 
 
 class LayerStates:
@@ -122,9 +123,6 @@ class StreamStates(LayerStates):
     def _beyond_rows(self, slots: Tensor) -> Tensor:
         """Return the places of slots; parked streams are behind the rows without a stream."""
         return torch.where(slots >= self._streams, slots + self._spare, slots)
-
-
-_RECURRENT_BYTES = 4  # recurrent states are float32, whatever the model's dtype
 
 
 def layers_without_attention(config: Mapping[str, Any]) -> int:
