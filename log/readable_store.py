@@ -48,7 +48,6 @@ class ReadableStore:
         Raises:
             InputError: There is no store, or it has a newer schema version.
             DamagedStoreError: Commits are damaged or lost.
-
         """
         store = cls(location)
         store.version("events")
@@ -114,7 +113,6 @@ class ReadableStore:
 
         Raises:
             InputError: The table, a column or the version is unknown, or a file is missing or damaged.
-
         """
         loaded = self._load(table, version)
         declared = TABLES[table].columns

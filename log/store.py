@@ -72,7 +72,6 @@ class Store(ReadableStore):
         Raises:
             InputError: The store cannot be written.
             DamagedStoreError: Commits are damaged or lost.
-
         """
         store = cls(location)
         store._folder.check_nothing_lost()

@@ -17,7 +17,6 @@ def chosen_study(store: ReadableStore, study: str | None = None, model: str | No
         store: A store with documents.
         study: The value of ``--study``; None if the store has one study.
         model: The value of ``--model``; None if the study has one model.
-
     """
     there = {(row["study"], row["model"]) for row in store.read("documents", columns=["study", "model"]).to_pylist()}
     if not there:

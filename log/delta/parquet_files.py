@@ -100,7 +100,6 @@ class DataFiles:
         Raises:
             InputError: Writing is not permitted.
             OperationError: Writing failed for another reason.
-
         """
         target = join(self._root, table, path)
         try:
