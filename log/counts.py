@@ -84,11 +84,16 @@ class Counts(NamedTuple):
     def of_study(self, study: str, model: str) -> Counts:
         """Return the counts of one study and model."""
         own = (study, model)
-        return Counts(
-            *(Counter({of: n for of, n in part.items() if of[:2] == own}) for part in (self.documents, self.generated)),
-            *(Counter({of: n for of, n in part.items() if of[0][:2] == own}) for part in (self.units, self.current)),
-            Counter({of: n for of, n in self.scores.items() if of[:2] == own}),
+        documents, generated = (
+            Counter({place: count for place, count in part.items() if place[:2] == own})
+            for part in (self.documents, self.generated)
         )
+        units, current = (
+            Counter({(place, held): count for (place, held), count in part.items() if place[:2] == own})
+            for part in (self.units, self.current)
+        )
+        scores = Counter({scored: count for scored, count in self.scores.items() if scored[:2] == own})
+        return Counts(documents, generated, units, current, scores)
 
 
 def stored_counts(

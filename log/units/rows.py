@@ -62,10 +62,11 @@ class UnitCounts:
         """Return how many rows each unit has in a table, int64 [units], 0 without any; ``_UNKNOWN`` if unknown."""
         if table == "events":
             return self.event_rows
-        rows, of_swrb = {
+        rows_of: dict[str, tuple[Wide | int, bool]] = {
             "unit_moments": (1, False), "trajectories": (self.replicates, False), "steps": (self.event_rows, False),
             "branchings": (self.replicates, True), "branching_depths": (self.replicates * self.horizon, True),
-        }[table]  # fmt: skip
+        }  # fmt: skip
+        rows, of_swrb = rows_of[table]
         return np.where(self.swrb == of_swrb, rows, 0)
 
     def total(self, table: str, without: Wide | None = None) -> int | None:
