@@ -139,7 +139,10 @@ class TableReading(TableVersions):
         texts = [name for name in columns if coded and TABLES[table].schema.field(name).type == pa.string()]
         try:
             plain = {*texts} & {*compared}
-            rows = self.dataset(snapshot, paths, {*texts} - plain).to_table(columns=list(columns), filter=where)
+            try:
+                rows = self.dataset(snapshot, paths, {*texts} - plain).to_table(columns=list(columns), filter=where)
+            except pa.ArrowNotImplementedError:  # another program's string views, which Arrow does not compare
+                rows, plain = self.dataset(snapshot, paths, texts).to_table(columns=list(columns), filter=where), set()
             for name in plain:
                 rows = rows.set_column(rows.column_names.index(name), name, rows[name].dictionary_encode())
             return _filled(table, rows, _declared(table, texts))
