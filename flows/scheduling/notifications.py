@@ -39,7 +39,7 @@ def each_tagged_run(tag: str) -> dict[str, Any]:
     """Return the arguments of a trigger that is about every single flow run with a tag."""
     from prefect.events.schemas.events import ResourceSpecification  # noqa: PLC0415 - Prefect takes seconds
 
-    tagged = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{tag}"}
+    tagged: dict[str, Any] = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{tag}"}
     return {
         "match": ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
         "match_related": ResourceSpecification(tagged), "for_each": {"prefect.resource.id"}, "threshold": 1,
