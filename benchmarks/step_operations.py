@@ -36,8 +36,17 @@ Call = tuple[Any, ...]
 
 
 @dataclass
+class Recorded:
+    """What a CUDA graph of a step would hold fast."""
+
+    calls: list[Call] = field(default_factory=list)  # all on the device, in order, without copies from and to the host
+    addresses: list[int] = field(default_factory=list)  # of memory that the operations use and do not allocate
+    allocated: set[int] = field(default_factory=set)  # the addresses of memory that the operations allocate
+
+
+@dataclass
 class StepOperations:
-    """The operations of one decoding step, sorted by what they cost the host; views are among ``calls`` alone."""
+    """The operations of one decoding step, sorted by what they cost the host; views are recorded alone."""
 
     up: Counter[str] = field(default_factory=Counter)  # copies to the device
     down: Counter[str] = field(default_factory=Counter)  # copies to the host, which waits for each at once
@@ -46,7 +55,7 @@ class StepOperations:
     launches: Counter[str] = field(default_factory=Counter)
     begun: bool = False  # with the streams of the step before
     given_up: bool = False  # begun in vain
-    calls: list[Call] = field(default_factory=list, compare=False)  # all operations, in order, without copies
+    recorded: Recorded = field(default_factory=Recorded, compare=False)
 
     @property
     def copies(self) -> int:
@@ -54,15 +63,18 @@ class StepOperations:
         return self.up.total() + self.down.total() + self.later.total() + self.waiting.total()
 
     @property
-    def bucket(self) -> Call | None:
-        """The first attention to prompts, whose arguments hold the numbers of rows, tiles and partial results."""
-        return next((call for call in self.calls if call[0] == "kvdrift::prompt_attention"), None)
+    def bucket(self) -> Sequence[Call | None]:
+        """The first attention to prompts and comparison of laws: numbers of rows, tiles, partial results and draws."""
+        kinds = ("kvdrift::prompt_attention", "kvdrift::pair_sums")
+        return tuple(next((call for call in self.recorded.calls if call[0] == kind), None) for kind in kinds)
 
 
-def changed_steps(steps: Sequence[StepOperations]) -> int:
-    """Return how many steps that were begun do not repeat the first such step of their bucket, call by call."""
-    first: dict[Call | None, list[Call]] = {}
-    return sum(step.calls != first.setdefault(step.bucket, step.calls) for step in steps if step.begun)
+def changed_steps(steps: Sequence[StepOperations]) -> tuple[int, int]:
+    """Return how many steps that were begun do not repeat the first of their bucket, in calls and in addresses."""
+    first: dict[Sequence[Call | None], Recorded] = {}
+    pairs = [(step.recorded, first.setdefault(step.bucket, step.recorded)) for step in steps if step.begun]
+    changed = sum(one.calls != other.calls for one, other in pairs)
+    return changed, sum(one.addresses != other.addresses for one, other in pairs)
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -71,21 +83,29 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[StepOperations] = []
-        self._calls: list[Call] = []
+        self._recorded = Recorded()
+        self._given: dict[int, Any] = {}  # memory by its address, which is no other's as long as it is held here
 
     def next_step(self, *, begun: bool = False) -> None:
         """Count the following operations as another step; nothing is counted before the first call.
 
-        What follows a copy that is read later belongs to the calls of a step that is ``begun``.
+        What follows a copy that is read later belongs to the graph of a step that is ``begun``.
         """
-        self._calls = self._calls if begun else []
-        self.steps.append(StepOperations(begun=begun, calls=self._calls))
+        self._recorded = self._recorded if begun else Recorded()
+        self.steps.append(StepOperations(begun=begun, recorded=self._recorded))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.steps:
-            self._count(func, args, kwargs)
-        return func(*args, **kwargs)
+        if not self.steps:
+            return func(*args, **kwargs)
+        self._count(func, args, kwargs)
+        recorded, used = self._recorded, _memory((args, *kwargs.values()))
+        given = {address: memory for address, memory in used.items() if address not in recorded.allocated}
+        recorded.addresses += given
+        self._given |= given
+        result = func(*args, **kwargs)
+        recorded.allocated |= _memory([result]).keys() - used.keys()
+        return result
 
     def _count(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         step, name = self.steps[-1], func.name().partition(".")[0]
@@ -98,11 +118,11 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if source != ends_on_device:
                 later = not ends_on_device and (kwargs.get("non_blocking") or args[2:] == (True,))
                 (step.up if ends_on_device else step.later if later else step.down)[name] += 1
-                self._calls = [] if later else self._calls
+                self._recorded = Recorded() if later else self._recorded
                 return
         if not on_device and not ends_on_device:
             return
-        self._calls.append((name, *_described((*args, *kwargs.values()))))
+        self._recorded.calls.append((name, *_described((*args, *kwargs.values()))))
         if func.is_view:
             return
         if name in _WAITING or _waits_for_a_shape(name, args, kwargs):
@@ -121,8 +141,15 @@ def _waits_for_a_shape(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     return masks and any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in args[1])
 
 
+def _memory(arguments: Any) -> dict[int, Any]:
+    """Return the memory on devices that an operation's arguments use, by its address."""
+    tensors = [tensor for tensor in tensors_of(arguments) if tensor.device.type != "cpu"]
+    storages = [getattr(tensor, "held", tensor).untyped_storage() for tensor in tensors]
+    return {storage.data_ptr(): storage for storage in storages}
+
+
 def _described(arguments: Any) -> Iterator[Any]:
-    """Yield what a graph holds fast of an operation's arguments; addresses alone are left out."""
+    """Yield what a graph holds fast of an operation's arguments, except addresses."""
     for argument in arguments:
         if isinstance(argument, Tensor):
             yield tuple(argument.shape), argument.stride(), argument.storage_offset(), argument.dtype

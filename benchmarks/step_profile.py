@@ -13,9 +13,9 @@ Each number is that of the step with the most operations of its kind. "A layer" 
 outputs of these two layers are zero, so that both models draw the same tokens.
 
 A step either takes new streams from the host, or is begun with the streams of the step before. A CUDA graph can replay
-the second kind only if the step repeats another: the same operations, with the same shapes, strides, places and
-numbers. The profile counts steps that do not repeat the first one of their bucket. The steps of a bucket have the same
-numbers of rows, tiles and partial results.
+the second kind only if the step repeats another: the same operations, with the same shapes, strides, offsets and
+numbers, on memory at the same addresses. The profile counts steps that do not repeat the first one of their bucket. The
+steps of a bucket have the same numbers of rows, tiles and partial results, and draw in the same way.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def profile_steps(device: str, estimator: str, savings: Savings) -> dict[str, An
     added = {name: (deeper.launches[name] - busiest.launches[name]) / SILENT for name in names}
     outside = {name: busiest.launches[name] - LAYERS * added[name] for name in names}
     begun = [step for step in shallow if step.begun]
+    changed, moved = changed_steps(begun)
     return {
         "steps": len(shallow), "copies": copied.copies,
         "mean_copies": round(sum(step.copies for step in shallow) / len(shallow), 1),
@@ -110,7 +111,7 @@ def profile_steps(device: str, estimator: str, savings: Savings) -> dict[str, An
         "launches_outside": sum(outside.values()),
         "begun": len(begun), "given_up": sum(step.given_up for step in begun),
         "sent_to_begun": sum(step.up.total() for step in begun), "buckets": len({step.bucket for step in begun}),
-        "changed": changed_steps(begun),
+        "changed": changed, "moved": moved,
         "by_operation": {"launches": {name: busiest.launches[name] for name in names},
                          "a_layer": {name: count for name, count in added.items() if count},
                          "outside": {name: count for name, count in outside.items() if count}},
@@ -185,8 +186,8 @@ def _table(facts: dict[str, Any]) -> Iterator[str]:
     )
     yield (
         f"steps begun with the streams of the step before: {facts['begun']}, {facts['given_up']} in vain; "
-        f"{facts['sent_to_begun']} copies to the device; {facts['changed']} that a graph could not replay, in "
-        f"{facts['buckets']} buckets"
+        f"{facts['sent_to_begun']} copies to the device; {facts['changed']} with other calls and "
+        f"{facts['moved']} with other addresses than the first of their bucket, in {facts['buckets']} buckets"
     )
     for name, count in Counter(facts["waiting"]).most_common():
         yield f"  waits for the device: {name} {count}"

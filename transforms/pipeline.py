@@ -1,8 +1,9 @@
 """The Beam pipeline: from segments of events to files of derived tables, and one commit for each table and batch.
 
-This module has no arithmetic, and nothing special for any runner. Elements are segments. One map derives a segment and
-writes its files; one leaf writes a small record of the result. The driver counts the records and commits. If anything
-dies on the way, its files have no commit and stay invisible.
+This module has no arithmetic. Elements are groups of segments: one segment for runners with workers of their own, two
+for the runner in this process, which takes one element at a time. One map derives the segments of a group in threads
+and writes their files; one leaf writes a small record of the result. The driver counts the records and commits. If
+anything dies on the way, its files have no commit and stay invisible.
 
 Beam is imported only for more than a few segments; fewer are derived in this process.
 """
@@ -15,6 +16,7 @@ import importlib.util
 import logging
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,15 +28,15 @@ from transforms.records import read_records, record_folder, write_record
 from transforms.segments import SEGMENT_ROWS, DerivationReport, Segment, SegmentOutcome, commit, derive_segment, pending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 DEFAULT_RUNNER = "FnApiRunner"
 SEGMENTS_PER_RUN = 64  # per pipeline run and commit: bounds what a kill can cost
-_AT_ONCE = 2  # segments in this process, in threads: most of the time Arrow works or the disk syncs
+_AT_ONCE = 2  # segments in one process, in threads: most of the time Arrow works or the disk syncs
 _DASK_OPTIONS = ("--dask_partition_size=1",)  # a group is a task; by default 128 are
 
-NumberedSegment = tuple[int, Segment]
+Group = tuple[int, Sequence[Segment]]
 Late = Any  # a type or module of Beam's, not known before Beam is imported
 
 
@@ -80,20 +82,25 @@ def run_derivation(
     return replace(total, seconds=time.perf_counter() - begun)
 
 
-def derive_segments(segments: Late, location: str, folder: str) -> Late:
+def derive_groups(groups: Late, location: str, folder: str) -> Late:
     """Build the whole graph, with a single leaf that records each segment's outcome in ``folder``.
 
-    ``segments`` is a PCollection of (number, segment). A segment may come more than once, in any order. ``location`` is
+    ``groups`` is a PCollection of (number, segments). A group may come more than once, in any order. ``location`` is
     the store's location as workers see it.
     """
     beam = _beam()
-    return segments | "Derive" >> beam.Map(derive_numbered, location) | "Record" >> beam.Map(write_record, folder)
+    return groups | "Derive" >> beam.Map(derive_group, location) | "Record" >> beam.Map(write_record, folder)
 
 
-def derive_numbered(numbered: NumberedSegment, location: str) -> tuple[int, tuple[SegmentOutcome, ...]]:
-    """Derive one segment in the store at ``location``; runs on a worker."""
-    number, segment = numbered
-    return number, (derive_segment(_worker_store(location), segment),)
+def derive_group(group: Group, location: str) -> tuple[int, Sequence[SegmentOutcome]]:
+    """Derive the segments of a group in the store at ``location``; runs on a worker."""
+    number, segments = group
+    return number, _in_threads(location, segments)
+
+
+def _in_threads(location: str, segments: Sequence[Segment]) -> list[SegmentOutcome]:
+    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as threads:
+        return [*threads.map(functools.partial(derive_segment, _worker_store(location)), segments)]
 
 
 @functools.lru_cache(maxsize=1)
@@ -103,14 +110,15 @@ def _worker_store(location: str) -> Store:
 
 def _run_batch(location: str, batch: Sequence[Segment], runner: str, options: Sequence[str]) -> list[SegmentOutcome]:
     if len(batch) <= _AT_ONCE and runner == DEFAULT_RUNNER and not options:  # Beam would take longer than the work
-        with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as threads:
-            return [*threads.map(functools.partial(derive_segment, _worker_store(location)), batch)]
+        return _in_threads(location, batch)
     with _quiet_beam(), record_folder(location) as folder:
         beam = _beam()
         own = _DASK_OPTIONS if _is_dask(runner) else ()
         flags = _beam("options.pipeline_options").PipelineOptions([*own, *options])  # without a list, sys.argv
         pipeline = beam.Pipeline(runner=_beam_runner(runner), options=flags)
-        derive_segments(pipeline | "Segments" >> beam.Create([*enumerate(batch)]), location, folder)
+        size = _AT_ONCE if runner == DEFAULT_RUNNER else 1
+        groups = enumerate(batch[at : at + size] for at in range(0, len(batch), size))
+        derive_groups(pipeline | "Groups" >> beam.Create([*groups]), location, folder)
         try:
             _run_to_the_end(pipeline)
         except Exception as error:  # a runner raises whatever its workers and its own machinery raise

@@ -24,15 +24,15 @@ def are_fused(savings: Savings, device: str) -> bool:
     return torch.device(device).type == "cuda" and fused_fault(torch.device(device)) is None
 
 
-def fused_draws(laws: Tensor, rows: Tensor, reference: Tensor, u: Tensor, absorbed_token: int) -> Tensor:
+def fused_draws(laws: Tensor, rows: Tensor, u: Tensor, reference: Tensor, absorbed_token: int) -> Tensor:
     """Draw the references' tokens and the pairs' tokens, and compare laws.
 
     Args:
         laws: [streams, V].
         rows: Pairs of laws, p above q, int64 [2, R + 2P]: nothing and the law of each of R references, the two laws of
             each of P pairs, and for each pair two more laws to compare. If both are one row, their distance is 0.
-        reference: The reference of each pair, int64 [P].
         u: Uniforms [R + 2P]: for the references' tokens, the pairs' residual tokens, and acceptance.
+        reference: The reference of each pair, int64 [P].
         absorbed_token: The token that an ended side emits.
 
     Returns:

@@ -9,91 +9,93 @@ again with new streams, which writes over everything that it has written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from generator.coupling.fused_draws import fused_draws
 from generator.coupling.kernels import StreamKernels
 from generator.coupling.step_indices import Arrival
 from generator.coupling.streams import DistinctStreams
 
 
 class FusedSteps:
-    """The draws of all positions, by ``fused_draws``.
+    """The draws of all positions.
 
     Args:
         kernels: The laws.
-        pair_reference: The reference of each pair, int64 [pairs].
-        uniforms: On the laws' device, for each position those of ``fused_draws``, [H, references + 2 pairs].
-        absent: The token that an ended side emits.
+        draw: Returns the draws of a position, of any shape, from its laws [streams, V], ``rows`` as given to ``step``,
+            and its uniforms. The draws contain the next token of each stream.
+        uniforms: Those of each position, [H, ...], on the laws' device.
+        most: The most streams that can be open at once.
     """
 
-    def __init__(self, kernels: StreamKernels, pair_reference: Tensor, uniforms: Tensor, absent: int) -> None:
-        self._kernels, self._ahead, self._uniforms, self._absent = kernels, kernels.ahead, uniforms, absent
-        self._reference = pair_reference.to(kernels.device)
-        self._wanted, pairs = uniforms.shape[1], len(pair_reference)
-        references = self._wanted - 2 * pairs
-        # Of each stream that may be wanted, the place of its token among the results of ``fused_draws``.
-        self._drawn = torch.cat([torch.arange(references), pair_reference, references + torch.arange(pairs)])
+    def __init__(
+        self, kernels: StreamKernels, draw: Callable[[Tensor, Tensor, Tensor], Tensor], uniforms: Tensor, most: int
+    ) -> None:
+        self._kernels, self._ahead, self._draw = kernels, kernels.ahead, draw
+        self._uniforms, self._most = uniforms, most
         self._column, self._streams, self._rows = -1, -1, torch.empty(0)
         self._same = False  # whether the streams and rows of this position equal those of the last position
-        self._begun: Tensor | None = None  # the draws of the next position, on the device
+        self._begun = False  # whether the draws of the next position are computed already
+        self._found = torch.empty(0)  # draws, on the device; those of equal shapes lie at the same place
 
-    def open(self, streams: DistinctStreams, wanted: Tensor, rows: Tensor) -> Tensor:
+    def open(self, streams: DistinctStreams, places: Tensor, rows: Tensor) -> Tensor:
         """Start the streams at the prompt and return the draws of position 1; arguments are those of ``step``."""
-        self._prepare(0, streams, wanted, rows)
-        return self._read(self._drawn_by(self._kernels.open(streams.cache.tolist())))
+        self._prepare(0, streams, places, rows)
+        self._find(self._kernels.open(streams.cache.tolist()))
+        return self._read()
 
-    def step(self, column: int, streams: DistinctStreams, wanted: Tensor, rows: Tensor) -> Tensor:
+    def step(self, column: int, streams: DistinctStreams, places: Tensor, rows: Tensor) -> Tensor:
         """Advance every stream by one position and return the position's draws.
 
         Args:
             column: The position, from 0.
             streams: The streams of the position.
-            wanted: Which of all streams that may be wanted are, bool [references + 2 pairs].
-            rows: The rows of laws to compare, as ``fused_draws`` takes them.
+            places: The place of each stream's token among the draws of the last position, int64 [streams].
+            rows: The rows of laws that the draws are from, int64 of any shape, on the CPU.
 
         Returns:
-            The result of ``fused_draws``, on the CPU; nothing if no stream is open.
+            The draws, on the CPU; nothing if no stream is open.
         """
-        self._prepare(column, streams, wanted, rows)
-        found = self._begun
-        if found is None:
+        self._prepare(column, streams, places, rows)
+        if not self._begun:
             self._kernels.select(streams.row)
             laws = self._kernels.advance(streams.token)
             if not self._streams:
                 return torch.empty(0)
-            found = self._drawn_by(laws)
-        return self._read(found)
+            self._find(laws)
+        return self._read()
 
-    def _prepare(self, column: int, streams: DistinctStreams, wanted: Tensor, rows: Tensor) -> None:
+    def _prepare(self, column: int, streams: DistinctStreams, places: Tensor, rows: Tensor) -> None:
         """Give the position up if it was begun with other streams, and let the next call send what it needs."""
         stay = self._streams >= 0 and torch.equal(streams.row, torch.arange(self._streams))
         self._same = stay and torch.equal(rows, self._rows)
         self._column, self._streams, self._rows = column, len(streams.row), rows
-        if self._begun is not None and self._ahead is not None:
+        if self._begun and self._ahead is not None:
             if self._same:
                 return
             self._ahead.give_up()
-            self._begun = None
-        tokens = self._drawn[wanted][streams.member]
-        unused = tokens.new_zeros(self._wanted - len(tokens))
-        self._kernels.send(torch.cat([rows.flatten(), torch.tensor([column]), tokens, unused]))
+            self._begun = False
+        unused = places.new_zeros(self._most - len(places))
+        self._kernels.send(torch.cat([rows.flatten(), torch.tensor([column]), places, unused]))
 
-    def _read(self, found: Tensor) -> Tensor:
+    def _read(self) -> Tensor:
         """Return draws of this position, and begin the next position before the host waits for these draws."""
-        arrival, self._begun = Arrival(found), None
+        arrival, self._begun = Arrival(self._found), False
         if self._same and self._ahead is not None and self._column + 1 < len(self._uniforms):
-            _, column, tokens = self._sent()
+            _, column, places = self._sent()
             column.add_(1)
-            self._begun = self._drawn_by(self._ahead.follow(found[tokens].long()))
+            self._find(self._ahead.follow(self._found.flatten()[places].long()))
+            self._begun = True
         return arrival.wait()
 
-    def _drawn_by(self, laws: Tensor) -> Tensor:
+    def _find(self, laws: Tensor) -> None:
         rows, column, _ = self._sent()
         uniforms = self._uniforms.index_select(0, column).squeeze(0)
-        return fused_draws(laws, rows.view(2, -1), self._reference, uniforms, self._absent)
+        found = self._draw(laws, rows.view(self._rows.shape), uniforms)
+        self._found = self._found.copy_(found) if found.shape == self._found.shape else found
 
     def _sent(self) -> tuple[Tensor, ...]:
         """Return rows, position, and the places of the streams' tokens, on the laws' device."""
-        return torch.split(self._kernels.sent, [2 * self._wanted, 1, self._wanted])
+        return torch.split(self._kernels.sent, [self._rows.numel(), 1, self._most])

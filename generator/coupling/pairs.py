@@ -10,6 +10,7 @@ and the next step may be under way by then (``generator.coupling.fused_steps``).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from generator.coupling.fused_draws import ABSORBED, NOTHING, are_fused
+from generator.coupling.fused_draws import ABSORBED, NOTHING, are_fused, fused_draws
 from generator.coupling.fused_steps import FusedSteps
 from generator.coupling.kernels import StreamKernels
 from generator.coupling.laws import LawTable
@@ -85,6 +86,9 @@ class CoupledPairs:
         # Streams that may be wanted: the references', then compressed ones along X, then along Y.
         self._sizes = [len(reference_owner), len(pair_cache), len(pair_cache)]
         self._cache = torch.cat([reference_cache, pair_cache, pair_cache])
+        # The place of their tokens among the results of ``fused_draws``.
+        references, pairs, _ = (torch.arange(size) for size in self._sizes)
+        self._drawn = torch.cat([references, pair_reference, len(references) + pairs])
         self._owner = torch.cat([reference_owner, pair_cache, pair_cache])
         self._label = self._labels(pair_cache)
         self._row = torch.full_like(self._cache, -1)  # the open stream that serves; -1 where there is none
@@ -102,7 +106,8 @@ class CoupledPairs:
         self._uniforms = uniforms.to(kernels.device)
         self._fused: FusedSteps | None = None
         if are_fused(savings, kernels.device):
-            self._fused = FusedSteps(kernels, pair_reference, self._uniforms, absent)
+            draw = partial(fused_draws, reference=pair_reference.to(kernels.device), absorbed_token=absent)
+            self._fused = FusedSteps(kernels, draw, self._uniforms, sum(self._sizes))
 
     def open(self) -> None:
         """Start every pair at the prompt and couple position 1."""
@@ -112,7 +117,7 @@ class CoupledPairs:
         streams, wanted = self._regroup()
         rows = self._law_rows()
         if self._fused is not None:
-            draws = self._split(self._fused.open(streams, wanted, rows.compared()))
+            draws = self._split(self._fused.open(streams, self._drawn[wanted][streams.member], rows.compared()))
         else:
             draws = self._plain_draws(self._kernels.open(streams.cache.tolist()), rows, 0)
         self._record(0, rows, *draws)
@@ -152,7 +157,7 @@ class CoupledPairs:
         self.rows_used.index_add_(0, self._owner[wanted], streams.share)
         rows = self._law_rows()
         if self._fused is not None:
-            found = self._fused.step(column, streams, wanted, rows.compared())
+            found = self._fused.step(column, streams, self._drawn[wanted][streams.member], rows.compared())
         else:
             self._kernels.select(streams.row)
             found = self._kernels.advance(streams.token)

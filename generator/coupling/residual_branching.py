@@ -21,6 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from generator.coupling.fused_draws import are_fused
+from generator.coupling.fused_steps import FusedSteps
 from generator.coupling.kernels import StreamKernels
 from generator.coupling.laws import draw, pairs_at_once, total_variation
 from generator.coupling.pairs import CoupledPairs
@@ -97,6 +99,7 @@ class _Scan:
         pairs = len(pair_cache)
         eos = kernels.eos_tokens
         self._kernels, self._pair_cache, self._savings = kernels, pair_cache, savings
+        self._fused = are_fused(savings, kernels.device)
         self._absent = eos[0] if eos else 0
         self._eos_tokens = torch.tensor(eos, dtype=torch.int64)
         self.token = torch.full((pairs, horizon), self._absent, dtype=torch.int32)
@@ -115,12 +118,12 @@ class _Scan:
 
     def run(self, uniforms: Tensor) -> None:
         """Scan to the horizon, to U's EOS, or until survival is 0; uniforms [pairs, H, SCAN_UNIFORMS]."""
-        uniforms_there = uniforms.to(self._kernels.device)
+        by_position = uniforms.transpose(0, 1).contiguous().to(self._kernels.device)
+        steps = FusedSteps(self._kernels, _overlaps, by_position, self.parked.numel())
         live = torch.arange(len(self._pair_cache))
-        streams = self._streams(live, torch.zeros_like(live))
-        laws = self._kernels.open(streams.cache.tolist())
+        found = steps.open(*self._streams(live, torch.zeros_like(live)))
         for column in range(self.token.shape[1]):
-            found = self._compare(laws, uniforms_there[:, column]).cpu()  # all that the host waits for
+            found = found[:, : len(live)]
             goes_on, replaced, token = self._position(live, column, found, uniforms[live, column, 1])
             if column + 1 == self.token.shape[1]:
                 goes_on = torch.zeros_like(goes_on)
@@ -129,29 +132,24 @@ class _Scan:
             live = live[stays]
             if not len(live):
                 break
-            streams = self._streams(live, token[stays])
-            self._kernels.select(streams.row)
-            laws = self._kernels.advance(streams.token)
+            streams, places, rows = self._streams(live, token[stays])
+            found = steps.step(column + 1, streams, places, rows)
             self.laws.index_add_(0, self._pair_cache[live].repeat(2), streams.share)
         self._kernels.rewind()
 
-    def _streams(self, live: Tensor, token: Tensor) -> DistinctStreams:
-        """Return the streams with which the ``live`` pairs continue, and send the data for ``_compare``."""
+    def _streams(self, live: Tensor, token: Tensor) -> tuple[DistinctStreams, Tensor, Tensor]:
+        """Return the streams with which the ``live`` pairs continue, the places of their tokens, and their rows.
+
+        Returns:
+            The arguments of ``FusedSteps.step``; the rows are those of ``_overlaps``.
+        """
         cache = torch.stack([torch.zeros_like(live), self._pair_cache[live]])
         label = torch.zeros_like(live) if self._savings.share_equal_histories else live
         streams = distinct_streams(cache.flatten(), self._row[:, live].flatten(), token.repeat(2), label.repeat(2))
         self._row[:, live] = streams.place.view(2, -1)
-        self._kernels.send(torch.cat([self._row[:, live], live[None]]))
-        return streams
-
-    def _compare(self, laws: Tensor, u: Tensor) -> Tensor:
-        """Return the result of ``_overlap`` for the live pairs, [4, live]; uniforms [pairs, >= 4]."""
-        at_once = pairs_at_once(laws)
-        parts = [
-            _overlap(laws[reference], laws[action], u[live])
-            for reference, action, live in torch.split(self._kernels.sent, at_once, 1)
-        ]
-        return torch.cat(parts, 1)
+        # On a GPU shapes stay when pairs end: the first pair stands for them.
+        pairs = live if not self._fused else torch.cat([live, live[:1].expand(len(self._pair_cache) - len(live))])
+        return streams, len(pairs) + streams.member % len(live), torch.cat([self._row[:, pairs], pairs[None]])
 
     def _position(self, live: Tensor, column: int, found: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weigh one position of the ``live`` pairs.
@@ -159,7 +157,7 @@ class _Scan:
         Args:
             live: int64 [live].
             column: The position, from 0.
-            found: The result of ``_compare``.
+            found: The result of ``_overlap`` for the live pairs.
             u: Uniforms that decide whether the position replaces the candidate, [live].
 
         Returns:
@@ -195,6 +193,18 @@ class _Scan:
         places = unused.nonzero().squeeze(-1)[: len(rows)]
         self._kernels.park(rows, places)
         self.parked[:, pairs] = places[number]
+
+
+def _overlaps(laws: Tensor, rows: Tensor, u: Tensor) -> Tensor:
+    """Return the result of ``_overlap`` for some pairs, [4, B].
+
+    Args:
+        laws: [streams, V].
+        rows: The rows of the reference's and of the action's laws, and the number of each pair, int64 [3, B].
+        u: Uniforms of all pairs, [pairs, >= SCAN_UNIFORMS].
+    """
+    parts = torch.split(rows, pairs_at_once(laws), 1)
+    return torch.cat([_overlap(laws[reference], laws[action], u[pair]) for reference, action, pair in parts], 1)
 
 
 def _overlap(p: Tensor, q: Tensor, u: Tensor) -> Tensor:

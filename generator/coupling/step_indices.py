@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+_ROOM = 2**16  # integers of an array: enough for thousands of streams, so that a step finds its vectors where they were
+
 Indices = dict[torch.device, dict[str, Tensor]]
 """Vectors by device and name."""
 
@@ -49,8 +51,8 @@ class StepIndices:
         """Return the vectors side by side in one array on the host."""
         flat = [vector.flatten() for vector in vectors.values()]
         total = sum(map(len, flat))
-        if len(self._host) < total:  # a rollout has few streams at first
-            self._host = torch.empty(2 * total, dtype=torch.int64, pin_memory=self._pinned)
+        if len(self._host) < total:
+            self._host = torch.empty(max(2 * total, _ROOM), dtype=torch.int64, pin_memory=self._pinned)
         return torch.cat(flat, out=self._host[:total])
 
 

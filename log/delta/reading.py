@@ -128,6 +128,7 @@ class TableReading(TableVersions):
         where: pc.Expression | None = None,
         paths: Sequence[str] | None = None,
         coded: bool = False,
+        compared: Sequence[str] = (),
     ) -> pa.Table:
         """Return the visible rows in some columns, with page checksums verified.
 
@@ -137,6 +138,8 @@ class TableReading(TableVersions):
             where: A condition on the rows; columns that were added later are null in rows of older files.
             paths: The files to read, some of the visible files; by default all.
             coded: Whether texts are dictionaries, which may differ between chunks.
+            compared: The names of the columns that ``where`` compares. They are coded after the read, since Arrow skips
+                no part of a file by the bounds of a column that is read as dictionaries.
 
         Raises:
             InputError: A file is missing or damaged.
@@ -145,7 +148,10 @@ class TableReading(TableVersions):
         table = snapshot.table
         texts = [name for name in columns if coded and TABLES[table].schema.field(name).type == pa.string()]
         try:
-            rows = self.dataset(snapshot, paths, texts).to_table(columns=list(columns), filter=where)
+            plain = {*texts} & {*compared}
+            rows = self.dataset(snapshot, paths, {*texts} - plain).to_table(columns=list(columns), filter=where)
+            for name in plain:
+                rows = rows.set_column(rows.column_names.index(name), name, rows[name].dictionary_encode())
             return _filled(table, rows, _declared(table, texts))
         except _DAMAGED as error:
             raise self._is_damaged(table, paths, error) from None

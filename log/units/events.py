@@ -97,4 +97,4 @@ class RowsOfUnits:
             return self._folder.read(self._table, names, paths=[], coded=True)
         doc = pc.field("doc")
         where = (doc >= wanted[0]) & (doc <= wanted[-1]) & doc.isin(wanted)  # bounds are held against footers
-        return self._folder.read(self._table, names, where=where, paths=paths, coded=True)
+        return self._folder.read(self._table, names, where=where, paths=paths, coded=True, compared=["doc"])

@@ -163,7 +163,7 @@ def test_couplings_in_one_pass(device: Device) -> None:
     right[0] = left[0]
     u = torch.from_numpy(random.random(120))
     rows = torch.stack([torch.cat([torch.full_like(left, NOTHING), left, left]), torch.cat([left, right, right])])
-    there = [device.holding(tensor) for tensor in (laws, rows, torch.arange(40), u)]
+    there = [device.holding(tensor) for tensor in (laws, rows, u, torch.arange(40))]
     found = fused_draws(*there, 17).cpu().view(4, 40)
     plain = LawTable(laws, 17)
     x = plain.draw(left, u[:40])

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, WriterProperties
 from fixtures.branched_units import NAMES, H, make_rows, row, swrb_unit
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, make_unit
@@ -17,6 +20,14 @@ from fixtures.swrb_events import random_laws, swrb_replicate, unit
 from log.store import Store
 from schema.errors import InputError
 from schema.tables import EVENTS
+
+DOC = EVENTS.schema.names.index("doc")
+
+
+def row_groups(path: Path) -> list[pq.RowGroupMetaData]:
+    """The parts of a file, as its footer describes them."""
+    footer = pq.read_metadata(path)
+    return [footer.row_group(number) for number in range(footer.num_row_groups)]
 
 
 def changed(kind: str, replicate: int, t: int, /, **values: Any) -> list[dict[str, Any]]:
@@ -137,3 +148,24 @@ def test_each_estimator_is_derived_into_its_own_tables(store: Store) -> None:
     assert derive(store, tuple(wanted)) == 1
     assert store.all_underived().size == 0
     assert store.covered_version("branchings", "derive") == store.version("events")
+
+
+def test_parts_of_a_file_with_other_documents_are_not_read(store: Store) -> None:
+    units = [make_unit(doc) for doc in ("d0", "d1", "d2")]
+    store.append_units(units)
+    rows = units[0].events.num_rows
+    table = DeltaTable(f"{store.location}/events")
+    table.optimize.z_order(["doc"], writer_properties=WriterProperties(max_row_group_size=rows))
+    (path,) = (Path(store.location, "events", name) for name in pa.table(table.get_add_actions())["path"].to_pylist())
+    (lost,) = (part.column(0) for part in row_groups(path) if part.column(DOC).statistics.min == "d1")
+    with path.open("r+b") as file:  # the first page of the document between the two others
+        file.seek(lost.dictionary_page_offset or lost.data_page_offset)
+        file.write(bytes(64))
+
+    numbers = dict(zip(*store.units(columns=("doc", "unit")).to_pydict().values(), strict=True))
+    reader = store.rows_of_units("events")
+    for doc in ("d0", "d2"):
+        assert reader.read([numbers[doc]], [doc], ["doc", "t"], rows).num_rows == rows
+    assert not reader.unreadable
+    assert reader.read([numbers["d1"]], ["d1"], ["doc", "t"], rows).num_rows == 0
+    assert [*reader.unreadable] == [path.name]

@@ -327,7 +327,7 @@ def test_late_duplicate_and_out_of_order_segments_of_a_stream(store: Store) -> N
     from apache_beam.testing.test_stream import TestStream  # noqa: PLC0415
 
     todo = segments.pending(store, 120).segments
-    groups = [*enumerate(todo)]
+    groups = [(number, [segment]) for number, segment in enumerate(todo)]
     assert len(groups) == 10
     random.Random(2).shuffle(groups)  # noqa: S311
     stream = TestStream().advance_watermark_to(0)
@@ -336,7 +336,7 @@ def test_late_duplicate_and_out_of_order_segments_of_a_stream(store: Store) -> N
     with record_folder(store.location) as folder:
         options = PipelineOptions(["--streaming"])
         with beam.Pipeline(runner="BundleBasedDirectRunner", options=options) as streaming:
-            pipeline.derive_segments(streaming | stream.advance_watermark_to_infinity(), store.location, folder)
+            pipeline.derive_groups(streaming | stream.advance_watermark_to_infinity(), store.location, folder)
         outcomes = read_records(folder)
     assert {outcome.segment for outcome in outcomes} == {segment.units[0] for segment in todo}
     segments.commit(store, [*outcomes, *outcomes[:5]], store.version("events"), covered=True)

@@ -31,7 +31,7 @@ def test_tokens_and_distances_are_those_of_copies(size: int, dtype: torch.dtype)
     other = torch.from_numpy(random.integers(ABSORBED, 6, 60))
     u = torch.from_numpy(random.random(8 + 120))
     rows = torch.stack([torch.cat([torch.full_like(own, NOTHING), p, p]), torch.cat([own, q, other])])
-    found = fused_draws(laws, rows, reference, u, ABSENT)
+    found = fused_draws(laws, rows, u, reference, ABSENT)
     assert found.dtype == torch.float64
     x, y, distance, forced = torch.split(found, [8, 60, 60, 60])
     table = LawTable(laws, ABSENT)
@@ -54,7 +54,7 @@ def test_some_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(whole[1, 0], block_sums(laws[5]))
     assert not whole[:, 1].any()
     u = torch.tensor([0.3])
-    assert torch.equal(draw(laws[5:], u), fused_draws(laws, rows[:, :1], rows[0, :0], u, ABSENT).long())
+    assert torch.equal(draw(laws[5:], u), fused_draws(laws, rows[:, :1], u, rows[0, :0], ABSENT).long())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
