@@ -32,15 +32,15 @@ _Indices = dict[torch.device, dict[str, Tensor]]  # of each device, vectors by t
 class SharedPrefix:
     """``LayerAttention`` of one new token per open stream.
 
-    The model computes ``rows`` rows: one for each slot of an open stream, padded to a multiple of ``row_multiple``. A
-    step begins with ``select``; ``take`` then makes room for the token about to be fed.
+    The model computes ``rows`` rows: one for each slot of an open stream, padded to a multiple. A step begins with
+    ``select``; ``take`` then makes room for the token about to be fed.
 
     Args:
         caches: The layers of each cache.
         streams: The most streams that can be open at once.
         parked: The most streams that can be parked.
         horizon: The most tokens of a stream.
-        row_multiple: The number of rows is padded to a multiple of this.
+        row_multiple: The number of rows is padded to a multiple of this, and so is that of a tile's streams.
         group: Query heads of a KV head.
         share_reads: Whether streams of one cache read its prompt entries together.
         fused: As ``Savings.fused``.
@@ -48,14 +48,15 @@ class SharedPrefix:
         rules: For each cache its rule; None, the default, for no rule.
         few: In products of oneDNN, the number of streams that read a prompt at once is padded to a multiple of this;
             0, the default, for ``row_multiple``.
+        layers: The number of rows is padded to a multiple of this instead; 0, the default, for ``row_multiple``.
     """
 
     def __init__(
         self, caches: Sequence[Sequence[PrefixLayer]], streams: int, parked: int, horizon: int, row_multiple: int,
         group: int, *, share_reads: bool = True, fused: bool | None = None, tiles: Sequence[int] = (),
-        rules: Sequence[CacheRule | None] = (), few: int = 0,
+        rules: Sequence[CacheRule | None] = (), few: int = 0, layers: int = 0,
     ) -> None:  # fmt: skip
-        self._caches, self._row_multiple = caches, row_multiple
+        self._caches, self._row_multiple, self._layers = caches, row_multiple, layers or row_multiple
         usual = tile_of(caches[0][0].key, row_multiple) if share_reads else 1
         self._at_once = [(tile if share_reads else 0) or usual for tile in tiles or [0] * len(caches)]
         self._reads = PromptReads(caches, self._at_once, row_multiple, few or row_multiple)
@@ -74,10 +75,10 @@ class SharedPrefix:
         if are_fused(self.devices, fused) and all(layer.terms.plain for layer in caches[0]):
             if any(tiles):
                 raise InputError("row_tile: the fused operations of this device have tiles of their own; leave it out")
-            layers = [
+            entries_of = [
                 ([layer.key for layer in part], [layer.value for layer in part]) for part in zip(*caches, strict=True)
             ]
-            self._fused = FusedAttention(layers, group)
+            self._fused = FusedAttention(entries_of, group)
         self._packing: dict[str, Tensor] = {}
         self._copied_length = 0
         self._indices: _Indices = {}
@@ -105,7 +106,7 @@ class SharedPrefix:
     def rows_of(self, streams: int) -> int:
         """Return the number of rows for ``streams`` streams; fused operations use few different numbers."""
         if self._fused is None:
-            return rounded(streams, self._row_multiple)
+            return rounded(streams, self._layers)
         return few_rows(streams, self._row_multiple)
 
     def counts_to_try(self, streams: int) -> list[int]:
@@ -118,7 +119,7 @@ class SharedPrefix:
             rows = {self.rows_of(count) for count in range(1, streams + 1)}
             return [min(count, streams) for count in sorted(rows, reverse=True)]
         counts = [streams]
-        while counts[-1] > self._row_multiple:
+        while counts[-1] > self._layers:
             counts.append(counts[-1] // 2)
         return counts
 

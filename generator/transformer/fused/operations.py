@@ -35,8 +35,7 @@ def _tried(device: torch.device | None = None) -> list[Tensor]:
     return [*results, heads]
 
 
-@custom_op("kvdrift::add_norm", mutates_args=("residual",))
-def add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
+def plain_add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
     """Add to the residual stream, in place, and return the RMSNorm of the sum.
 
     Args:
@@ -53,8 +52,7 @@ def add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, epsilon: fl
     return _norm(residual, weight, epsilon)
 
 
-@custom_op("kvdrift::rotate", mutates_args=("projected",))
-def rotate(
+def plain_rotate(
     projected: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -81,8 +79,7 @@ def rotate(
         part.copy_(turned * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None])
 
 
-@custom_op("kvdrift::silu_times", mutates_args=())
-def silu_times(projected: Tensor) -> Tensor:
+def plain_silu_times(projected: Tensor) -> Tensor:
     """Return SiLU of the first half of the columns, times the second half.
 
     Args:
@@ -100,6 +97,11 @@ def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     wide = x.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
     return weight * (wide * scale).to(x.dtype)
+
+
+add_norm = custom_op("kvdrift::add_norm", plain_add_norm, mutates_args=("residual",))
+rotate = custom_op("kvdrift::rotate", plain_rotate, mutates_args=("projected",))
+silu_times = custom_op("kvdrift::silu_times", plain_silu_times, mutates_args=())
 
 
 def _launch_on_cuda(name: str) -> Any:

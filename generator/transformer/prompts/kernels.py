@@ -66,6 +66,7 @@ class TransformerKernels:
             model.shape.heads // model.shape.kv_heads, share_reads=savings.share_prompt_reads, fused=savings.fused,
             tiles=[tile for prompt in prompts for tile in prompt.tiles],
             rules=[rule for prompt in prompts for rule in prompt.rules], few=model.rows.few,
+            layers=model.rows.layers,
         )  # fmt: skip
         rows = self._attention.rows_of(streams)
         starts = [states for prompt in prompts for states in prompt.states if states is not None]
