@@ -42,12 +42,8 @@ _ABSENT = "; not on this machine"
 def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
     """Check a study file, and the model that it names, before anything is written.
 
-    Args:
-        run: the study's run.
-        served: whether another process generates; then this machine's devices do not matter.
-
-    Returns:
-        Lines on checks that could not be made, and why.
+    If it is ``served``, another process generates, and this machine's devices do not matter. The lines that are
+    returned tell which checks could not be made, and why.
     """
     model, unchecked = run.study.model, []
     if model.kind == FINITE_STATE:
