@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,21 +27,21 @@ PartialAttention = tuple[Tensor, Tensor]
 """An attention output [..., size], and the logarithm of its sum of exponentials, float32 [...]."""
 
 
+class Chunks(NamedTuple):
+    """For each head the chunks of its keys, [chunk, size], and of its values, [size, chunk]."""
+
+    keys: Sequence[Sequence[Tensor]]
+    values: Sequence[Sequence[Tensor]]
+
+
 def attend_part(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool = False, softcap: float | None = None
 ) -> PartialAttention:
     """Attend by torch's fused kernels, called by name since the public function does not return the sums.
 
-    Args:
-        query: [B, heads, T, size].
-        key: [B, heads, S, size].
-        value: [B, heads, S, size].
-        scaling: The factor of products of queries and keys.
-        causal: Whether query t sees no key after t; then T = S.
-        softcap: The layer's soft cap, if it has one; not of causal attention.
-
-    Returns:
-        The output [B, heads, T, size], and the logarithm of the sum of exponentials, float32 [B, heads, T].
+    Queries are [B, heads, T, size], keys and values [B, heads, S, size]; if ``causal``, T = S and query t sees no key
+    after t. A soft cap is not of causal attention. Returns the output [B, heads, T, size], and the logarithm of the sum
+    of exponentials, float32 [B, heads, T].
     """
     if softcap is not None:
         return attend_capped(query, key, value, scaling, softcap)
@@ -62,19 +63,17 @@ def attend_part(
 
 def attend_prompt(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None = None,
-    keys: Sequence[Sequence[Tensor]] | None = None,
+    chunks: Chunks | None = None,
 ) -> PartialAttention:  # fmt: skip
     """Attend from queries [heads, T, size] to keys and values [heads, S, size], by oneDNN if that is faster.
 
-    A layer's soft cap is applied, if there is one. ``keys`` are the same keys, as ``packed_keys`` returns them.
-
-    Returns:
-        The output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T].
+    A layer's soft cap is applied, if there is one. ``chunks`` are the same entries, as ``packed_chunks`` returns them.
+    Returns the output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T].
     """
     if softcap is not None:
         return attend_capped(query, key, value, scaling, softcap)
     if by_onednn(query, key):
-        return _attend_by_onednn(query * scaling, keys or keys_in_chunks(key), value)
+        return attend_by_onednn(query * scaling, chunks or _in_chunks(key, value))
     output, mass = attend_part(query[None], key[None], value[None], scaling)
     return output[0], mass[0]
 
@@ -84,11 +83,8 @@ def join_parts(
 ) -> PartialAttention:
     """Join attention to two disjoint sets of keys, in float32.
 
-    Args:
-        first: Attention to the keys of one set.
-        second: Attention to the keys of the other set.
-        log_of_sum: log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need, since their rows differ
-            from step to step. A prompt is computed only once.
+    ``log_of_sum`` is log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need, since their rows
+    differ from step to step. A prompt is computed only once.
     """
     (output, mass), (other, other_mass) = first, second
     joint = (log_of_sum or seamless_logaddexp)(mass, other_mass)
@@ -106,16 +102,9 @@ def seamless_logaddexp(one: Tensor, other: Tensor) -> Tensor:
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Attend from the last T of S positions to all positions up to their own.
+    """Attend from the last T of S positions to all positions up to their own; return [1, heads, T, size].
 
-    Args:
-        query: [1, heads, T, size].
-        key: [KV heads, S, size].
-        value: [KV heads, S, size].
-        scaling: The factor of products of queries and keys.
-
-    Returns:
-        The attention output, [1, heads, T, size].
+    Queries are [1, heads, T, size], keys and values [KV heads, S, size].
     """
     _, heads, length, size = query.shape
     kv_heads, positions, _ = key.shape
@@ -141,29 +130,33 @@ def by_onednn(query: Tensor, key: Tensor) -> bool:
     return key.shape[1] >= _MANY_KEYS and fits_onednn(query)
 
 
-def keys_in_chunks(key: Tensor) -> list[Sequence[Tensor]]:
-    """Split each head's keys [heads, S, size] into chunks that are attended to at once, [chunk, size] each."""
-    return [torch.split(head, CHUNK) for head in key]
+def _in_chunks(key: Tensor, value: Tensor) -> Chunks:
+    """Divide keys and values, [heads, S, size] each."""
+    keys, values = ([torch.split(head, CHUNK) for head in part] for part in (key, value))
+    return Chunks(keys, [[chunk.t() for chunk in head] for head in values])
 
 
-def packed_keys(key: Tensor) -> list[Sequence[Tensor]]:
-    """Return ``keys_in_chunks``, with each chunk packed for products of oneDNN."""
-    return [[packed(chunk) for chunk in head] for head in keys_in_chunks(key)]
+def packed_chunks(key: Tensor, value: Tensor) -> Chunks:
+    """Divide keys and values, [heads, S, size] each; the keys are packed for products of oneDNN."""
+    chunks = _in_chunks(key, value)
+    return Chunks([[packed(chunk) for chunk in head] for head in chunks.keys], chunks.values)
 
 
-def _attend_by_onednn(query: Tensor, keys: Sequence[Sequence[Tensor]], value: Tensor) -> PartialAttention:
+def attend_by_onednn(query: Tensor, chunks: Chunks) -> PartialAttention:
     """Attend from scaled queries [heads, T, size], a few rows at a time, whose scores fit the processor's cache.
 
     If a head has few rows, the rows of several heads are taken together. The parts of a head are about equally long,
     because a single row takes other code paths than several rows.
     """
     heads, length, _ = query.shape
+    if heads * length <= _QUERIES:
+        return _attend_rows(query, *chunks)
     together = max(_QUERIES // length, 1)
     found = []
     for first in range(0, heads, together):
         some = slice(first, first + together)
         rows = torch.tensor_split(query[some], -(-length // _QUERIES), 1)
-        parts = [_attend_rows(part, keys[some], value[some]) for part in rows]
+        parts = [_attend_rows(part, *(entries[some] for entries in chunks)) for part in rows]
         found.append(parts[0] if len(parts) == 1 else tuple(torch.cat(part, 1) for part in zip(*parts, strict=True)))
     output, mass = found[0] if len(found) == 1 else (torch.cat(parts) for parts in zip(*found, strict=True))
     return output, mass
@@ -182,30 +175,29 @@ def _attend_causally_by_onednn(query: Tensor, key: Tensor, value: Tensor) -> Ten
             own = slice(before + first, before + last)
             scores = product(rows, head_key[own])
             scores.view(group, last - first, -1).add_(ahead[: last - first, : last - first])
-            part = _weigh(scores[None], head_value[None, own])
+            part = _weigh(scores[None], [head_value[own].t()])
             if own.start:
-                earlier = keys_in_chunks(head_key[None, : own.start])
-                before_them = _attend_rows(rows[None], earlier, head_value[None, : own.start])
+                earlier = _in_chunks(head_key[None, : own.start], head_value[None, : own.start])
+                before_them = _attend_rows(rows[None], *earlier)
                 part = join_parts(before_them, part, log_of_sum=torch.logaddexp)
             output[head, :, first:last] = part[0].view(group, -1, size)
     return output
 
 
-def _attend_rows(query: Tensor, keys: Sequence[Sequence[Tensor]], value: Tensor) -> PartialAttention:
-    """Attend from scaled queries [heads, rows, size] to each head's keys in chunks, and to values [heads, S, size]."""
-    parts = (
-        _weigh(_products(query, chunk), values)
-        for chunk, values in zip(zip(*keys, strict=True), torch.split(value, CHUNK, 1), strict=True)
-    )
-    return reduce(join_parts, parts)
+def _attend_rows(
+    query: Tensor, keys: Sequence[Sequence[Tensor]], values: Sequence[Sequence[Tensor]]
+) -> PartialAttention:  # fmt: skip
+    """Attend from scaled queries [heads, rows, size] to ``Chunks`` of the same heads."""
+    chunks = zip(zip(*keys, strict=True), zip(*values, strict=True), strict=True)
+    return reduce(join_parts, (_weigh(_products(query, some), weighed) for some, weighed in chunks))
 
 
-def _weigh(scores: Tensor, value: Tensor) -> PartialAttention:
-    """Average values [heads, S, size] by the softmax of scores [heads, rows, S], which are overwritten."""
+def _weigh(scores: Tensor, values: Iterable[Tensor]) -> PartialAttention:
+    """Average values, [size, S] of each head, by the softmax of scores [heads, rows, S], which are overwritten."""
     top = scores.amax(-1)
     torch.softmax(scores, -1, out=scores)
     mass = top - scores.amax(-1).log_()  # the largest share is exp(top) over the sum
-    return _products(scores, value.mT), mass
+    return _products(scores, values), mass
 
 
 def _products(rows: Tensor, others: Iterable[Tensor]) -> Tensor:

@@ -10,6 +10,7 @@ number of rows.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +19,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from generator.attention.cpu_products import fits_onednn
-from generator.attention.network_layers import attention_modules
+from generator.attention.cpu_products import OneDNNLinear, fits_onednn
+from generator.attention.layer_traits import attention_modules
 from generator.attention.parts import attend_prompt
 from generator.attention.streams.rows import TILE, tile_of
 
 _MULTIPLES = (8, 16, 32, TILE)  # with the last one, attention to a prompt always has one shape
 _FEW = (1, 2, 4)  # streams, likewise, that read a prompt at once by oneDNN
+_LAYERS = 2  # rows, likewise, of layers whose products are all oneDNN's; a single row takes other code paths
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them
 _ENTRIES = 1000  # prompt entries attended to
 _LAWS = 64  # that are compared at once
@@ -38,6 +40,8 @@ class RowInvariance:
         multiple: The number of rows is padded to a multiple of this.
         few: In products of oneDNN, the number of streams that read a prompt at once is padded to a multiple of this;
             0 for ``multiple``.
+        layers: If oneDNN multiplies all weights, the number of a step's rows is padded to a multiple of this; 0 for
+            ``multiple``.
         deviation: The largest difference that the number of rows makes at this multiple, relative to the largest output
             of the same product; 0 if results are equal bit for bit.
     """
@@ -45,6 +49,7 @@ class RowInvariance:
     multiple: int
     deviation: float
     few: int = 0
+    layers: int = 0
 
 
 class FilledKernels(Protocol):
@@ -67,8 +72,7 @@ class FilledKernels(Protocol):
 class TriedSteps:
     """The whole steps that have been tried by any copy of a model.
 
-    Attributes:
-        deviation: The largest difference between laws that should be equal, relative to the largest probability.
+    ``deviation`` is the largest difference between laws that should be equal, relative to the largest probability.
     """
 
     deviation: float = 0.0
@@ -85,15 +89,11 @@ class TriedSteps:
 
 
 def step_deviation(kernels: FilledKernels, suffixes: Tensor, streams: int) -> float:
-    """Compare the laws of equal streams, for several numbers of streams beside them.
+    """Compare the laws of equal streams, for several numbers of streams, at most ``streams``, beside them.
 
-    Args:
-        kernels: Kernels of three caches: a prompt, a copy of the prompt, and another prompt.
-        suffixes: The streams' suffixes before the step, [kinds, KV heads, entries, size].
-        streams: The largest number of streams.
-
-    Returns:
-        The largest difference, relative to the largest probability; 0 if laws are equal bit for bit.
+    The kernels are of three caches: a prompt, a copy of the prompt, and another prompt. ``suffixes`` are those of
+    streams before the step, [kinds, KV heads, entries, size]. Returns the largest difference, relative to the largest
+    probability; 0 if laws are equal bit for bit.
     """
     kernels.fill(suffixes)
     kinds, none = len(suffixes), torch.empty(0, dtype=torch.int64)
@@ -121,10 +121,17 @@ def find_row_multiple(network: Any) -> RowInvariance:
     """Test every size of matrix product and activation of a causal language model, and its attention, once each."""
     deviation = 0.0
     for multiple in _MULTIPLES:
-        deviation = max(_deviations(network, multiple))
+        deviation = max(itertools.chain(_layer_deviations(network, multiple), _tile_deviations(network, multiple)))
         if deviation == 0.0:
             break
-    return RowInvariance(multiple, deviation, _find_few(network, multiple))
+    layers = _LAYERS if _is_onednns(network) and not max(_layer_deviations(network, _LAYERS)) else 0
+    return RowInvariance(multiple, deviation, _find_few(network, multiple), layers)
+
+
+def _is_onednns(network: nn.Module) -> bool:
+    """Tell whether oneDNN multiplies all weights of a network."""
+    weights = ((module, weight) for module in network.modules() for weight in module.parameters(recurse=False))
+    return all(weight.dim() < 2 or isinstance(module, (OneDNNLinear, nn.Embedding)) for module, weight in weights)
 
 
 def _find_few(network: Any, multiple: int) -> int:
@@ -141,7 +148,8 @@ def _find_few(network: Any, multiple: int) -> int:
     return 0
 
 
-def _deviations(network: Any, multiple: int) -> Iterator[float]:
+def _layer_deviations(network: Any, multiple: int) -> Iterator[float]:
+    """Yield the deviations of so many rows' products and activations, and of multiples, from those of eight times."""
     generator = torch.Generator().manual_seed(0)
     embedding = next(network.parameters())
     for module, width in _modules(network):
@@ -151,7 +159,11 @@ def _deviations(network: Any, multiple: int) -> Iterator[float]:
         for count in _COUNTS:
             for part in (slice(count * multiple), slice(-count * multiple, None)):
                 yield _relative(module(rows[part]), whole[part])
-    tile = tile_of(embedding, multiple)
+
+
+def _tile_deviations(network: Any, multiple: int) -> Iterator[float]:
+    """Yield the deviations of attention of multiples of so many streams from that of a whole tile."""
+    tile = tile_of(next(network.parameters()), multiple)
     counts = [*range(multiple, TILE, multiple), *range(TILE, tile, TILE // 2)]
     yield from _attention_deviations(network, tile, counts)
 

@@ -20,8 +20,7 @@ from generator.attention.parts import attend_part, join_parts
 from generator.attention.streams.prompt_reads import PrefixLayer, PromptReads
 from generator.attention.streams.rows import rounded, tile_of
 from generator.attention.streams.ruled import RuledStreams
-from generator.attention.streams.slots import StreamSlots
-from generator.attention.streams.suffixes import copy_suffixes, suffix_buffers
+from generator.attention.streams.slots import StreamSlots, copy_suffixes, suffix_buffers
 from schema.errors import InputError
 
 __all__ = ["PrefixLayer", "SharedPrefix"]  # codecs take the first from here, and their text is part of identities
@@ -32,15 +31,15 @@ _Indices = dict[torch.device, dict[str, Tensor]]  # of each device, vectors by t
 class SharedPrefix:
     """``LayerAttention`` of one new token per open stream.
 
-    The model computes ``rows`` rows: one for each slot of an open stream, padded to a multiple of ``row_multiple``. A
-    step begins with ``select``; ``take`` then makes room for the token about to be fed.
+    The model computes ``rows`` rows: one for each slot of an open stream, padded to a multiple. A step begins with
+    ``select``; ``take`` then makes room for the token about to be fed.
 
     Args:
         caches: The layers of each cache.
         streams: The most streams that can be open at once.
         parked: The most streams that can be parked.
         horizon: The most tokens of a stream.
-        row_multiple: The number of rows is padded to a multiple of this.
+        row_multiple: The number of rows is padded to a multiple of this, and so is that of a tile's streams.
         group: Query heads of a KV head.
         share_reads: Whether streams of one cache read its prompt entries together.
         fused: As ``Savings.fused``.
@@ -48,14 +47,15 @@ class SharedPrefix:
         rules: For each cache its rule; None, the default, for no rule.
         few: In products of oneDNN, the number of streams that read a prompt at once is padded to a multiple of this;
             0, the default, for ``row_multiple``.
+        layers: The number of rows is padded to a multiple of this instead; 0, the default, for ``row_multiple``.
     """
 
     def __init__(
         self, caches: Sequence[Sequence[PrefixLayer]], streams: int, parked: int, horizon: int, row_multiple: int,
         group: int, *, share_reads: bool = True, fused: bool | None = None, tiles: Sequence[int] = (),
-        rules: Sequence[CacheRule | None] = (), few: int = 0,
+        rules: Sequence[CacheRule | None] = (), few: int = 0, layers: int = 0,
     ) -> None:  # fmt: skip
-        self._caches, self._row_multiple = caches, row_multiple
+        self._caches, self._row_multiple, self._layers = caches, row_multiple, layers or row_multiple
         usual = tile_of(caches[0][0].key, row_multiple) if share_reads else 1
         self._at_once = [(tile if share_reads else 0) or usual for tile in tiles or [0] * len(caches)]
         self._reads = PromptReads(caches, self._at_once, row_multiple, few or row_multiple)
@@ -74,10 +74,10 @@ class SharedPrefix:
         if are_fused(self.devices, fused) and all(layer.terms.plain for layer in caches[0]):
             if any(tiles):
                 raise InputError("row_tile: the fused operations of this device have tiles of their own; leave it out")
-            layers = [
+            entries_of = [
                 ([layer.key for layer in part], [layer.value for layer in part]) for part in zip(*caches, strict=True)
             ]
-            self._fused = FusedAttention(layers, group)
+            self._fused = FusedAttention(entries_of, group)
         self._packing: dict[str, Tensor] = {}
         self._copied_length = 0
         self._indices: _Indices = {}
@@ -105,7 +105,7 @@ class SharedPrefix:
     def rows_of(self, streams: int) -> int:
         """Return the number of rows for ``streams`` streams; fused operations use few different numbers."""
         if self._fused is None:
-            return rounded(streams, self._row_multiple)
+            return rounded(streams, self._layers)
         return few_rows(streams, self._row_multiple)
 
     def counts_to_try(self, streams: int) -> list[int]:
@@ -118,7 +118,7 @@ class SharedPrefix:
             rows = {self.rows_of(count) for count in range(1, streams + 1)}
             return [min(count, streams) for count in sorted(rows, reverse=True)]
         counts = [streams]
-        while counts[-1] > self._row_multiple:
+        while counts[-1] > self._layers:
             counts.append(counts[-1] // 2)
         return counts
 
@@ -137,8 +137,7 @@ class SharedPrefix:
     def select(self, rows: Tensor) -> None:
         """Replace the open streams: new stream i continues open stream ``rows[i]``; higher numbers are parked streams.
 
-        Args:
-            rows: int64 [streams], on the CPU, grouped by cache in ascending order.
+        Rows are int64 [streams], on the CPU, grouped by cache in ascending order.
         """
         if self._slots.select(rows):
             self._pack()
@@ -146,9 +145,7 @@ class SharedPrefix:
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the suffixes of open streams ``rows``, at their current length, as the parked streams ``places``.
 
-        Args:
-            rows: int64 [parked], on the CPU.
-            places: int64 [parked], on the CPU.
+        Both are int64 [parked], on the CPU.
         """
         self._slots.park(rows, places)
 
@@ -169,8 +166,7 @@ class SharedPrefix:
     def take(self, indices: _Indices) -> None:
         """Copy the suffixes that move, and make room for the token about to be fed.
 
-        Args:
-            indices: The vectors that ``indices`` returned, on every device of ``devices``; used until the next step.
+        ``indices`` are the vectors that ``indices`` returned, on every device of ``devices``; used until the next step.
         """
         self._indices = indices
         for buffer in self._buffers:
@@ -220,16 +216,8 @@ class SharedPrefix:
     ) -> Tensor:
         """Attend from one new token per row, whose keys and values join the suffixes of the slots.
 
-        Args:
-            layer: The layer's number.
-            query: [rows, heads, 1, size].
-            key: [rows, KV heads, 1, size].
-            value: [rows, KV heads, 1, size].
-            scaling: The factor of products of queries and keys.
-            terms: Not used, since the terms stored with the prompt count.
-
-        Returns:
-            [rows, heads, 1, size]; zeros in rows without a stream.
+        Queries and result are [rows, heads, 1, size], keys and values [rows, KV heads, 1, size]; zeros come back in
+        rows without a stream. ``terms`` are not used, since the terms stored with the prompt count.
         """
         if self._fused is not None:
             indices = self._indices[query.device]

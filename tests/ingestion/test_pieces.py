@@ -22,6 +22,7 @@ from fixtures.stored_units import killed_in
 from hypothesis import given, settings
 
 from ingestion import stream as streams
+from ingestion.documents import read_documents
 from ingestion.files import EventFile
 from ingestion.pieces import Pieces, digest_of
 from ingestion.report import IngestReport
@@ -244,7 +245,7 @@ def test_a_file_that_stays_unreadable_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_while_it_is_taken_is_not_remembered(tmp_path: Path) -> None:
     piece = EventFile(write(tmp_path / "1.parquet", LOG))
-    given = streams.read_documents(documents_csv(tmp_path))
+    given = read_documents(documents_csv(tmp_path))
     taker = Stream(Store.create(tmp_path / "store"), given, H)
     with streams.alone(str(tmp_path / "store")):
         assert taker.take(piece, digest_of(piece.path), lambda: False).taken.units == 8

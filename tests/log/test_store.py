@@ -33,7 +33,7 @@ from fixtures.stored_units import (
 )
 
 from log.delta.folder import DeltaFolder
-from log.delta.listing import has_gap, listed
+from log.delta.retries import has_gap, listed
 from log.store import Store, Unit
 from log.units.commits import UnitCommits
 from schema.errors import DamagedStoreError, InputError, OperationError

@@ -49,7 +49,7 @@ from report.printing.canvas import action_styles, new_figure
 from report.printing.estimate_tables import estimate_cells, status_note
 from report.printing.latex import escape
 from report.printing.numbers import MISSING, count_range, duration, fixed, size
-from report.printing.term_bars import Bar, term_bars
+from report.printing.term_bars import term_bars
 from report.reading.content import read_content
 from report.reading.estimates import Estimate
 from report.reading.published import is_model
@@ -260,8 +260,8 @@ def test_no_share_is_printed_of_a_gap_that_may_be_nothing(undrawn_page: Page) ->
     def shown() -> tuple[str, set[str]]:
         source = StudyRows(views, STUDY, MODEL)
         content = read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
-        bars = [Bar("recent-half", "recent-half", "snapkv-half")]
-        _, beside = term_bars(content.estimates, bars, TERMS).axes
+        bars = {"recent-half": ("recent-half", "pooled")}
+        _, beside = term_bars(content.estimates, "snapkv-half", bars, TERMS).axes
         return exposure_sentence(content), {text.get_text() for text in beside.texts}
 
     sentence, texts = shown()

@@ -133,7 +133,7 @@ def test_draws_are_those_of_the_plain_estimates() -> None:
     windows = Windows.of(8)
     scalars = dict.fromkeys(SCALAR_MOMENTS, whole)
     plain = DocumentMoments(given.documents, given.strata, given.clusters, given.actions, windows, scalars, {}, {})
-    expected = resample(plain, ["mismatch"], seed=5, first=0, last=500, pairs=[]).values["mismatch"][..., 0]
+    expected = resample(plain, ["mismatch"], seed=5, draws=500, pairs=[]).values["mismatch"][..., 0]
     draws = resample_branching(given, draws=500, seed=5)
     np.testing.assert_allclose(draws["swrb_mismatch"], expected, rtol=1e-14)
     np.testing.assert_array_equal(draws["swrb_mismatch"], draws["plain_mismatch"])

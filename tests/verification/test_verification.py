@@ -39,9 +39,9 @@ from sql.catalog import Views, open_views
 from sql.catalog_file import catalog_fault, write_catalog
 from sql.promises import breaches, computed_views
 from transforms.segments import commit, derive_segment, pending
-from verification.differences import ROUNDING, first_difference
-from verification.findings import Verified
+from verification.files import Verified
 from verification.repair import repair
+from verification.unit_rows import ROUNDING, first_difference
 from verification.whole_store import scrub, verify
 
 H = 6

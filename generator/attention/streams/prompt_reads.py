@@ -1,19 +1,29 @@
 """Attention of decoding streams to prompt entries; streams that read the same entries are multiplied together.
 
-Caches with equal entries (the reference's and a control's) hold the same tensors, so their streams read together.
+Caches with equal entries (the reference's and a control's) hold the same tensors, so their streams read together. Tiles
+of as many streams and entries take one softmax.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from generator.attention.layer_terms import PLAIN, LayerTerms
-from generator.attention.parts import PartialAttention, attend_prompt, by_onednn, packed_keys
-from generator.attention.streams.rows import Tile, pack_tiles
+from generator.attention.parts import (
+    Chunks,
+    PartialAttention,
+    attend_by_onednn,
+    attend_prompt,
+    by_onednn,
+    packed_chunks,
+)
+from generator.attention.streams.rows import Tile, pack_tiles, rounded
 
 
 @dataclass(frozen=True)
@@ -30,15 +40,15 @@ class PrefixLayer:
 
 @dataclass(frozen=True)
 class PackedLayer(PrefixLayer):
-    """A layer that also holds its keys as ``packed_keys`` returns them; nothing changes its entries."""
+    """A layer that also holds its entries as ``packed_chunks`` returns them; nothing changes its entries."""
 
-    keys: Sequence[Sequence[Tensor]] | None = None
+    chunks: Chunks | None = None
 
 
 def with_packed_keys(layers: Sequence[PrefixLayer]) -> tuple[PrefixLayer, ...]:
     """Pack the keys of layers whose keys oneDNN multiplies all at once; leave the other layers as they are."""
     return tuple(
-        PackedLayer(layer.key, layer.value, layer.terms, packed_keys(layer.key))
+        PackedLayer(layer.key, layer.value, layer.terms, packed_chunks(layer.key, layer.value))
         if layer.terms.window is None and layer.terms.softcap is None and by_onednn(layer.key, layer.key)
         else layer
         for layer in layers
@@ -67,18 +77,13 @@ class PromptReads:
         self._caches, self._at_once, self._multiple, self._few = caches, at_once, multiple, few
         kinds = [(tile, *_tensors(cache)) for tile, cache in zip(at_once, caches, strict=True)]
         self._read = torch.tensor(_first_alike(kinds))  # of each cache, the first one that has its entries
-        self._tiles: list[Tile] = []
+        self._entries = [[layer.key.shape[1] for layer in cache] for cache in caches]
+        self._tiles: list[list[Tile]] = []  # those of equal sizes beside each other
 
     def alike(self, stream_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Put streams that read the same entries side by side.
+        """Put streams that read the same entries side by side; caches, ascending, and slots are int64 [streams].
 
-        Args:
-            stream_cache: The cache of each stream, ascending, int64 [streams].
-            slots: The slot of each stream, int64 [streams].
-
-        Returns:
-            For each stream, in the new order: the cache whose entries the stream reads, ascending, and the stream's
-                slot.
+        Returns for each stream, in the new order, the cache whose entries it reads, ascending, and its slot.
         """
         read, order = self._read[stream_cache].sort(stable=True)
         return read, slots[order]
@@ -86,12 +91,16 @@ class PromptReads:
     def pack(self, stream_cache: Tensor, slots: Tensor) -> dict[str, Tensor]:
         """Pack the open streams; return the indices that ``attend`` needs on the layers' devices, by name.
 
-        Args:
-            stream_cache: The cache of each stream, ascending, int64 [streams].
-            slots: The slot of each stream, int64 [streams].
+        The cache of each stream, ascending, and its slot are int64 [streams].
         """
-        self._tiles, indices = pack_tiles(*self.alike(stream_cache, slots), self._at_once, self._multiple)
+        tiles, indices = pack_tiles(*self.alike(stream_cache, slots), self._at_once, self._multiple)
+        self._tiles = [list(some) for _, some in itertools.groupby(tiles, self._size)]
         return indices
+
+    def _size(self, tile: Tile) -> tuple[Any, ...]:
+        """Return what tiles of few streams that are attended to together have in common."""
+        few = tile.streams <= self._multiple
+        return self._entries[tile.cache], rounded(tile.streams, self._few), 0 if few else tile.first
 
     def attend(
         self, layer: int, grouped: Tensor, indices: Mapping[str, Tensor], scaling: float, length: int,
@@ -99,18 +108,11 @@ class PromptReads:
     ) -> PartialAttention:  # fmt: skip
         """Attend from one new token per row to the prompt entries of the row's cache.
 
-        Args:
-            layer: The layer's number.
-            grouped: Queries, [rows, KV heads, query heads per KV head, size].
-            indices: The indices that ``pack`` returned, on the layer's device.
-            scaling: The factor of products of queries and keys.
-            length: The number of entries of every suffix.
-            replaced: Tells whether a cache's attention is computed elsewhere; not asked in layers with windows.
-
-        Returns:
-            For each stream, by its slot: the output, [streams, KV heads, query heads per KV head, size], and the
-                logarithm of the sum of exponentials, float32; minus infinity if a window has left all prompt entries of
-                the cache.
+        ``grouped`` are queries, [rows, KV heads, query heads per KV head, size]; ``indices`` are those of ``pack``, on
+        the layer's device; ``length`` is that of every suffix. ``replaced`` tells whether a cache's attention is
+        computed elsewhere; it is not asked in layers with windows. Returns for each stream, by its slot, the output,
+        [streams, KV heads, query heads per KV head, size], and the logarithm of the sum of exponentials, float32; minus
+        infinity if a window has left all prompt entries of the cache.
         """
         _, kv_heads, group, size = grouped.shape
         terms = self._caches[0][layer].terms
@@ -118,24 +120,45 @@ class PromptReads:
         packed = grouped[indices["packed"]].transpose(0, 1).reshape(kv_heads, -1, size)
         output = torch.empty_like(packed, dtype=packed.dtype if terms.softcap is None else torch.float32)
         mass = torch.empty_like(packed[..., 0], dtype=torch.float32)
-        for tile in self._tiles:
-            prompt = self._caches[tile.cache][layer]
-            keys = prompt.keys if isinstance(prompt, PackedLayer) else None
-            key, value = prompt.key, prompt.value
-            first = terms.first_seen(key.shape[1] + length)
-            key, value = key[:, first:], value[:, first:]
-            rows = tile.rows(self._few if by_onednn(packed, key) else self._multiple)
-            queries = slice(rows.start * group, rows.stop * group)
-            if not key.shape[1] or (terms.window is None and replaced(tile.cache)):
-                output[:, queries], mass[:, queries] = 0.0, 0.0 if terms.window is None else -torch.inf
+        for tiles in self._tiles:
+            prompts = [self._caches[tile.cache][layer] for tile in tiles]
+            chunks = [prompt.chunks for prompt in prompts if isinstance(prompt, PackedLayer) and prompt.chunks]
+            if len(chunks) == len(tiles) > 1 and not any(replaced(tile.cache) for tile in tiles):
+                part = slice(tiles[0].first * group, tiles[-1].last * group)
+                self._attend_together(tiles, chunks, packed[:, part], scaling, output[:, part], mass[:, part])
                 continue
-            found = attend_prompt(packed[:, queries], key, value, scaling, terms.softcap, keys)
-            output[:, queries], mass[:, queries] = found
+            for tile, prompt in zip(tiles, prompts, strict=True):
+                own = prompt.chunks if isinstance(prompt, PackedLayer) else None
+                key, value = prompt.key, prompt.value
+                first = terms.first_seen(key.shape[1] + length)
+                if first:
+                    key, value = key[:, first:], value[:, first:]
+                rows = tile.rows(self._few if by_onednn(packed, key) else self._multiple)
+                queries = slice(rows.start * group, rows.stop * group)
+                if not key.shape[1] or (terms.window is None and replaced(tile.cache)):
+                    output[:, queries], mass[:, queries] = 0.0, 0.0 if terms.window is None else -torch.inf
+                    continue
+                found, sums = attend_prompt(packed[:, queries], key, value, scaling, terms.softcap, own)
+                output[:, queries], mass[:, queries] = found, sums
         unpacked = indices["unpacked"]
         return (
             output.view(kv_heads, -1, group, size).transpose(0, 1)[unpacked],
             mass.view(kv_heads, -1, group).transpose(0, 1)[unpacked],
         )
+
+    def _attend_together(
+        self, tiles: Sequence[Tile], chunks: Sequence[Chunks], packed: Tensor, scaling: float, output: Tensor,
+        mass: Tensor,
+    ) -> None:  # fmt: skip
+        """Attend from the packed rows of tiles of equal sizes; write into ``output`` and ``mass``, which are theirs."""
+        kv_heads, rows, size = packed.shape
+        count = rows // (tiles[-1].last - tiles[0].first) * rounded(tiles[0].streams, self._few)
+        shape = (kv_heads, len(tiles), -1)
+        queries = packed.view(*shape, size)[:, :, :count].transpose(0, 1) * scaling
+        whole = Chunks(*(list(itertools.chain(*heads)) for heads in zip(*chunks, strict=True)))
+        found, sums = attend_by_onednn(queries.flatten(0, 1), whole)
+        output.view(*shape, size)[:, :, :count] = found.view(queries.shape).transpose(0, 1)
+        mass.view(shape)[:, :, :count] = sums.view(queries.shape[:-1]).transpose(0, 1)
 
 
 def _tensors(cache: Sequence[PrefixLayer]) -> list[int]:

@@ -1,8 +1,11 @@
-"""A step of decoding over the weights of transformers' own modules, in ten operations a layer.
+"""A step of decoding over the weights of transformers' own modules, in ten operations a layer on a GPU.
 
 Four operations are matrix products. Queries, keys and values are one product over weights that are joined in memory,
 and so are the MLP's first two products. The modules' own weights become views of the joined ones, so that transformers
 prefills a prompt as before, and memory is used once.
+
+On a CPU weights stay apart, since packed weights have no views, and every operation is torch's own; the bits are those
+of transformers' forward, which takes longer.
 """
 
 from __future__ import annotations
@@ -13,80 +16,89 @@ import torch
 from torch import Tensor, nn
 
 from generator.attention.cpu_products import OneDNNLinear, PackedLinear, SeamlessSiLU, replace_linear_layers
+from generator.attention.fused.attention import attention_fault
+from generator.coupling.fused_draws import fused_fault
 from generator.transformer.files.configuration import library
 from generator.transformer.files.local_folders import ARCHITECTURES
-from generator.transformer.fused.operations import add_norm, fault, rotate, silu_times
+from generator.transformer.fused import operations
+from generator.transformer.fused.operations import fault
 
 if TYPE_CHECKING:
-    from generator.attention.interface import LayerAttention  # which imports transformers
+    from generator.attention.interface import LayerAttention
+
 
 _JOINED = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
 _JOINT = "joint_proj"  # what their product is called beside them
 
 
 class FusedLayers:
-    """The layers of a network without ``layout_fault``; their weights are joined in memory.
+    """The layers of a transformers network without ``layout_fault``.
 
-    Args:
-        network: A transformers causal language model.
+    ``joined`` says that weights are joined in memory, and each operation is one of our own.
     """
 
-    def __init__(self, network: Any) -> None:
-        join_weights(network)
-        self._decoder = network.model
+    def __init__(self, network: Any, *, joined: bool = True) -> None:
+        if joined:
+            join_weights(network)
+        self._decoder, self._joined = network.model, joined
+        self._add_norm, self._rotate, self._silu_times = (
+            getattr(operations, name if joined else f"plain_{name}") for name in ("add_norm", "rotate", "silu_times")
+        )
 
     def hidden_states(self, tokens: Tensor, positions: Tensor, attention: LayerAttention) -> Tensor:
-        """Return the last hidden states of one new token per row.
+        """Return the last hidden states of one new token per row, [rows, width], normed for the head.
 
-        Args:
-            tokens: int64 [rows], on the network's device.
-            positions: int64 [rows, 1], or [1, 1] if all rows have one position.
-            attention: The attention of every layer.
-
-        Returns:
-            [rows, width], normed for the head.
+        Tokens are int64 [rows], on the network's device; positions int64 [rows, 1], or [1, 1] if all rows have one
+        position.
         """
         decoder = self._decoder
         residual = decoder.embed_tokens(tokens)
         cos, sin = (angle.flatten(0, 1) for angle in decoder.rotary_emb(residual, positions))
         norms = [layer.input_layernorm for layer in decoder.layers] + [decoder.norm]
-        normed: Tensor = add_norm(residual, None, norms[0].weight, norms[0].variance_epsilon)
+        normed: Tensor = self._add_norm(residual, None, norms[0].weight, norms[0].variance_epsilon)
         for layer, norm in zip(decoder.layers, norms[1:], strict=True):
-            added = _attend(layer.self_attn, normed, cos, sin, attention)
+            added = self._attend(layer.self_attn, normed, cos, sin, attention)
             between = layer.post_attention_layernorm
-            normed = add_norm(residual, added, between.weight, between.variance_epsilon)
-            added = layer.mlp.down_proj(silu_times(layer.mlp.joint_proj(normed)))
-            normed = add_norm(residual, added, norm.weight, norm.variance_epsilon)
+            normed = self._add_norm(residual, added, between.weight, between.variance_epsilon)
+            added = layer.mlp.down_proj(self._silu_times(self._products(layer.mlp, "mlp", normed)))
+            normed = self._add_norm(residual, added, norm.weight, norm.variance_epsilon)
         return normed
 
+    def _attend(self, module: Any, normed: Tensor, cos: Tensor, sin: Tensor, attention: LayerAttention) -> Tensor:
+        """Return the output of a layer's attention block, [rows, width] -> [rows, width]."""
+        rows, size = len(normed), module.head_dim
+        heads, kv_heads = module.q_proj.out_features // size, module.k_proj.out_features // size
+        weights, epsilon = (None, None), 0.0
+        if hasattr(module, "q_norm"):
+            weights, epsilon = (module.q_norm.weight, module.k_norm.weight), module.q_norm.variance_epsilon
+        projected = self._products(module, "self_attn", normed).view(rows, -1, size)
+        self._rotate(projected, cos, sin, heads, *weights, epsilon)
+        # [rows, heads, 1, size], views of the products
+        query, key, value = torch.split(projected[:, :, None], [heads, kv_heads, kv_heads], dim=1)
+        output = attention.attend(module.layer_idx, query, key, value, module.scaling)
+        added: Tensor = module.o_proj(output.reshape(rows, -1))
+        return added
 
-def _attend(module: Any, normed: Tensor, cos: Tensor, sin: Tensor, attention: LayerAttention) -> Tensor:
-    """Return the output of a layer's attention block, [rows, width] -> [rows, width]."""
-    rows, size = len(normed), module.head_dim
-    heads, kv_heads = module.q_proj.out_features // size, module.k_proj.out_features // size
-    weights, epsilon = (None, None), 0.0
-    if hasattr(module, "q_norm"):
-        weights, epsilon = (module.q_norm.weight, module.k_norm.weight), module.q_norm.variance_epsilon
-    projected = module.joint_proj(normed).view(rows, -1, size)
-    rotate(projected, cos, sin, heads, *weights, epsilon)
-    query, key, value = projected[:, :, None].split([heads, kv_heads, kv_heads], dim=1)  # [rows, heads, 1, size]
-    output = attention.attend(module.layer_idx, query, key, value, module.scaling)
-    added: Tensor = module.o_proj(output.reshape(rows, -1))
-    return added
+    def _products(self, module: Any, place: str, x: Tensor) -> Tensor:
+        """Return the products of several of a module's weights with the same input, side by side."""
+        if self._joined:
+            joint: Tensor = module.joint_proj(x)
+            return joint
+        return torch.cat([getattr(module, name)(x) for name in _JOINED[place]], -1)
 
 
 def fused_layers(network: Any, fused: bool | None) -> FusedLayers | None:  # noqa: FBT001 - as in ``Savings``
     """Return the network's fused layers; None if transformers' own forward is to be used.
 
-    Args:
-        network: A transformers causal language model.
-        fused: As in ``Savings``.
+    ``fused`` is as in ``Savings``.
     """
     if fused is False:
         return None
-    on_cuda = next(network.parameters()).is_cuda
-    problem = layers_fault(network) if on_cuda else layout_fault(network)
-    return FusedLayers(network) if (on_cuda or fused) and problem is None else None
+    device = next(network.parameters()).device.type
+    problem = layers_fault(network) if device == "cuda" else layout_fault(network)
+    if problem is not None or (device not in ("cpu", "cuda") and not fused):
+        return None
+    return FusedLayers(network, joined=device == "cuda" or bool(fused))
 
 
 def layers_fault(network: Any) -> str | None:
@@ -137,3 +149,16 @@ def _joint(parts: list[Any]) -> nn.Linear:
                     setattr(part, name, nn.Parameter(own, requires_grad=False))
         setattr(joint, name, whole)
     return joint
+
+
+def slower(network: Any, device: str) -> str | None:
+    """Return a line that says why decoding on a device is slower than it could be; None if it is not."""
+    if torch.device(device).type != "cuda":
+        return None
+    reasons = {
+        "laws are compared from copies": fused_fault(torch.device(device)),
+        "attention is computed cache by cache": attention_fault(torch.device(device)),
+        "layers are computed as transformers computes them": layers_fault(network),
+    }
+    said = [f"{what} ({why})" for what, why in reasons.items() if why is not None]
+    return f"decoding on {device} takes longer than it could: {'; '.join(said)}" if said else None

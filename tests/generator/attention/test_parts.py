@@ -10,7 +10,7 @@ from fixtures.random_models import random_document, random_model
 from torch import Tensor
 
 from generator.attention import parts as partial_attention
-from generator.attention.parts import attend_causally, attend_part, attend_prompt, join_parts, packed_keys
+from generator.attention.parts import attend_causally, attend_part, attend_prompt, join_parts, packed_chunks
 from generator.attention.statistics import QueryChunk
 from generator.transformer.decoder import torch_threads
 from generator.transformer.prompts import prompt as transformer
@@ -137,10 +137,10 @@ def test_packed_keys_and_few_queries_change_no_bit(monkeypatch: pytest.MonkeyPat
     query, key, value = (part[0] for part in parts(600, 256, torch.float32))
     for chunk in (4096, 250):
         monkeypatch.setattr(partial_attention, "CHUNK", chunk)
-        keys, whole = packed_keys(key), attend_prompt(query, key, value, 0.25)
+        chunks, whole = packed_chunks(key, value), attend_prompt(query, key, value, 0.25)
         for count in (2, 3, 5, 8, 40, 255, 256):
-            for given in (None, keys):
-                found = attend_prompt(query[:, :count], key, value, 0.25, keys=given)
+            for given in (None, chunks):
+                found = attend_prompt(query[:, :count], key, value, 0.25, chunks=given)
                 assert all(torch.equal(one, other[:, :count]) for one, other in zip(found, whole, strict=True))
 
 

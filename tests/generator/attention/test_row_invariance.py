@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fixtures.common_actions import HALF_SNAPKV
+from fixtures.random_models import random_document, save_random_model
 from torch import nn
 
 from generator.attention import row_invariance
 from generator.attention.cpu_products import SeamlessSiLU
+from generator.attention.row_invariance import TriedSteps
 from generator.attention.streams.rows import tile_of
+from generator.generation import PendingUnit, generate_units
 from generator.transformer.loading import load_model
 
 
@@ -64,6 +69,21 @@ def test_the_self_test_sees_attention_that_depends_on_the_batch(folder: Path, mo
 
     monkeypatch.setattr(row_invariance, "attend_prompt", other_rounding)
     assert load_model(str(folder)).rows == row_invariance.RowInvariance(64, 0.0)
+
+
+def test_layers_of_onednn_take_an_even_number_of_rows(tmp_path: Path, folder: Path) -> None:
+    """Events are those of rows padded to eight, bit for bit; small layers, which MKL multiplies, are padded to eight."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}
+    model = load_model(str(save_random_model(tmp_path / "wide", "llama", **heads, **sizes)))
+    assert (model.rows.layers, load_model(str(folder)).rows.layers) == (2, 0)
+    padded = replace(model, rows=replace(model.rows, layers=0), steps=TriedSteps())
+    own, twin = (
+        generate_units(one, "s", random_document("d300", 300), [PendingUnit(HALF_SNAPKV, 0, 3)], 12, 3)
+        for one in (model, padded)
+    )
+    assert own[0].events.equals(twin[0].events)
+    assert model.batch_deviation == 0.0
 
 
 def test_wider_tiles_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from generator.actions import build_actions
 from generator.embedded.documents import make_document
 from generator.engines.again import Again
 from generator.engines.http import connection
-from generator.engines.http.apis.laws import whole_law
+from generator.engines.http.apis.api import whole_law
 from generator.engines.http.sessions.slots import SlotSession
 from generator.engines.http.settings import Requests
 from generator.engines.model import EngineModel

@@ -16,9 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from generator.coupling.streams import Savings
 from generator.generation import PendingUnit, generate_units
-from generator.transformer.fused import faults
-from generator.transformer.fused.faults import slower
-from generator.transformer.fused.layers import fused_layers, join_weights, layout_fault
+from generator.transformer.fused import layers
+from generator.transformer.fused.layers import FusedLayers, fused_layers, join_weights, layout_fault, slower
 from generator.transformer.model import LoadedModel
 from log.store import Unit
 
@@ -68,6 +67,22 @@ def test_fused_layers_give_the_same_events(architecture: str, dtype: str) -> Non
     for one, other in zip(plain, fused, strict=True):
         assert_near(one, other)
     assert not np.any(fused[-1].events["delta"].to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype"), [*((name, "float32") for name in ARCHITECTURES), ("qwen2", "bfloat16")]
+)
+def test_a_cpu_computes_what_transformers_does(
+    architecture: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Bit for bit, without joined weights."""
+    model = own_model(architecture, dtype)
+    own = generate_units(model, "s", DOCUMENT, [PendingUnit(HALF_SNAPKV, 0, 3)], 8, 3)
+    assert not hasattr(model.network.model.layers[0].mlp, "joint_proj")
+    assert isinstance(fused_layers(model.network, None), FusedLayers)
+    monkeypatch.setattr("generator.transformer.prompts.kernels.fused_layers", lambda *_: None)
+    twin = generate_units(model, "s", DOCUMENT, [PendingUnit(HALF_SNAPKV, 0, 3)], 8, 3)
+    assert own[0].events.equals(twin[0].events)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -122,7 +137,6 @@ def test_a_device_of_its_own_gives_the_same_events(monkeypatch: pytest.MonkeyPat
 
 def test_what_is_not_as_transformers_makes_it_is_computed_by_transformers() -> None:
     model = own_model("llama")
-    assert fused_layers(model.network, None) is None, "on a CPU, unless it is asked for"
     hooked, replaced, mapped, mixed, other = (copy.deepcopy(model.network) for _ in range(5))
     hooked.model.layers[1].mlp.register_forward_hook(lambda *_: None)
     replaced.model.layers[0].self_attn.o_proj = torch.nn.Identity()
@@ -144,13 +158,13 @@ def test_what_is_not_as_transformers_makes_it_is_computed_by_transformers() -> N
 def test_one_line_says_all_that_decoding_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     network = own_model("llama").network
     assert slower(network, "cpu") is None
-    monkeypatch.setattr(faults, "fused_fault", lambda _: "Triton is not installed")
-    monkeypatch.setattr(faults, "attention_fault", lambda _: None)
-    monkeypatch.setattr(faults, "layers_fault", lambda _: None)
+    monkeypatch.setattr(layers, "fused_fault", lambda _: "Triton is not installed")
+    monkeypatch.setattr(layers, "attention_fault", lambda _: None)
+    monkeypatch.setattr(layers, "layers_fault", lambda _: None)
     laws = "laws are compared from copies (Triton is not installed)"
     assert slower(network, "cuda:1") == f"decoding on cuda:1 takes longer than it could: {laws}"
-    monkeypatch.setattr(faults, "layers_fault", lambda _: "layers.1.mlp has hooks")
+    monkeypatch.setattr(layers, "layers_fault", lambda _: "layers.1.mlp has hooks")
     of_layers = "layers are computed as transformers computes them (layers.1.mlp has hooks)"
     assert slower(network, "cuda:1") == f"decoding on cuda:1 takes longer than it could: {laws}; {of_layers}"
-    monkeypatch.setattr(faults, "attention_fault", lambda _: "CalledProcessError: no linker")
+    monkeypatch.setattr(layers, "attention_fault", lambda _: "CalledProcessError: no linker")
     assert "; attention is computed cache by cache (CalledProcessError: no linker); layers" in slower(network, "cuda:1")
