@@ -246,14 +246,9 @@ def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measureme
         yield measure_added_action(folder, sizes, options.seed)
 
 
-def main() -> None:
-    """Run the benchmark."""
+if __name__ == "__main__":
     parser = benchmark_parser("analysis", "Measure every view and every interval, against scipy's bootstrap.")
     add_size_options(parser, Sizes())
     parser.add_argument("--store", metavar="DIR", help="a derived store to use instead of a synthetic one")
     parser.add_argument("--draws", type=int, default=10_000, metavar="N", help="10,000 by default")
-    run(parser, "analysis", "intervals", measure_all)
-
-
-if __name__ == "__main__":
-    main()
+    run(parser, "intervals", measure_all)

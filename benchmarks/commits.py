@@ -64,7 +64,9 @@ def commit_all(location: str, workers: Sequence[Worker]) -> tuple[list[float], f
 
 def _commit_part(location: str, workers: Sequence[Worker]) -> tuple[list[float], float]:
     """Have workers commit in threads of this process."""
-    stores = [_opened(location) for _ in workers]
+    stores = [Store.open(location) for _ in workers]
+    for store in stores:
+        store.stored_units([])  # opens the tables, which a worker does once
     given = [[units_of(number) for number in worker.numbers] for worker in workers]
 
     def work(at: int) -> list[float]:
@@ -82,34 +84,17 @@ def _commit_part(location: str, workers: Sequence[Worker]) -> tuple[list[float],
         return waited, time.process_time() - cpu
 
 
-def _opened(location: str) -> Store:
-    """Open a store with its tables: a worker goes on from commit to commit."""
-    store = Store.open(location)
-    store.stored_units([])
-    return store
-
-
 @dataclass(frozen=True)
 class Simulated:
-    """The result of simulated workers.
+    """The result of simulated workers."""
 
-    Attributes:
-        commits: Groups of units; each is a version of both tables.
-        lost_races: Lost races for versions of both tables.
-        seconds: From the beginning to the end of the workers' processes.
-        cpu_seconds: CPU seconds of all workers.
-        waited: Seconds that each group's commit took.
-        lost: Rows of events that the store lacks.
-        doubled: Rows of events that the store has too often.
-    """
-
-    commits: int
-    lost_races: int
-    seconds: float
-    cpu_seconds: float
-    waited: list[float]
-    lost: int
-    doubled: int
+    commits: int  # groups of units; each is a version of both tables
+    lost_races: int  # for versions of both tables
+    seconds: float  # from the beginning to the end of the workers' processes
+    cpu_seconds: float  # of all workers
+    waited: list[float]  # seconds that each group's commit took
+    lost: int  # rows of events that the store lacks
+    doubled: int  # rows of events that the store has too often
 
     @property
     def retries(self) -> float:
@@ -120,15 +105,7 @@ class Simulated:
 def simulate(
     location: str, workers: int, commits: int, races: AbstractContextManager[Any], *, at_once: bool = False
 ) -> Simulated:
-    """Let simulated workers commit groups of units to a new store's log.
-
-    Args:
-        location: The location of the new store.
-        workers: The number of workers.
-        commits: The number of groups of each worker.
-        races: Counts lost races.
-        at_once: Whether workers commit without any sleep.
-    """
+    """Let workers commit some groups of units each to a new store's log, ``at_once`` without any sleep."""
     Store.create(location)
     mean = 0.0 if at_once else (LOCAL if is_local(location) else REMOTE).seconds(workers)
     working = [
@@ -186,16 +163,11 @@ def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measureme
         )
 
 
-def main() -> None:
-    """Simulate workers, and print the cost."""
+if __name__ == "__main__":
     parser = benchmark_parser("commits", "Commits of many workers to one log.")
     parser.add_argument("--workers", type=int, nargs="+", default=[200, 1_000], metavar="N")
     parser.add_argument("--commits", type=int, default=2, metavar="N", help="of each worker")
     parser.add_argument("--where", choices=["disk", "s3"], default="disk", help="disk, or moto's S3 server")
     parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
     parser.add_argument("--at-once", action="store_true", help="no sleep before a commit")
-    run(parser, "commits", "commits", measure_all)
-
-
-if __name__ == "__main__":
-    main()
+    run(parser, "commits", measure_all)

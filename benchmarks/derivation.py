@@ -133,12 +133,7 @@ def compare_derivations(options: argparse.Namespace, folder: Path) -> Iterator[M
     yield compared(parts, sizes.events, {"derive, one core": one_thread, "pipeline": written}), {"events": sizes.events}
 
 
-def main() -> None:
-    """Run the benchmark at the given sizes."""
+if __name__ == "__main__":
     parser = benchmark_parser("derivation", "Measure the derivation and its pipeline, against a DuckDB query.")
     add_size_options(parser, Sizes())
-    run(parser, "derivation", "events", compare_derivations)
-
-
-if __name__ == "__main__":
-    main()
+    run(parser, "events", compare_derivations)

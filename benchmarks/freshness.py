@@ -53,27 +53,16 @@ Reading: TypeAlias = tuple[float, int, int]
 
 @dataclass(frozen=True)
 class Load:
-    """The load of the writers.
+    """The load of the writers."""
 
-    Attributes:
-        commits: Commits of all writers together.
-        units: Units of a commit: those of one document, one for each action.
-        rate: Units per second of all writers together.
-        writers: Processes that commit.
-        replicates: Replicates of a unit.
-        horizon: Positions of a replicate.
-        looks: The most looks of the reader per second.
-        by_hand: Whether the log is written by hand, for one writer.
-    """
-
-    commits: int
-    units: int
-    rate: float
-    writers: int
-    replicates: int
+    commits: int  # of all writers together
+    units: int  # of a commit: those of one document, one for each action
+    rate: float  # units per second of all writers together
+    writers: int  # processes that commit
+    replicates: int  # of a unit
     horizon: int
-    looks: float
-    by_hand: bool = False
+    looks: float  # of the reader per second, at most
+    by_hand: bool = False  # whether the log is written by hand, for one writer
 
     @property
     def sizes(self) -> Sizes:
@@ -83,26 +72,16 @@ class Load:
 
 @dataclass
 class Seen:
-    """The measurements of a run of writers, derivation and reader.
+    """The measurements of a run; bytes at rest are 0 if the derivation never rests."""
 
-    Attributes:
-        delays: Seconds of each unit, in the order of the documents.
-        writing: Seconds from the first commit to the last.
-        early, late: Median resident bytes of the derivation at rest, after 100 commits and after all; 0 if it is
-            several processes or does not rest.
-        early_peak, peak: The largest resident bytes until then.
-        beside: The largest resident bytes of the processes that it starts.
-        cpu: CPU seconds by kind of process, of the writers together.
-    """
-
-    delays: list[float] = field(default_factory=list)
-    writing: float = 0.0
-    early: int = 0
-    late: int = 0
-    early_peak: int = 0
+    delays: list[float] = field(default_factory=list)  # seconds of each unit, in the order of the documents
+    writing: float = 0.0  # seconds from the first commit to the last
+    early: int = 0  # median resident bytes of the derivation at rest, after 100 commits
+    late: int = 0  # the same after all commits
+    early_peak: int = 0  # the largest resident bytes until the first rest
     peak: int = 0
-    beside: int = 0
-    cpu: dict[str, float] = field(default_factory=dict)
+    beside: int = 0  # the largest resident bytes of the processes that the derivation starts
+    cpu: dict[str, float] = field(default_factory=dict)  # seconds by kind of process
 
 
 def memory_load(commits: int, rate: float, replicates: int, horizon: int) -> Load:
@@ -110,17 +89,8 @@ def memory_load(commits: int, rate: float, replicates: int, horizon: int) -> Loa
     return Load(commits, 1, rate, 1, replicates, horizon, 1.0, by_hand=True)
 
 
-def prepare(location: str, load: Load) -> None:
-    """Make a store with the study's rows and no unit."""
-    new_study(location, load.sizes, 0, [document_row(1, number) for number in range(load.commits)])
-
-
 def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[str, float], float]:
-    """Commit every ``writers``-th document's units when they are due.
-
-    Returns:
-        The times of the commits by document, and the CPU seconds.
-    """
+    """Commit every ``writers``-th document's units when due; return when, by document, and the CPU seconds."""
     store = HandWrittenStore(Path(location)) if load.by_hand else Store.open(location)
     told, cpu = dict[str, float](), time.process_time()
     for number in range(writer, load.commits, load.writers):
@@ -138,9 +108,7 @@ def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[st
 def read(location: str, load: Load, begin: float) -> tuple[dict[str, float], float]:
     """Open the views of a store again and again, until they have all units or nothing new comes.
 
-    Returns:
-        The time at which a query first had each document's units, by document; and the CPU seconds of all looks except
-            the first, which has one-time costs.
+    Return when a query first had each document's units, and the CPU seconds of all looks but the first.
     """
     store, seen, cpu = Store.open(location), dict[str, float](), 0.0
     query = f"select doc from trajectories group by doc having count(distinct action) = {load.units}"  # noqa: S608
@@ -191,7 +159,7 @@ def deriving_again(location: str) -> Iterator[int]:
 def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
     """Run writers, derivation and reader on a new store."""
     location = str(folder / ("watched" if watched else "again"))
-    prepare(location, load)
+    new_study(location, load.sizes, 0, [document_row(1, number) for number in range(load.commits)])
     spawn = multiprocessing.get_context("spawn")
     found = Seen()
     with (
@@ -229,18 +197,13 @@ def at_rest(readings: list[Reading], end: float) -> tuple[int, int]:
     return int(statistics.median(now for now, _ in half)), half[-1][1]
 
 
-def load_of(options: argparse.Namespace) -> Load:
-    """Read the load from the command line."""
-    sizes = (options.replicates, options.horizon)
-    if options.commits:
-        return memory_load(options.commits, options.rate, *sizes)
-    commits = max(1, round(options.rate * options.seconds / options.units_per_commit))
-    return Load(commits, options.units_per_commit, options.rate, options.writers, *sizes, options.looks)
-
-
 def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
     """Measure ``--watch`` and the peer."""
-    load = load_of(options)
+    sizes, units = (options.replicates, options.horizon), options.units_per_commit
+    commits = max(1, round(options.rate * options.seconds / units))
+    load = Load(commits, units, options.rate, options.writers, *sizes, options.looks)
+    if options.commits:
+        load = memory_load(options.commits, options.rate, *sizes)
     live = observe(folder, load, watched=True)
     peer = None if options.no_peer or load.by_hand else observe(folder, load, watched=False)
     facts: dict[str, Any] = {"commits": load.commits, "units_per_commit": load.units, "writers": load.writers}
@@ -275,8 +238,7 @@ def many_commits(text: str) -> int:
     return int(text)
 
 
-def main() -> None:
-    """Run the benchmark."""
+if __name__ == "__main__":
     parser = benchmark_parser("freshness", "How soon committed events are in the views, and what watching takes.")
     parser.add_argument("--commits", type=many_commits, metavar="N", help="memory: this many commits of one unit each")
     for name, default, meaning in (
@@ -292,8 +254,4 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=type(default), default=default, metavar="N", help=text)
     parser.add_argument("--no-peer", action="store_true", help="leave out the peer")
     parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
-    run(parser, "freshness: seconds from commit to view", "units", measure_all)
-
-
-if __name__ == "__main__":
-    main()
+    run(parser, "units", measure_all)

@@ -53,25 +53,15 @@ _FEWEST = 128  # prompt entries, of which SnapKV's window is half
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The cost and the tokens of one run.
+    """The cost and the tokens of one run."""
 
-    Attributes:
-        replicates: K, which is smaller if K copies do not fit into memory.
-        prompt_seconds: Seconds of prefill and eviction.
-        decode_seconds: Seconds of decoding.
-        streams: Next-token laws computed per step.
-        x_token: The reference's tokens by action, [K, H].
-        y_token: The compressed side's tokens by action, [K, H].
-        device_peak_bytes: Peak of the device's memory; None on a CPU.
-    """
-
-    replicates: int
-    prompt_seconds: float
+    replicates: int  # K, which is smaller if K copies do not fit into memory
+    prompt_seconds: float  # prefill and eviction
     decode_seconds: float
-    streams: float
-    x_token: dict[str, NDArray[Any]]
+    streams: float  # next-token laws computed per step
+    x_token: dict[str, NDArray[Any]]  # by action, [K, H]
     y_token: dict[str, NDArray[Any]]
-    device_peak_bytes: int | None
+    device_peak_bytes: int | None  # None on a CPU
 
     @property
     def seconds(self) -> float:
@@ -270,8 +260,7 @@ def prompt_entries(text: str) -> int:
     return int(text)
 
 
-def main() -> None:
-    """Run the benchmark at the given sizes."""
+if __name__ == "__main__":
     parser = benchmark_parser("generation", "Measure generation with shared prompts, against copies of the prompt.")
     parser.add_argument("--preset", choices=PRESETS, default="small", help="the model's shape and its sizes")
     parser.add_argument("--entries", type=prompt_entries, nargs="+", help="prompt lengths n")
@@ -282,8 +271,4 @@ def main() -> None:
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="none for the phases alone")
     parser.add_argument("--before", type=Path, help="a working tree of another commit")
     parser.add_argument("--repetitions", type=int, default=2)
-    run(parser, "generation", "steps", measure_all)
-
-
-if __name__ == "__main__":
-    main()
+    run(parser, "steps", measure_all)

@@ -83,16 +83,11 @@ def measure_all(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
         yield compare(replace(case, entries=entries), options.repetitions)
 
 
-def main() -> None:
-    """Run the benchmark at the given sizes."""
+if __name__ == "__main__":
     parser = benchmark_parser("interventions", "Measure decoding with codecs, against evictions alone.")
     parser.add_argument("--entries", type=int, nargs="+", default=(1024, 4096), help="prompt lengths n")
     parser.add_argument("--replicates", type=int, default=16, help="K")
     parser.add_argument("--horizon", type=int, default=32, help="H")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a CPU")
     parser.add_argument("--repetitions", type=int, default=3)
-    run(parser, "interventions", "laws", measure_all)
-
-
-if __name__ == "__main__":
-    main()
+    run(parser, "laws", measure_all)

@@ -22,18 +22,12 @@ _TO_BYTES = 1024  # Linux gives ru_maxrss in KiB
 
 @dataclass(frozen=True)
 class Measured(Generic[_Value]):
-    """A call's result and its cost.
-
-    Attributes:
-        seconds: Wall seconds, without the imports.
-        cpu_seconds: CPU seconds, without the imports.
-        peak_bytes: Peak of the process's resident memory, with the interpreter and the imported libraries.
-    """
+    """A call's result and its cost."""
 
     value: _Value
-    seconds: float
-    cpu_seconds: float
-    peak_bytes: int
+    seconds: float  # Wall seconds, without the imports
+    cpu_seconds: float  # CPU seconds, without the imports
+    peak_bytes: int  # Peak of the process's resident memory, with the interpreter and the imported libraries
 
     def row(
         self, part: str, rate: float | None = None, peer: str | None = None, ratio: float | None = None
@@ -57,22 +51,15 @@ def _call(function: Callable[..., _Value], arguments: tuple[Any, ...]) -> Measur
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One row of a benchmark's table; None if a column does not apply.
+    """One row of a benchmark's table; None if a column does not apply."""
 
-    Attributes:
-        part: The measured part.
-        rate: The benchmark's unit per second.
-        peer: The peer of the comparison.
-        ratio: How many times as fast as the peer the part is.
-    """
-
-    part: str
+    part: str  # The measured part
     seconds: float
     cpu_seconds: float | None = None
     peak_mib: float | None = None
-    rate: float | None = None
-    peer: str | None = None
-    ratio: float | None = None
+    rate: float | None = None  # The benchmark's unit per second
+    peer: str | None = None  # The peer of the comparison
+    ratio: float | None = None  # How many times as fast as the peer the part is
 
 
 Measurement: TypeAlias = tuple[Sequence[BenchmarkRow], dict[str, Any]]
@@ -88,14 +75,7 @@ def in_turn(parts: Mapping[str, Callable[[], _Value]], repetitions: int) -> dict
 def compared(
     parts: Mapping[str, Measured[Any]], amount: float, peers: Mapping[str, str], label: str = "{}"
 ) -> list[BenchmarkRow]:
-    """Return a row for each part.
-
-    Args:
-        parts: The measured parts by name.
-        amount: The processed units, for the rate.
-        peers: For each part that has a peer, the name of the part it is compared with.
-        label: The row's text for a part's name.
-    """
+    """Return a row for each part, which processed ``amount`` units; ``peers`` names the part to compare a part with."""
     return [
         part.row(
             label.format(name), amount / part.seconds,
@@ -105,27 +85,6 @@ def compared(
     ]  # fmt: skip
 
 
-def run(
-    parser: argparse.ArgumentParser, title: str, unit: str,
-    measure_all: Callable[[argparse.Namespace, Path], Iterable[Measurement]],
-) -> None:  # fmt: skip
-    """Read the command line, measure, and print everything.
-
-    Args:
-        parser: The command line, made by ``benchmark_parser``.
-        title: The title of the table.
-        unit: The unit of rates.
-        measure_all: Yields measurements, given the options and a folder that is removed afterwards. The folder lies in
-            the option ``folder``, if there is one.
-    """
-    options = parser.parse_args()
-    rows, facts = list[BenchmarkRow](), dict[str, Any]()
-    with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-", dir=getattr(options, "folder", None)) as folder:
-        for more, said in measure_all(options, Path(folder)):
-            rows, facts = [*rows, *more], facts | said
-    show(title, rows, unit, facts, as_json=options.json)
-
-
 def benchmark_parser(name: str, description: str) -> argparse.ArgumentParser:
     """Return the command line of ``python -m benchmarks.NAME``, with the option ``--json``."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
@@ -133,10 +92,24 @@ def benchmark_parser(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def show(title: str, rows: Sequence[BenchmarkRow], unit: str, facts: dict[str, Any], *, as_json: bool) -> None:
-    """Print rows and facts as a table, or as one JSON object, with how busy the machine was at the end."""
-    facts = facts | {"processors": os.cpu_count(), "load_average": [round(load, 2) for load in os.getloadavg()]}
-    if as_json:
+def run(
+    parser: argparse.ArgumentParser, unit: str, measure_all: Callable[[argparse.Namespace, Path], Iterable[Measurement]]
+) -> None:
+    """Read the command line, measure, and print rows and facts as a table or as one JSON object.
+
+    Args:
+        parser: The command line, made by ``benchmark_parser``.
+        unit: The unit of rates.
+        measure_all: Yields measurements, given the options and a folder that is removed afterwards. The folder lies in
+            the option ``folder``, if there is one.
+    """
+    options, title = parser.parse_args(), parser.prog.rpartition(".")[2]
+    rows, facts = list[BenchmarkRow](), dict[str, Any]()
+    with tempfile.TemporaryDirectory(prefix="kvdrift-benchmark-", dir=getattr(options, "folder", None)) as folder:
+        for more, said in measure_all(options, Path(folder)):
+            rows, facts = [*rows, *more], facts | said
+    facts |= {"processors": os.cpu_count(), "load_average": [round(load, 2) for load in os.getloadavg()]}
+    if options.json:
         print(json.dumps({"benchmark": title, "unit": unit, **facts, "rows": [asdict(row) for row in rows]}))
         return
     width = max(len(row.part) for row in rows)

@@ -37,25 +37,15 @@ print(json.dumps([run.decode_seconds, run.streams]))
 
 @dataclass(frozen=True)
 class Phase:
-    """The measured steps of one phase.
+    """The measured steps of one phase."""
 
-    Attributes:
-        name: One of ``NAMES``.
-        replicates: K.
-        steps_per_second: Steps per second of all pairs together.
-        before: The same of the other commit; None if no other commit is measured.
-        streams: The mean number of open streams.
-        bound: The most steps per second.
-        work: The least work of a step.
-    """
-
-    name: str
+    name: str  # one of ``NAMES``
     replicates: int
-    steps_per_second: float
-    before: float | None
-    streams: float
-    bound: float
-    work: StepWork
+    steps_per_second: float  # of all pairs together
+    before: float | None  # the same of the other commit, if one is measured
+    streams: float  # the mean number of open streams
+    bound: float  # the most steps per second
+    work: StepWork  # the least work of a step
 
     @property
     def share(self) -> float:
@@ -68,15 +58,7 @@ class Phase:
 
 
 def measure_phase(case: Case, name: str, peaks: Peaks, before: Path | None, repetitions: int) -> Phase:
-    """Measure the decoding of one phase.
-
-    Args:
-        case: The case to decode.
-        name: One of ``NAMES``.
-        peaks: The device's peaks.
-        before: A working tree of the other commit, or None.
-        repetitions: The number of runs; the fastest run counts.
-    """
+    """Measure the decoding of one phase, with the code of tree ``before`` too; the fastest repetition counts."""
     case = replace(case, replicates=1 if name == NAMES[0] else case.replicates)
     seconds: dict[Path, list[float]] = {tree: [] for tree in (HERE, before) if tree is not None}
     streams = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
@@ -45,12 +45,7 @@ class StepProducts:
 
 @dataclass(frozen=True)
 class Peaks:
-    """The measured peaks of a device.
-
-    Attributes:
-        bytes_per_second: Bytes read and written per second by a large copy.
-        flops_per_second: Operations per second of a large product in the weights' dtype.
-    """
+    """The measured peaks of a device: of a large copy, read and written, and of a product in the weights' dtype."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -121,23 +116,22 @@ def measure_peaks(device: str, dtype: str, threads: int) -> Peaks:
 
 
 def _least_seconds(device: str, call: Callable[[], object]) -> float:
+    def wait() -> None:
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize()
+
     seconds = []
     for _ in range(_REPETITIONS):
-        _wait(device)
+        wait()
         begun = time.perf_counter()
         call()
-        _wait(device)
+        wait()
         seconds.append(time.perf_counter() - begun)
     return min(seconds)
 
 
-def _wait(device: str) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def _total(parts: Any) -> float:
-    return float(sum(getattr(parts, field.name) for field in fields(parts)))
+    return float(sum(astuple(parts)))
 
 
 def _short(value: float) -> float:

@@ -181,8 +181,7 @@ def check_equal(ours: Cells, theirs: Cells) -> None:
         raise OperationError(f"the view has {ours}, the query {theirs}")
 
 
-def main() -> None:
-    """Run the benchmark at the sizes asked for."""
+if __name__ == "__main__":
     parser = benchmark_parser("scale", "Measure large logs, against one DuckDB query over the events.")
     parser.add_argument(
         "--events", type=lambda text: int(float(text)), nargs="+", default=[10_000_000, 100_000_000],
@@ -192,11 +191,6 @@ def main() -> None:
         "--folder", dest="kept", type=Path, metavar="DIR",
         help="where to write and leave the stores, and to find earlier stores",
     )  # fmt: skip
-    run(
-        parser, "scale", "events",
+    run(parser, "events",
         lambda options, folder: (measure_size(options.kept or folder, events) for events in options.events),
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

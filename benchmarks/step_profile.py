@@ -25,17 +25,17 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.cases import SEED, Case, random_document, random_model
 from benchmarks.measurement import benchmark_parser
-from benchmarks.pretend_device import SECOND, TwoDevices, tensors_of, to_second_device
+from benchmarks.pretend_device import SECOND, TwoDevices, to_second_device
+from benchmarks.step_operations import Operations, StepOperations, changed_steps
 from generator.actions import Action
 from generator.coupling.residual_branching import PURPOSES, branch_replicates
 from generator.coupling.rollout import ActionReplicates, rollout
@@ -53,171 +53,6 @@ CASE = Case(
     layers=LAYERS + SILENT, width=64, inner_width=96, heads=4, kv_heads=2, vocabulary=5000, entries=300, replicates=4,
     horizon=STEPS + 1,
 )  # fmt: skip
-
-# Allocations, views that torch does not call so, and a copy.
-_NO_LAUNCHES = {
-    f"aten::{name}"
-    for name in (
-        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "_reshape_alias",
-        "detach", "alias", "lift_fresh", "_local_scalar_dense",
-    )
-}  # fmt: skip
-# The host learns a number, often a shape, from the device.
-_WAITING = {
-    f"aten::{name}"
-    for name in (
-        "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "argwhere", "bincount", "_unique",
-        "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
-    )
-}  # fmt: skip
-
-
-Call = tuple[Any, ...]
-"""An operation's name, its tensors' shapes, strides and offsets, and its other arguments."""
-
-
-@dataclass
-class Recorded:
-    """What a CUDA graph of a step would hold fast.
-
-    Attributes:
-        calls: All operations on the device, views included, in order, but no copies between host and device.
-        addresses: Those of the memory that the operations use, in order, except memory that they allocate.
-        allocated: The addresses of memory that the operations allocate.
-    """
-
-    calls: list[Call] = field(default_factory=list)
-    addresses: list[int] = field(default_factory=list)
-    allocated: set[int] = field(default_factory=set)
-
-
-@dataclass
-class StepOperations:
-    """The operations of one decoding step, sorted by what they cost the host.
-
-    Attributes:
-        up: Copies to the device.
-        down: Copies to the host, for each of which the host waits at once.
-        later: Copies to the host that the host does not wait for until it has begun the next step.
-        waiting: Other operations for which the host waits.
-        launches: Launches.
-        begun: Whether the step was begun with the streams of the step before.
-        given_up: Whether the step was begun in vain.
-        recorded: What a graph of the step would hold fast.
-    """
-
-    up: Counter[str] = field(default_factory=Counter)
-    down: Counter[str] = field(default_factory=Counter)
-    later: Counter[str] = field(default_factory=Counter)
-    waiting: Counter[str] = field(default_factory=Counter)
-    launches: Counter[str] = field(default_factory=Counter)
-    begun: bool = False
-    given_up: bool = False
-    recorded: Recorded = field(default_factory=Recorded, compare=False)
-
-    @property
-    def copies(self) -> int:
-        """Copies between host and device, including operations for which the host waits."""
-        return self.up.total() + self.down.total() + self.later.total() + self.waiting.total()
-
-    @property
-    def bucket(self) -> Sequence[Call | None]:
-        """The first attention to prompts and comparison of laws: numbers of rows, tiles, partial results and draws."""
-        kinds = ("kvdrift::prompt_attention", "kvdrift::pair_sums")
-        return tuple(next((call for call in self.recorded.calls if call[0] == kind), None) for kind in kinds)
-
-
-def changed_steps(steps: Sequence[StepOperations]) -> tuple[int, int]:
-    """Return how many steps that were begun do not repeat the first such step of their bucket.
-
-    Returns:
-        The number of steps with other calls, and of steps with other addresses.
-    """
-    first: dict[Sequence[Call | None], Recorded] = {}
-    pairs = [(step.recorded, first.setdefault(step.bucket, step.recorded)) for step in steps if step.begun]
-    return sum(one.calls != other.calls for one, other in pairs), sum(
-        one.addresses != other.addresses for one, other in pairs
-    )
-
-
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within this block, operations on other devices than the CPU are counted, step by step."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.steps: list[StepOperations] = []
-        self._recorded = Recorded()
-        self._given: dict[int, Any] = {}  # memory by its address, which is no other's as long as it is held here
-
-    def next_step(self, *, begun: bool = False) -> None:
-        """Count the following operations as another step; nothing is counted before the first call.
-
-        What follows a copy that is read later belongs to the graph of a step that is ``begun``.
-        """
-        self._recorded = self._recorded if begun else Recorded()
-        self.steps.append(StepOperations(begun=begun, recorded=self._recorded))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not self.steps:
-            return func(*args, **kwargs)
-        self._count(func, args, kwargs)
-        recorded, used = self._recorded, _memory((args, *kwargs.values()))
-        given = {address: memory for address, memory in used.items() if address not in recorded.allocated}
-        recorded.addresses += given
-        self._given |= given
-        result = func(*args, **kwargs)
-        recorded.allocated |= _memory([result]).keys() - used.keys()
-        return result
-
-    def _count(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        step, name = self.steps[-1], func.name().partition(".")[0]
-        on_device = any(tensor.device.type != "cpu" for tensor in tensors_of((args, *kwargs.values())))
-        target = kwargs.get("device")
-        ends_on_device = on_device if target is None else torch.device(target).type != "cpu"
-        if name in {"aten::_to_copy", "aten::copy_"}:
-            source = args[-1 if name == "aten::_to_copy" else 1].device.type != "cpu"
-            ends_on_device = ends_on_device if name == "aten::_to_copy" else args[0].device.type != "cpu"
-            if source != ends_on_device:
-                later = not ends_on_device and (kwargs.get("non_blocking") or args[2:] == (True,))
-                (step.up if ends_on_device else step.later if later else step.down)[name] += 1
-                self._recorded = Recorded() if later else self._recorded
-                return
-        if not on_device and not ends_on_device:
-            return
-        self._recorded.calls.append((name, *_described((*args, *kwargs.values()))))
-        if func.is_view:
-            return
-        if name in _WAITING or _waits_for_a_shape(name, args, kwargs):
-            step.waiting[name] += 1
-        elif name == "aten::index_put_" and not args[2].dim():  # on CUDA such a number is copied there
-            step.up[name] += 1
-        if name not in _NO_LAUNCHES:
-            step.launches[name] += 1
-
-
-def _waits_for_a_shape(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Tell whether an operation takes a mask as an index, or repeats as often as a tensor says."""
-    if name == "aten::repeat_interleave":
-        return kwargs.get("output_size") is None
-    masks = name in {"aten::index", "aten::index_put", "aten::index_put_"}
-    return masks and any(index is not None and index.dtype in {torch.bool, torch.uint8} for index in args[1])
-
-
-def _memory(arguments: Any) -> dict[int, Any]:
-    """Return the memory on devices that an operation's arguments use, by its address."""
-    tensors = [tensor for tensor in tensors_of(arguments) if tensor.device.type != "cpu"]
-    storages = [getattr(tensor, "held", tensor).untyped_storage() for tensor in tensors]
-    return {storage.data_ptr(): storage for storage in storages}
-
-
-def _described(arguments: Any) -> Iterator[Any]:
-    """Yield what a graph holds fast of an operation's arguments, except addresses."""
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            yield tuple(argument.shape), argument.stride(), argument.storage_offset(), argument.dtype
-        else:
-            yield tuple(_described(argument)) if isinstance(argument, (list, tuple)) else argument
 
 
 class _Watched:
@@ -247,83 +82,40 @@ class _Watched:
         self._kernels.give_up()
 
 
-@dataclass(frozen=True)
-class StepProfile:
-    """The largest counts among steps.
-
-    Attributes:
-        steps: The number of counted steps.
-        copies: Copies of the step with the most copies, including waiting operations.
-        mean_copies: Copies per step.
-        up: Copies to the device in that step, by operation.
-        down: Copies to the host for which the host waits at once.
-        later: Copies to the host for which the host waits only after it has begun the next step.
-        waiting: Other operations for which the host waits.
-        launches: Launches of the step with the most launches, by operation.
-        layer: The part of each that a layer adds, by operation; fractions if layers share an operation.
-        begun: The number of steps begun with the streams of the step before.
-        given_up: The number of those that were begun in vain.
-        sent_to_begun: Copies to the device in all of those.
-        buckets: The number of their buckets.
-        changed: The number of those whose operations, shapes or numbers are not those of their bucket.
-        moved: The number of those that use memory at other addresses.
-    """
-
-    steps: int
-    copies: int
-    mean_copies: float
-    up: dict[str, int]
-    down: dict[str, int]
-    later: dict[str, int]
-    waiting: dict[str, int]
-    launches: dict[str, int]
-    layer: dict[str, float]
-    begun: int
-    given_up: int
-    sent_to_begun: int
-    buckets: int
-    changed: int
-    moved: int
-
-    @property
-    def outside(self) -> dict[str, float]:
-        """Launches outside layers, by operation."""
-        found = {name: count - LAYERS * self.layer.get(name, 0) for name, count in self.launches.items()}
-        return {name: count for name, count in found.items() if count}
-
-    def facts(self) -> dict[str, Any]:
-        """All numbers, and the sums of launches."""
-        return {
-            "steps": self.steps, "copies": self.copies, "mean_copies": round(self.mean_copies, 1), "up": self.up,
-            "down": self.down, "later": self.later, "waiting": self.waiting, "launches": sum(self.launches.values()),
-            "launches_a_layer": sum(self.layer.values()), "launches_outside": sum(self.outside.values()),
-            "begun": self.begun, "given_up": self.given_up, "sent_to_begun": self.sent_to_begun,
-            "buckets": self.buckets, "changed": self.changed, "moved": self.moved,
-            "by_operation": {"launches": self.launches, "a_layer": self.layer, "outside": self.outside},
-        }  # fmt: skip
-
-
-def profile_steps(device: str, estimator: str, savings: Savings) -> StepProfile:
+def profile_steps(device: str, estimator: str, savings: Savings) -> dict[str, Any]:
     """Decode with both models and count the operations of each step.
 
     Args:
         device: "pretend", or a device as torch names it.
         estimator: Coupled rollouts (``PLAIN``) or residual branching (``SWRB``).
         savings: The computations to share, and whether operations are fused.
+
+    Returns:
+        The facts that are printed: copies and waits of the step with the most copies, launches of the step with the
+        most launches, the part of these that a layer adds, and counts of the steps begun with the streams of the step
+        before.
     """
     shallow, deep = (_steps(model, estimator, savings) for model in _models(device))
     copied = max(shallow, key=lambda step: step.copies)
     busiest, deeper = max(zip(shallow, deep, strict=True), key=lambda steps: steps[0].launches.total())
     names = sorted(deeper.launches, key=lambda name: (-deeper.launches[name], name))
     added = {name: (deeper.launches[name] - busiest.launches[name]) / SILENT for name in names}
+    outside = {name: busiest.launches[name] - LAYERS * added[name] for name in names}
     begun = [step for step in shallow if step.begun]
-    return StepProfile(
-        len(shallow), copied.copies, sum(step.copies for step in shallow) / len(shallow), dict(copied.up),
-        dict(copied.down), dict(copied.later), dict(copied.waiting), {name: busiest.launches[name] for name in names},
-        {name: count for name, count in added.items() if count},
-        len(begun), sum(step.given_up for step in begun), sum(step.up.total() for step in begun),
-        len({step.bucket for step in begun}), *changed_steps(begun),
-    )  # fmt: skip
+    changed, moved = changed_steps(begun)
+    return {
+        "steps": len(shallow), "copies": copied.copies,
+        "mean_copies": round(sum(step.copies for step in shallow) / len(shallow), 1),
+        **{way: dict(getattr(copied, way)) for way in ("up", "down", "later", "waiting")},
+        "launches": busiest.launches.total(), "launches_a_layer": sum(added.values()),
+        "launches_outside": sum(outside.values()),
+        "begun": len(begun), "given_up": sum(step.given_up for step in begun),
+        "sent_to_begun": sum(step.up.total() for step in begun), "buckets": len({step.bucket for step in begun}),
+        "changed": changed, "moved": moved,
+        "by_operation": {"launches": {name: busiest.launches[name] for name in names},
+                         "a_layer": {name: count for name, count in added.items() if count},
+                         "outside": {name: count for name, count in outside.items() if count}},
+    }  # fmt: skip
 
 
 def _models(device: str) -> Iterator[LoadedModel]:
@@ -387,11 +179,10 @@ def _on(device: str) -> Iterator[None]:
 
 
 def _table(facts: dict[str, Any]) -> Iterator[str]:
-    copies = {way: sum(facts[way].values()) for way in ("up", "down", "later", "waiting")}
+    up, down, later, waiting = (sum(facts[way].values()) for way in ("up", "down", "later", "waiting"))
     yield (
-        f"copies a step: {facts['copies']} at most ({copies['up']} up, {copies['down']} down, {copies['later']} down "
-        f"and read later, {copies['waiting']} of operations that wait), {facts['mean_copies']} in the mean of "
-        f"{facts['steps']} steps"
+        f"copies a step: {facts['copies']} at most ({up} up, {down} down, {later} down and read later, {waiting} of "
+        f"operations that wait), {facts['mean_copies']} in the mean of {facts['steps']} steps"
     )
     yield (
         f"steps begun with the streams of the step before: {facts['begun']}, {facts['given_up']} in vain; "
@@ -415,7 +206,7 @@ def main() -> None:
     parser.add_argument("--estimator", choices=[PLAIN, SWRB], default=PLAIN)
     parser.add_argument("--plain", action="store_true", help="without operations that one launch computes")
     options = parser.parse_args()
-    facts = profile_steps(options.device, options.estimator, Savings(fused=not options.plain)).facts()
+    facts = profile_steps(options.device, options.estimator, Savings(fused=not options.plain))
     if options.json:
         print(json.dumps({"benchmark": "step_profile", **vars(options), "layers": LAYERS, **facts}))
         return

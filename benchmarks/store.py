@@ -124,13 +124,8 @@ def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measureme
         )  # fmt: skip
 
 
-def main() -> None:
-    """Measure, and print ratios."""
+if __name__ == "__main__":
     parser = benchmark_parser("store", "Appending, asking and opening at several sizes, as left by runs and compacted.")
     parser.add_argument("--units", type=int, nargs="+", default=[1_000, 10_000, 100_000], metavar="N")
     parser.add_argument("--folder", type=Path, help="where the stores are written; a temporary folder by default")
-    run(parser, "store: costs by size", "units", measure_all)
-
-
-if __name__ == "__main__":
-    main()
+    run(parser, "units", measure_all)

@@ -97,13 +97,8 @@ def compare(options: argparse.Namespace, folder: Path) -> Iterator[Measurement]:
     }  # fmt: skip
 
 
-def main() -> None:
-    """Run the benchmark."""
+if __name__ == "__main__":
     parser = benchmark_parser("streams", "a stream of events through Beam against the batch path")
     parser.add_argument("--replicates", type=int, default=1_000)
     parser.add_argument("--horizon", type=int, default=2_000)
-    run(parser, "streams", "events", compare)
-
-
-if __name__ == "__main__":
-    main()
+    run(parser, "events", compare)

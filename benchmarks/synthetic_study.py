@@ -24,9 +24,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,9 +39,6 @@ from schema.keyed_random import keyed_generator
 from schema.tables import ACTIONS, DOCUMENTS, EVENTS, STUDIES
 from schema.windows import Windows
 from transforms.pipeline import run_derivation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 STUDY, MODEL = "synthetic", "synthetic/chain"
 EOS_TOKEN = 0
@@ -273,13 +271,8 @@ def _write(location: str, sizes: Sizes, seed: int) -> None:
     write_study(location, sizes, seed)
 
 
-def main() -> None:
-    """Write a synthetic study."""
+if __name__ == "__main__":
     parser = benchmark_parser("synthetic_study", "Write a synthetic study.")
     parser.add_argument("store", metavar="folder", help="folder of the store; made if missing")
     add_size_options(parser, Sizes())
-    run(parser, "synthetic study", "events", write_measured)
-
-
-if __name__ == "__main__":
-    main()
+    run(parser, "events", write_measured)

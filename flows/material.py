@@ -8,9 +8,8 @@ from functools import cache, cached_property
 from typing import Any
 
 from generator.actions import Action, build_actions
-from generator.documents.held import NOTHING_HELD, HeldDocuments
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
-from generator.documents.source import document_of
+from generator.documents.source import NOTHING_HELD, HeldDocuments, document_of
 from generator.finite.study_systems import study_systems, system_document
 from generator.generation.engine_models import engine_model
 from generator.transformer.decoder import check_prompt
@@ -54,12 +53,9 @@ class Material:
 
 
 def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments = NOTHING_HELD) -> Material:
-    """Make the documents and actions of a study.
+    """Make the documents and actions of a study; its stored documents, ``held``, are taken first.
 
-    Args:
-        study: the study.
-        offline: whether to do without a tokenizer or configuration that is not on this machine.
-        held: the study's stored documents, which are taken first.
+    ``offline`` does without a tokenizer or configuration that is not on this machine.
     """
     actions = checked_actions(study)
     documents: dict[str, dict[str, list[Document]]] = {split: {} for split in SPLITS}
@@ -189,23 +185,13 @@ def checked_actions(study: Study) -> list[Action]:
 
 
 def check_retentions(actions: Iterable[Action], tokens: int, where: str) -> None:
-    """Check that every action can keep its required entries of a prompt of ``tokens`` tokens.
-
-    Args:
-        actions: a study's actions.
-        tokens: the prompt's length n.
-        where: the subject of an error line, such as a document.
-    """
+    """Check that every action can keep its required entries of a prompt; ``where`` begins an error line."""
     for action in actions:
         action.kept_entries(tokens, where)
 
 
 def check_distinct(documents: Iterable[Document]) -> None:
-    """Check that each document is in one stratum.
-
-    Raises:
-        InputError: a document is in two strata.
-    """
+    """Check that each document is in one stratum."""
     strata: dict[str, str] = {}
     for document in documents:
         if (other := strata.setdefault(document.doc, document.stratum)) != document.stratum:

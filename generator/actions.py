@@ -236,22 +236,16 @@ def build_action(section: ActionSection, folder: Path | None = None) -> Action:
 
 
 def build_codec(name: str, parameters: Mapping[str, Value], folder: Path | None = None) -> Codec:
-    """Return a codec.
+    """Return a codec by its name in ``CODECS``, an entry point's name, or ``module:Class``.
 
-    Args:
-        name: A name in ``CODECS``, an entry point's name, or ``module:Class``.
-        parameters: Parameters that differ from the defaults; ``generated`` is checked, but is not the codec's own.
-        folder: A folder in which modules are found before installed modules, if any.
+    Parameters are those that differ from the defaults; ``generated`` is checked, but is not the codec's own. Modules
+    are found in ``folder``, if any, before installed modules.
     """
     return build(CODEC_KIND, name, parameters, CODECS, folder)
 
 
 def build_actions(study: Study) -> list[Action]:
-    """Return the study's actions in the file's order, followed by the control.
-
-    Raises:
-        InputError: An unknown selector or parameter, or a value that a selector does not take.
-    """
+    """Return the study's actions in the file's order, followed by the control."""
     control = Action(CONTROL_ACTION, "full", Full(), Retention(None))
     if study.model.kind == FINITE_STATE:  # an action is a law, and there is no prompt to keep entries of
         return [*(Action(section.name, FINITE_STATE, Full(), Retention(None)) for section in study.actions), control]

@@ -80,11 +80,7 @@ class ModelIdentity:
     tokenizer_sha256: str | None
 
     def of(self, parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> ActionIdentity:
-        """Return the identity of the units that the model makes with the parts of an action, its selector first.
-
-        Raises:
-            InputError: The source of one of them cannot be read.
-        """
+        """Return the identity of the units that the model makes with the parts of an action, its selector first."""
         return ActionIdentity(self.weights_sha256, self.tokenizer_sha256, parts_sha256(parts))
 
 
@@ -92,9 +88,7 @@ class ModelIdentity:
 class GpuKinds:
     """The GPU models that made the units of a study and model; different models round differently.
 
-    Attributes:
-        names: The names by CUDA; empty if no unit was made on a GPU, or if the GPU is not known.
-        told: Words about them for messages.
+    Names are those by CUDA; empty if no unit was made on a GPU, or if it is not known. ``told`` are words about them.
     """
 
     names: frozenset[str]
@@ -125,11 +119,7 @@ class GpuKinds:
         return f"{who}: computes on {gpu}, {self.told}; events of unlike GPUs can differ"
 
     def check(self, who: str, gpu: str | None, model: ModelSection) -> None:
-        """Check a machine that is to make more units of a study.
-
-        Raises:
-            InputError: It has another GPU model, and the study allows only one.
-        """
+        """Check that a machine that is to make more units has the same GPU model, unless the study allows several."""
         if not model.mixed_gpus and (line := self.difference(who, gpu)) is not None:
             raise InputError(f"{line}: use one kind, or write mixed_gpus = true under [model] of the study file")
 
@@ -214,13 +204,7 @@ def _files_of(kind: type[Any]) -> dict[Path, tuple[str, str, bytes | None]]:
 
 @dataclass(frozen=True)
 class _Source:
-    """The file of a module.
-
-    Attributes:
-        file: The module's own file.
-        root: The folder from which absolute imports start.
-        home: The folder whose files count as beside the module.
-    """
+    """A module's file, the folder from which absolute imports start, and the folder whose files count as beside it."""
 
     file: Path
     root: Path

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingestion.files import INTEGERS, VALUES, EventRows
-from schema.rows import Flags, Ints, Wide, run_begins
+from schema.rows import Flags, Ints, Wide, combined_codes, run_begins
 
 FORCED_TOLERANCE = 0.01  # tolerance of |delta - f| while both histories are the same
 
@@ -39,13 +39,9 @@ _SORTS_FIRST = np.int32(-1)
 
 @dataclass(frozen=True)
 class Anomaly:
-    """One kind of error or remark: the rows that have it, and a text that says what is wrong.
+    """One kind of error or remark: the rows that have it, ascending, and a text about one of these rows.
 
-    Attributes:
-        kind: A short name.
-        rows: The rows that have it, ascending.
-        say: Returns the text about one of these rows.
-        position: Returns the position t to name for one of these rows; None if that is the row's own t.
+    ``position`` returns the position t to name for one of these rows; None if that is the row's own t.
     """
 
     kind: str
@@ -56,21 +52,13 @@ class Anomaly:
 
 @dataclass(frozen=True)
 class SortedRows:
-    """N rows in key order, cut into R replicates and U units: runs of consecutive replicates of one group.
-
-    Attributes:
-        rows: The rows.
-        pair_first: [R] the first row of each replicate.
-        pair_last: [R] the last row of each replicate.
-        unit_first: [U + 1] the first row of each unit, and at the end N.
-        follows: [N] whether the previous row is the previous position of the same replicate.
-    """
+    """N rows in key order, cut into R replicates and U units: runs of consecutive replicates of one group."""
 
     rows: EventRows
-    pair_first: Wide
-    pair_last: Wide
-    unit_first: Wide
-    follows: Flags
+    pair_first: Wide  # [R] the first row of each replicate
+    pair_last: Wide  # [R] the last row of each replicate
+    unit_first: Wide  # [U + 1] the first row of each unit, and at the end N
+    follows: Flags  # [N] whether the previous row is the previous position of the same replicate
 
     @classmethod
     def of(cls, rows: EventRows) -> SortedRows:
@@ -139,13 +127,9 @@ def find_remarks(given: SortedRows, control: Flags) -> list[Anomaly]:
 
 def _key_order(group: Ints, replicate: Ints, t: Ints) -> Wide | None:
     """Return the permutation that sorts the rows by key; None if they are sorted."""
-    low = [int(values.min()) for values in (replicate, t)]
-    spans = [int(values.max()) - least + 1 for values, least in zip((replicate, t), low, strict=True)]
-    if (int(group.max()) + 1) * spans[0] * spans[1] < 2**63:
-        packed = group.astype(np.int64) * spans[0] + (replicate - np.int64(low[0]))
-        packed = packed * spans[1] + (t - np.int64(low[1]))
-        return None if np.all(packed[1:] >= packed[:-1]) else np.argsort(packed, kind="stable")
-    return np.lexsort((t, replicate, group))
+    columns = [values.astype(np.int64) - int(values.min()) for values in (group, replicate, t)]
+    packed = combined_codes([(codes, int(codes.max()) + 1) for codes in columns], len(group))
+    return None if np.all(packed[1:] >= packed[:-1]) else np.argsort(packed, kind="stable")
 
 
 def _of_row_before(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ingestion.records import Record, RecordKind, is_text, read_records, shown
+from ingestion.records import Record, RecordKind, checked_text, read_records, shown, whole_number
 from schema.errors import InputError
 
 _KEYS: Final = ("study", "model", "doc", "action")
@@ -25,42 +24,24 @@ _OF_ACTIONS: Final = ("settings", "weights")
 COLUMNS: Final = (*_KEYS, *_COUNTS, *_SECONDS, *_TEXTS, *_OBJECTS)
 
 _KIND = RecordKind("a row of facts", "a facts file", COLUMNS, ("action",))
-_INT64_END = 2**63
-
-
-@dataclass(frozen=True)
-class FactRow:
-    """One row of a facts file.
-
-    Attributes:
-        given: The row's values by column, without nulls; ``action`` is always among them.
-        where: File and row, for error lines.
-    """
-
-    given: dict[str, Any]
-    where: str
-
-    def is_about(self, key: Mapping[str, str]) -> bool:
-        """Tell whether the row is about a study, model, document and action."""
-        return all(self.given.get(name, value) == value for name, value in key.items())
 
 
 class FactRows:
     """The rows of a facts file. If several rows match one unit, the row with more keys wins."""
 
-    def __init__(self, rows: Iterable[FactRow] = (), unknown: Iterable[str] = ()) -> None:
+    def __init__(self, rows: Iterable[Record] = (), unknown: Iterable[str] = ()) -> None:
         """Index the rows; ``unknown`` are names of columns that no table takes."""
-        self.unknown = sorted(unknown)
-        self._rows: dict[str, list[FactRow]] = {}
+        self.unknown = [*unknown]
+        self._rows: dict[str, list[Record]] = {}
         self._used: set[str] = set()
-        first: dict[tuple[Any, ...], FactRow] = {}
+        first: dict[tuple[Any, ...], Record] = {}
         for row in rows:
-            keys = tuple(row.given.get(name) for name in _KEYS)
+            keys = tuple(row.values.get(name) for name in _KEYS)
             if (other := first.setdefault(keys, row)) is not row:
                 raise InputError(
-                    f"{row.where}: action '{row.given['action']}' has another such row ({other.where}), must have one"
+                    f"{row.where}: action '{row.values['action']}' has another such row ({other.where}), must have one"
                 )
-            self._rows.setdefault(row.given["action"], []).append(row)
+            self._rows.setdefault(row.values["action"], []).append(row)
 
     @property
     def unused(self) -> list[str]:
@@ -68,11 +49,7 @@ class FactRows:
         return sorted(self._rows.keys() - self._used)
 
     def of_unit(self, key: Mapping[str, str]) -> dict[str, Any]:
-        """Return the facts of a unit by column of table ``units``; parts of a cache that no row names are 0 bytes.
-
-        Args:
-            key: Study, model, doc and action.
-        """
+        """Return the facts of a unit by column of table ``units``; parts of a cache that no row names are 0 bytes."""
         found = {name: value for name, value in self._merged(key).items() if name not in (*_KEYS, *_OF_ACTIONS)}
         if "payload_bytes" in found:
             found = dict.fromkeys(_PARTS, 0) | found
@@ -89,42 +66,37 @@ class FactRows:
         return {"settings": "{}", **said} if said or "engine" in found else said
 
     def _merged(self, key: Mapping[str, str]) -> dict[str, Any]:
-        about = [row for row in self._rows.get(key["action"], ()) if row.is_about(key)]
+        about = [row for row in self._rows.get(key["action"], ()) if _is_about(row, key)]
         if about:
             self._used.add(key["action"])
         merged: dict[str, Any] = {}
-        for row in sorted(about, key=lambda row: sum(name in row.given for name in _KEYS)):
-            merged |= row.given
+        for row in sorted(about, key=lambda row: sum(name in row.values for name in _KEYS)):
+            merged |= row.values
         return merged
+
+
+def _is_about(row: Record, key: Mapping[str, str]) -> bool:
+    """Tell whether a row is about a study, model, document and action."""
+    return all(row.values.get(name, value) == value for name, value in key.items())
 
 
 def read_facts_file(path: Path) -> FactRows:
     """Read all rows of a facts file."""
-    records = read_records(path, _KIND)
-    unknown = {name for record in records for name in record.values if name not in COLUMNS}
-    return FactRows((FactRow(_clean(record), record.where) for record in records), unknown)
+    return FactRows(*read_records(path, _KIND, _clean))
 
 
-def _clean(record: Record) -> dict[str, Any]:
-    given = {
-        name: _value(name, record.values[name], record.where)
-        for name in COLUMNS
-        if record.values.get(name) not in (None, "")
-    }
+def _clean(record: dict[str, Any], where: str) -> dict[str, Any]:
+    given = {name: _value(name, record[name], where) for name in COLUMNS if record.get(name) not in (None, "")}
     if "action" not in given:
-        raise InputError(f"{record.where}: action is missing")
+        raise InputError(f"{where}: action is missing")
     if "doc" in given and (own := [name for name in _OF_ACTIONS if name in given]):
-        raise InputError(f"{record.where}: {own[0]} belongs to a whole action; give it in a row without doc")
+        raise InputError(f"{where}: {own[0]} belongs to a whole action; give it in a row without doc")
     return given
 
 
 def _value(name: str, value: Any, where: str) -> Any:
     if name in _COUNTS:
-        whole = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
-        if not (whole.isascii() and whole.isdecimal() and len(whole) <= 19 and int(whole) < _INT64_END):
-            unit = "entries" if name.endswith("entries") else "bytes"
-            raise InputError(f"{where}: {name} is {shown(value)}, must be a whole number of {unit}")
-        return int(whole)
+        return whole_number(name, value, where, "entries" if name.endswith("entries") else "bytes", 63)
     if name in _SECONDS:
         try:
             seconds = float("nan") if isinstance(value, bool) else float(value)
@@ -133,11 +105,7 @@ def _value(name: str, value: Any, where: str) -> Any:
         if not 0 <= seconds < float("inf"):
             raise InputError(f"{where}: {name} is {shown(value)}, must be a number of seconds")
         return seconds
-    if name in _OBJECTS:
-        return _object(name, value, where)
-    if not is_text(value):
-        raise InputError(f"{where}: {name} is {shown(value)}, must be a string")
-    return value
+    return _object(name, value, where) if name in _OBJECTS else checked_text(name, value, where)
 
 
 def _object(name: str, value: Any, where: str) -> str:

@@ -79,17 +79,11 @@ class EventRows:
 
 @dataclass(frozen=True)
 class FileGroups:
-    """The group of each row of a file, as R runs of rows with equal names.
+    """The group of each row of a file, as R runs of rows with equal names."""
 
-    Attributes:
-        names: The names of each group, in order of appearance; a null name is None.
-        run_first: [R + 1] the first row of each run, and at the end the number of rows.
-        run_group: [R] the group of each run, as an index into ``names``.
-    """
-
-    names: list[GroupNames]
-    run_first: Wide
-    run_group: Ints
+    names: list[GroupNames]  # the names of each group, in order of appearance; a null name is None
+    run_first: Wide  # [R + 1] the first row of each run, and at the end the number of rows
+    run_group: Ints  # [R] the group of each run, as an index into ``names``
 
     @property
     def clustered(self) -> bool:

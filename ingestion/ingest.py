@@ -57,8 +57,7 @@ def ingest(
     Returns:
         How many units are new, how many the store had already, and which units were kept out and why.
     """
-    given = DocumentRows() if documents is None else read_documents(Path(documents))
-    known = FactRows() if facts is None else read_facts_file(Path(facts))
+    given, known = read_about(documents, facts)
     paths = [path for file in files for path in expanded(Path(file))]
     report = IngestReport(len(paths))
     report.remarks += [
@@ -89,6 +88,14 @@ def ingest(
     return report
 
 
+def read_about(documents: str | Path | None, facts: str | Path | None) -> tuple[DocumentRows, FactRows]:
+    """Read a documents file and a facts file, if given."""
+    return (
+        DocumentRows() if documents is None else read_documents(Path(documents)),
+        FactRows() if facts is None else read_facts_file(Path(facts)),
+    )
+
+
 def expanded(path: Path, *, may_be_empty: bool = False) -> list[Path]:
     """Return the files of a folder without those that Spark and Delta hide; for a file, the file itself."""
     if not path.is_dir():
@@ -106,40 +113,35 @@ def note_unread(report: IngestReport, path: Path, error: InputError) -> None:
     report.unread += 1
 
 
+def portions_of(file: EventFile, report: IngestReport) -> Iterator[tuple[FileGroups, EventRows, int]]:
+    """Yield the file's groups, a portion and the number of its first row; report damage instead of raising."""
+    if file.unknown_columns:
+        report.remarks.append(f"{file.path}: columns ignored: {', '.join(file.unknown_columns)}")
+    first = 0
+    try:
+        groups = file.groups()
+        for rows in file.portions(groups):
+            yield groups, rows, first
+            first += len(rows)
+    except InputError as error:
+        note_unread(report, file.path, error)
+
+
 def _take_file(file: EventFile, intake: Intake, report: IngestReport) -> Iterator[int]:
     """Append the correct units of a file and report the others; yield the number of rows after each portion."""
-    name = str(file.path)
-    if file.unknown_columns:
-        report.remarks.append(f"{name}: columns ignored: {', '.join(file.unknown_columns)}")
     remarks: dict[str, Finding] = {}  # the first of each kind, with the number of rows of all
-    first = 0
-    portions = None
-    while True:
-        try:  # around the reading alone: an error of the store is not the file's
-            if portions is None:
-                groups = file.groups()
-                portions = file.portions(groups)
-                filing = Filing(name, groups, intake, report)
-            rows = next(portions, None)
-        except InputError as error:
-            note_unread(report, file.path, error)
-            break
-        if rows is None:
-            break
+    filing: Filing | None = None
+    for groups, rows, first in portions_of(file, report):
+        filing = filing or Filing(str(file.path), groups, intake, report)
         for remark in filing.take(rows, first):
             known = remarks.get(remark.kind)
             remarks[remark.kind] = remark if known is None else replace(known, count=known.count + remark.count)
-        first += len(rows)
         yield len(rows)
     report.remarks += map(str, remarks.values())
 
 
 class Filing:
-    """Takes the rows of one file into a store, portion by portion.
-
-    Attributes:
-        control: Whether each group of the file is of a full-retention control.
-    """
+    """Takes the rows of one file into a store, portion by portion; ``control`` marks the groups of controls."""
 
     def __init__(self, file: str, groups: FileGroups, intake: Intake, report: IngestReport) -> None:
         self._file, self._groups, self._intake, self._report = file, groups, intake, report

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestion.documents import DocumentRow, DocumentRows
+from ingestion.documents import DocumentRows
 from ingestion.facts import FactRows
 from ingestion.files import VALUES, EventRows
+from ingestion.records import Record
 from log.store import Store, Unit
 from log.units.revisions import current_documents, newest_plans, newest_revisions
 from schema.rows import Ints
@@ -29,13 +30,9 @@ UnitGroup = tuple[str, str, str, str]  # study, model, doc, action
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why a unit without an error of its own cannot go into the store.
+    """The reason why a unit without an error of its own cannot go into the store, and its offending rows.
 
-    Attributes:
-        kind: A short name.
-        text: What is wrong.
-        at: The first offending row of the unit, from 0; None if the reason concerns no single row.
-        count: The number of offending rows.
+    ``at`` is the first of them in the unit, from 0; None if the reason concerns no single row.
     """
 
     kind: str
@@ -61,11 +58,7 @@ class Intake:
     ) -> None:
         """Read the store's units, documents, actions and plans.
 
-        Args:
-            store: The store.
-            documents: The rows of a documents file.
-            facts: The rows of a facts file.
-            horizon: H for each study and model of which the store has no H.
+        ``horizon`` is H for each study and model of which the store has no H.
         """
         self._store, self._given, self._facts = store, documents, facts or FactRows()
         self._declared = {
@@ -119,26 +112,18 @@ class Intake:
         return bool(self._overlapping(key, replicate, replicate + 1))
 
     def stored(self, key: UnitGroup, replicates: Ints) -> Iterator[pa.Table]:
-        """Yield the stored events of some replicates of a group, in the columns ``VALUES``.
-
-        Raises:
-            InputError: The store cannot be read.
-        """
+        """Yield the stored events of some replicates of a group, in the columns ``VALUES``."""
         wanted = pa.array(np.unique(replicates))
         first, end = int(replicates.min()), int(replicates.max()) + 1
-        if any(held.unit is None for held in self._overlapping(key, first, end)):
-            self.flush()
-            self._load_units()
-        for held in self._overlapping(key, first, end):
+        for held in self._stored_overlapping(key, first, end):
             rows = self._rows_of(held, key)
             yield rows.filter(pc.is_in(rows["replicate"], value_set=wanted))
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int) -> int | Refusal:
         """Queue those replicates of a unit that the store lacks; the rows are whole replicates in key order.
 
-        Returns:
-            The number of new replicates, if the store has the others with equal content. Otherwise the reason why the
-            unit cannot go in.
+        Returns the number of new replicates, or the reason why the unit cannot go in, such as other content in the
+        store.
         """
         if revision := self._revisions.get((key[0], key[3]), 0):
             superseded = f"action '{key[3]}' was redone or dropped, and revision {revision} supersedes events of a file"
@@ -148,11 +133,8 @@ class Intake:
             return document
         first = int(rows.replicate[0])
         end = first + len(rows) // horizon
-        if any(held.unit is None for held in self._overlapping(key, first, end)):
-            self.flush()
-            self._load_units()
         new = np.ones(end - first, dtype=np.bool_)
-        for held in self._overlapping(key, first, end):
+        for held in self._stored_overlapping(key, first, end):
             low, high = max(first, held.first), min(end, held.end)
             own = slice((low - first) * horizon, (high - first) * horizon)
             conflict = self._conflict(key, rows.take(own), own.start, held, low, horizon)
@@ -171,12 +153,9 @@ class Intake:
 
     def flush(self) -> None:
         """Commit the queued rows: documents and actions first, since no view shows an event without them."""
-        for table, schema, rows in (
-            ("documents", DOCUMENTS.schema, self._new_documents),
-            ("actions", ACTIONS.schema, self._new_actions),
-        ):
+        for table, rows in ((DOCUMENTS, self._new_documents), (ACTIONS, self._new_actions)):
             if rows:
-                self._store.append_rows(table, pa.Table.from_pylist(rows, schema=schema))
+                self._store.append_rows(table.name, pa.Table.from_pylist(rows, schema=table.schema))
                 rows.clear()
         if self._units:
             self._store.append_units(self._units)
@@ -185,16 +164,19 @@ class Intake:
     def _overlapping(self, key: UnitGroup, first: int, end: int) -> list[_Held]:
         return [held for held in self._held.get(key, ()) if held.first < end and first < held.end]
 
+    def _stored_overlapping(self, key: UnitGroup, first: int, end: int) -> list[_Held]:
+        """Return the overlapping units, which are committed before if they are queued."""
+        if any(held.unit is None for held in self._overlapping(key, first, end)):
+            self.flush()
+            self._load_units()
+        return self._overlapping(key, first, end)
+
     def _queue(self, key: UnitGroup, rows: EventRows, first: int, count: int, horizon: int) -> None:
         columns = [pa.repeat(pa.scalar(name), len(rows)) for name in key]
         columns += [pa.array(getattr(rows, name)) for name in VALUES]
-        record = {
-            **dict(zip(GROUP_KEY, key, strict=True)),
-            "first_replicate": first,
-            "replicates": count,
-            "horizon": horizon,
-            **self._facts.of_unit(dict(zip(GROUP_KEY, key, strict=True))),
-        }
+        named = dict(zip(GROUP_KEY, key, strict=True))
+        record = named | {"first_replicate": first, "replicates": count, "horizon": horizon}
+        record |= self._facts.of_unit(named)
         self._units.append(Unit(record, pa.Table.from_arrays(columns, names=[*GROUP_KEY, *VALUES])))
         self._held.setdefault(key, []).append(_Held(first, first + count, horizon, None))
         self._events += len(rows)
@@ -233,7 +215,7 @@ class Intake:
             return stored or Refusal("document", "the document is neither in the store nor in the --documents file")
         if stored is not None:
             return _contradiction(given, stored) or stored
-        row = {"cluster": doc, **given.given, "study": study, "model": model}
+        row = {"cluster": doc, **given.values, "study": study, "model": model}
         other = self._splits.get((study, model, row["cluster"]), row["split"])
         if other != row["split"]:
             split = f"split is '{row['split']}' ({given.where})"
@@ -259,8 +241,8 @@ class Intake:
             })  # fmt: skip
 
 
-def _contradiction(given: DocumentRow, stored: dict[str, Any]) -> Refusal | None:
-    for name, value in given.given.items():
+def _contradiction(given: Record, stored: dict[str, Any]) -> Refusal | None:
+    for name, value in given.values.items():
         if stored[name] != value:
             return Refusal("document", f"{name} is {value!r} ({given.where}), but the store has {stored[name]!r}")
     return None

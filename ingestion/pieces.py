@@ -48,30 +48,19 @@ Group = tuple[str, str, str, str]  # study, model, doc, action
 
 @dataclass(frozen=True)
 class Merged:
-    """The rows of a file and earlier rows of the same replicates, divided by what happens to them.
+    """The rows of a file and earlier rows of the same replicates, divided by what happens to them."""
 
-    Attributes:
-        whole: All rows of the replicates that have become whole, in key order.
-        waiting: The file's new rows of replicates that still lack positions.
-        conflicting: The file's rows that are set aside.
-        conflict: [rows of ``conflicting``] whether the row contradicts another row.
-        collapsed: The number of the file's rows that repeat an earlier row.
-    """
-
-    whole: EventRows
-    waiting: EventRows
-    conflicting: EventRows
-    conflict: Flags
-    collapsed: int
+    whole: EventRows  # all rows of the replicates that have become whole, in key order
+    waiting: EventRows  # the file's new rows of replicates that still lack positions
+    conflicting: EventRows  # the file's rows that are set aside
+    conflict: Flags  # [rows of ``conflicting``] whether the row contradicts another row
+    collapsed: int  # the number of the file's rows that repeat an earlier row
 
 
 def merge(rows: EventRows, origin: Ints, horizon: Ints) -> Merged:
     """Merge a file's rows of some replicates with all earlier rows of these replicates.
 
-    Args:
-        rows: N rows with positions in 1..H, earlier rows and the file's rows.
-        origin: [N] ``STORED``, ``WAITING`` or ``NEW``.
-        horizon: H of each group.
+    All positions are in 1..H, with ``horizon`` H of each group; ``origin`` is ``STORED``, ``WAITING`` or ``NEW``.
     """
     order = np.lexsort((origin, rows.t, rows.replicate, rows.group))
     rows, origin = rows.take(order), origin[order]
@@ -95,11 +84,7 @@ def merge(rows: EventRows, origin: Ints, horizon: Ints) -> Merged:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content.
-
-    Raises:
-        InputError: The file cannot be read.
-    """
+    """Return the SHA-256 of a file's content."""
     found = hashlib.sha256()
     try:
         with path.open("rb") as source:
@@ -191,10 +176,8 @@ class Pieces:
 class Taking:
     """A file while it is taken: writes its waiting rows, and its rows that are set aside, into the folder.
 
-    Attributes:
-        name: The name under which the waiting rows are kept.
-        held: The replicates of the waiting rows.
-        settled: Whether the file has no finding, so that it is remembered.
+    The waiting rows are kept under ``name``, with the replicates ``held``. A file without a finding is ``settled``, so
+    that it is remembered.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,13 +23,9 @@ _SHOWN = 80  # characters of a value
 
 @dataclass(frozen=True)
 class RecordKind:
-    """A kind of file of records, with the words that its messages use.
+    """A kind of file of records, with the words that its messages use, such as "a document" and "a documents file".
 
-    Attributes:
-        noun: The name of the thing a record describes, such as "a document".
-        file: The name of the file, such as "a documents file".
-        columns: The columns that are read. Other columns are reported.
-        required: The columns that every file must have.
+    Columns besides ``columns`` are reported and not read; every file must have the ``required`` columns.
     """
 
     noun: str
@@ -38,21 +34,20 @@ class RecordKind:
     required: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Record:
-    """One record of a file.
-
-    Attributes:
-        values: The values by column; None in the columns that are not read.
-        where: File and row, for error lines.
-    """
+class Record(NamedTuple):
+    """One record of a file: its values by column, without nulls, and its file and row for error lines."""
 
     values: dict[str, Any]
     where: str
 
 
-def read_records(path: Path, kind: RecordKind) -> list[Record]:
-    """Read all records of a file."""
+def read_records(
+    path: Path, kind: RecordKind, clean: Callable[[dict[str, Any], str], dict[str, Any]]
+) -> tuple[list[Record], list[str]]:
+    """Read all records of a file; also return the names of columns that are not read, sorted.
+
+    ``clean`` checks the values of a record, which may be null, and returns those that are given.
+    """
     check_regular(path)
     if not path.exists():
         raise InputError(f"{path}: no such {kind.file.removeprefix('a ')}")
@@ -64,7 +59,23 @@ def read_records(path: Path, kind: RecordKind) -> list[Record]:
         records = _parquet(path, data, kind) if numbered == "row" else _text(path, data, kind)
     if len(records) > MOST_ROWS:
         raise InputError(f"{path}: {len(records):,} rows, {kind.file} may have {MOST_ROWS:,} at most")
-    return [Record(values, f"{path}, {numbered} {number}") for number, values in records]
+    found = [Record(clean(values, where := f"{path}, {numbered} {number}"), where) for number, values in records]
+    return found, sorted({name for _, values in records for name in values if name not in kind.columns})
+
+
+def whole_number(name: str, value: Any, where: str, unit: str, bits: int) -> int:
+    """Return a whole number of at most ``bits`` bits, which may be written as text."""
+    text = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(2**bits)) and int(text) < 2**bits):
+        raise InputError(f"{where}: {name} is {shown(value)}, must be a whole number of {unit}")
+    return int(text)
+
+
+def checked_text(name: str, value: Any, where: str) -> str:
+    """Return a value that must be text."""
+    if not is_text(value):
+        raise InputError(f"{where}: {name} is {shown(value)}, must be a string")
+    return str(value)
 
 
 def shown(value: Any) -> str:

@@ -8,14 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finding:
-    """An error of one unit or of a whole file.
+    """An error of one unit or of a whole file: the text as it stands at the first of ``count`` rows that have it.
 
-    Attributes:
-        file: The file.
-        kind: A short name of the kind of error.
-        text: The error, as it stands at the first row that has it.
-        key: Study, model, doc, action, replicate and t of that row, as far as they are known; empty for a whole file.
-        count: The number of rows with the error.
+    ``key`` has study, model, doc, action, replicate and t of that row, as far as they are known; it is empty for a
+    whole file.
     """
 
     file: str

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from ingestion.checks import Anomaly, SortedRows, find_errors
-from ingestion.documents import DocumentRows, read_documents
-from ingestion.facts import FactRows, read_facts_file
+from ingestion.documents import DocumentRows
+from ingestion.facts import FactRows
 from ingestion.files import EventFile, EventRows, FileGroups
-from ingestion.ingest import Filing, expanded, note_unread
+from ingestion.ingest import Filing, expanded, note_unread, portions_of, read_about
 from ingestion.intake import Intake
 from ingestion.pieces import (
     NEW,
@@ -50,14 +50,7 @@ class Stream:
     def __init__(
         self, store: Store, documents: DocumentRows, horizon: int | None = None, facts: FactRows | None = None
     ) -> None:
-        """Read the store and its waiting rows.
-
-        Args:
-            store: The store, on a local disk.
-            documents: The rows of a documents file.
-            horizon: H for each study and model of which the store has no H.
-            facts: The rows of a facts file.
-        """
+        """Read a store on a local disk and its waiting rows; ``Intake`` describes the other arguments."""
         self._intake, self._pieces = Intake(store, documents, horizon, facts), Pieces(store.location)
         self._pieces.done(one for one in self._pieces.replicates if self._intake.has(*one))
 
@@ -67,24 +60,19 @@ class Stream:
         return len(self._pieces.replicates)
 
     def take(self, file: EventFile, digest: str, is_same: Callable[[], bool] = lambda: True) -> IngestReport:
-        """Take a file, unless a file of equal content was taken before without a finding.
+        """Take a file with this digest, unless a file of equal content was taken before without a finding.
 
-        Args:
-            file: The file.
-            digest: The digest of the file's content.
-            is_same: Tells whether the file is unchanged since the digest was computed. A changed file is taken, but not
-                remembered, so that it is taken again.
+        ``is_same`` tells whether the file is unchanged since the digest was computed. A changed file is taken, but not
+        remembered, so that it is taken again.
         """
         report = IngestReport(1)
         report.waiting.units = self.waiting
         if self._pieces.has_taken(digest):
             report.present.add(0, file.rows)
             return report
-        if file.unknown_columns:
-            report.remarks.append(f"{file.path}: columns ignored: {', '.join(file.unknown_columns)}")
         touched = set[tuple[Group, int]]()
         with self._pieces.taking(digest) as taking:
-            for groups, rows, first in _portions(file, report):
+            for groups, rows, first in portions_of(file, report):
                 filing = Filing(str(file.path), groups, self._intake, report)
                 touched |= self._merge(filing, groups, filing.named(rows, first), report, taking)
             self._intake.flush()
@@ -155,18 +143,6 @@ class Stream:
         return given.rows.take(~out)
 
 
-def _portions(file: EventFile, report: IngestReport) -> Iterator[tuple[FileGroups, EventRows, int]]:
-    """Yield the file's groups, a portion and the number of its first row; report damage instead of raising."""
-    first = 0
-    try:
-        groups = file.groups()
-        for rows in file.portions(groups):
-            yield groups, rows, first
-            first += len(rows)
-    except InputError as error:
-        note_unread(report, file.path, error)
-
-
 def ingest_pieces(
     location: str | Path,
     files: Sequence[str | Path],
@@ -178,23 +154,19 @@ def ingest_pieces(
     wait: Callable[[], bool] | None = None,
     facts: str | Path | None = None,
 ) -> IngestReport:
-    """Append the events of files that may hold pieces of replicates, and repeat for new files while ``wait`` agrees.
+    """Append the events of files that may hold pieces of replicates; return all counts and the first finding.
 
     Args:
         location: Folder of the store; a missing store is made.
         files: Parquet or Arrow IPC files, or folders of them.
-        documents: CSV, JSONL or Parquet file of documents; without it the store must know every document.
+        documents: As for ``ingest``.
         horizon: H for each study and model of which the store has no H.
         taken: Called with the path and the report of each file that was taken.
         progress: Called with the number of files done and the number of all files; not called if ``wait`` is given.
         wait: Waits for a while and returns whether to look for new files. Without ``wait`` files are taken once.
-        facts: CSV, JSONL or Parquet file with bytes, seconds and engines of the units that the call appends.
-
-    Returns:
-        The counts of all files, and the first finding.
+        facts: As for ``ingest``.
     """
-    given = DocumentRows() if documents is None else read_documents(Path(documents))
-    known = FactRows() if facts is None else read_facts_file(Path(facts))
+    given, known = read_about(documents, facts)
     store, total, seen = Store.create(location), IngestReport(0), dict[Path, Stamp]()
     with alone(store.location):
         stream = Stream(store, given, horizon, known)

@@ -103,14 +103,10 @@ def read_pages(data: bytes) -> None:
 
 
 def first_damaged(store: Path, files: Mapping[str, Iterable[StoredFile]], within: float = 0.0) -> str | None:
-    """Read files and return what is wrong with the first damaged file; None if all are whole.
+    """Read visible files of a store, by table; return what is wrong with the first damaged one, None if all are whole.
 
-    Args:
-        store: The store's folder.
-        files: The visible files by table.
-        within: A file of a large table (a row for each event, replicate or position) is passed over if it was found
-            whole within this many seconds and its size is unchanged. All other files are small and always read.
-
+    A file of a large table (a row for each event, replicate or position) is passed over if it was found whole
+    ``within`` this many seconds and its size is unchanged. All other files are small and always read.
     """
     memory, visible = CheckedFiles(store), list[str]()
     try:

@@ -40,12 +40,9 @@ GATHERED_ROWS: Final = 1 << 20
 
 
 class Tiers(NamedTuple):
-    """Classes of files by their number of rows.
+    """Classes of files by their number of rows: boundaries are powers of ``base``, also the most files of a class.
 
-    Attributes:
-        base: Class boundaries are powers of this number, which is also the most files of a class.
-        small: All files with fewer rows are one class.
-
+    All files with fewer rows than ``small`` are one class.
     """
 
     base: int
@@ -59,30 +56,16 @@ _LARGE_BYTES = 1 << 26  # compressed; a small table's file of half of it is left
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The result of merging files.
-
-    Attributes:
-        replaced: The number of replaced files.
-        damaged: A line for each file that could not be read; such a file stays as it is.
-
-    """
+    """The number of files that were replaced by merging, and a line for each damaged file, which stays as it is."""
 
     replaced: int = 0
     damaged: tuple[str, ...] = ()
 
 
 def gather(folder: DeltaFolder, rows: UnitRows, table: str, most: int = GATHERED_ROWS) -> int:
-    """Merge files of a table if there are many of one size, small files first.
+    """Merge files of a table if there are many of one size, small files first; return how many were replaced.
 
-    Args:
-        folder: The store's tables.
-        rows: The index of units and their rows.
-        table: The table.
-        most: Rows of a new file; files with at least half as many rows are not merged.
-
-    Returns:
-        The number of replaced files. Damaged files stay as they are.
-
+    Files with at least half of ``most`` rows, and damaged files, stay as they are.
     """
     count, tiers = 0, _LARGE if table in NUMBERED else _SMALL
     for sources in too_many(folder.load(table).files(), most, tiers if is_local(folder.location) else _REMOTE):
@@ -92,15 +75,7 @@ def gather(folder: DeltaFolder, rows: UnitRows, table: str, most: int = GATHERED
 
 
 def compact(folder: DeltaFolder, rows: UnitRows, table: str, done: Callable[[int], None]) -> Rewritten:
-    """Merge all small files of a table, in the order of their keys.
-
-    Args:
-        folder: The store's tables.
-        rows: The index of units and their rows.
-        table: The table.
-        done: Called with the number of files done so far.
-
-    """
+    """Merge all small files of a table, in the order of their keys; ``done`` gets the number of files done so far."""
     loaded = folder.load(table)
     small = [file for file in loaded.files() if (file.rows or 0) < PACK_ROWS // 2 and file.size < _LARGE_BYTES // 2]
     replaced, damaged = 0, list[str]()
@@ -126,16 +101,8 @@ def put_together(
 ) -> Rewritten:
     """Write the rows of some files as one file, sorted by key and with their units, by one commit.
 
-    Args:
-        folder: The store's tables.
-        rows: The index of units and their rows.
-        table: The table.
-        sources: The files to merge.
-        alone: Whether to rewrite even a single file, since it has rows of an older schema version.
-
-    Returns:
-        The result; nothing is replaced if another compaction has replaced one of the files meanwhile.
-
+    Nothing is replaced if another compaction has replaced one of the files meanwhile. ``alone`` says that even a single
+    file is rewritten, since it has rows of an older schema version.
     """
     loaded = folder.load(table)
     paths = {file.path for file in sources} & set(loaded.paths())
@@ -227,14 +194,7 @@ def cut(files: Iterable[StoredFile], most: int) -> Iterator[list[StoredFile]]:
 def delete_replaced(folder: DeltaFolder, table: str, before: datetime) -> tuple[int, int]:
     """Delete the files of a table that were replaced before a time, after a commit that says so.
 
-    Args:
-        folder: The store's tables.
-        table: The table.
-        before: The time; files that were replaced since then stay.
-
-    Returns:
-        How many files were deleted, and their size in bytes.
-
+    Returns their number and their size in bytes.
     """
     version, replaced = replaced_files(join(folder.location, table), before)
     sizes = folder.sizes(table, replaced.difference(folder.load(table).paths()))

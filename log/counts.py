@@ -32,12 +32,9 @@ class Answers(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The study, model, split and stratum of documents, and how their answers are scored.
+    """The study, model, split and stratum of documents, and how their answers are scored; None if no answer is known.
 
-    Attributes:
-        split: The split; None, like ``stratum``, if a document is known only from its units.
-        answers: How answers are scored; None if no answer is known.
-
+    Split and stratum are None if a document is known only from its units.
     """
 
     study: str
@@ -48,13 +45,9 @@ class Place(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The units of one document under one revision of an action and one estimator.
+    """The units of one document under one revision of an action and one estimator, and all their replicates.
 
-    Attributes:
-        replicates: The replicates of all these units.
-        units: The number of units.
-        unknown: The number of units that do not say which weights made them.
-
+    ``unknown`` of the units do not say which weights made them.
     """
 
     action: str
@@ -80,22 +73,13 @@ Holdings = Counter[tuple[Place, Held]]
 
 
 class Counts(NamedTuple):
-    """The counts of a store's content.
+    """The counts of a store's content."""
 
-    Attributes:
-        documents: The number of documents of each place.
-        generated: The number of documents of each place that have a current unit.
-        units: The number of documents by place and units, superseded units included.
-        current: The same without superseded units.
-        scores: The number of scored coupled pairs.
-
-    """
-
-    documents: Counter[Place]
-    generated: Counter[Place]
-    units: Holdings
-    current: Holdings
-    scores: Counter[Scored]
+    documents: Counter[Place]  # the number of documents of each place
+    generated: Counter[Place]  # the number of documents of each place that have a current unit
+    units: Holdings  # the number of documents by place and units, superseded units included
+    current: Holdings  # the same without superseded units
+    scores: Counter[Scored]  # the number of scored coupled pairs
 
     def of_study(self, study: str, model: str) -> Counts:
         """Return the counts of one study and model."""
@@ -117,11 +101,8 @@ def stored_counts(
 ) -> Counts:
     """Count a store's documents, units and scored pairs.
 
-    Args:
-        folder: The store's tables.
-        actions: All rows of ``actions``, read before.
-        units_and_missing: Loads the table ``units``, and makes the rows that the table lacks for visible events.
-
+    ``actions`` are all rows of that table, read before. ``units_and_missing`` loads the table ``units``, and makes the
+    rows that the table lacks for visible events.
     """
     scored = folder.load("scores")  # first: what is scored is there
     stored, missing = units_and_missing()

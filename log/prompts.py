@@ -27,19 +27,11 @@ _NAMES = PROMPTS.key
 
 @dataclass(frozen=True)
 class KeptEntries:
-    """The entries of a prompt that are kept after a step.
+    """The entries of a prompt that are kept after ``step`` generated tokens; step 0 is right after prefill."""
 
-    Attributes:
-        layers: L, the layers of the model.
-        pairs: The number of (layer, KV head) pairs counted; after a step, those of each stream.
-        counts: int32[G, n], for each group of layers the pairs that have the entry of each position.
-        step: The number of generated tokens; 0 is right after prefill.
-
-    """
-
-    layers: int
-    pairs: int
-    counts: NDArray[np.int32]
+    layers: int  # L, the layers of the model
+    pairs: int  # the number of (layer, KV head) pairs counted; after a step, those of each stream
+    counts: NDArray[np.int32]  # int32[G, n], for each group of layers the pairs that have the entry of each position
     step: int = 0
 
 
@@ -51,11 +43,8 @@ def layer_groups(layers: int, entries: int) -> int:
 def kept_entries(of_layer: Sequence[NDArray[np.int64]], pairs: int, step: int = 0) -> KeptEntries:
     """Count the kept entries by groups of layers.
 
-    Args:
-        of_layer: For each layer the number of pairs that have the entry of each position, int64 [n].
-        pairs: The number of pairs in all layers.
-        step: The number of generated tokens.
-
+    ``of_layer`` has for each layer the number of pairs that have the entry of each position, int64 [n]; ``pairs`` is
+    the number of pairs in all layers.
     """
     layers = len(of_layer)
     groups = layer_groups(layers, len(of_layer[0]))
@@ -79,29 +68,26 @@ def kept_row(unit: Mapping[str, Any], kept: KeptEntries) -> dict[str, Any]:
     }
 
 
-class PromptRows:
-    """Appends rows of table ``prompts``; rows whose keys the table has are passed over, even with other values."""
+def append_prompts(folder: DeltaFolder, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Append rows of table ``prompts`` by one commit, unless it has their keys, even with other values.
 
-    def __init__(self, folder: DeltaFolder) -> None:
-        self._folder = folder
+    Returns how many rows are new.
+    """
+    given = {tuple(row[name] for name in _NAMES): row for row in rows}
+    new: list[Mapping[str, Any]] = []
 
-    def append(self, rows: Iterable[Mapping[str, Any]]) -> int:
-        """Append rows by one commit; return how many are new."""
-        given = {tuple(row[name] for name in _NAMES): row for row in rows}
-        new: list[Mapping[str, Any]] = []
+    def attempt(loaded: Snapshot) -> Commit | None:
+        known = folder.of_files(loaded, _NAMES, _keys)
+        keys = [key for key in given if not any(key in of_file for of_file in known.values())]
+        new[:] = [given[key] for key in keys]
+        if not new:
+            return None
+        file = folder.put_rows("prompts", pa.Table.from_pylist(new, schema=PROMPTS.schema))
+        return Commit([file], guards((f"kvdrift.prompts-{key!r}", 1) for key in keys))
 
-        def attempt(loaded: Snapshot) -> Commit | None:
-            known = self._folder.of_files(loaded, _NAMES, _keys)
-            keys = [key for key in given if not any(key in of_file for of_file in known.values())]
-            new[:] = [given[key] for key in keys]
-            if not new:
-                return None
-            file = self._folder.put_rows("prompts", pa.Table.from_pylist(new, schema=PROMPTS.schema))
-            return Commit([file], guards((f"kvdrift.prompts-{key!r}", 1) for key in keys))
-
-        if given:
-            self._folder.commit("prompts", attempt)
-        return len(new)
+    if given:
+        folder.commit("prompts", attempt)
+    return len(new)
 
 
 def _keys(rows: pa.Table) -> frozenset[tuple[Any, ...]]:

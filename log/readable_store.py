@@ -13,8 +13,7 @@ from log.checked_files import first_damaged
 from log.counts import Counts, stored_counts
 from log.delta.folder import DeltaFolder
 from log.delta.parquet_files import StoredFile
-from log.units.events import RowsOfUnits
-from log.units.new_rows import NewRows
+from log.units.events import NewRows, RowsOfUnits
 from log.units.records import as_rows, missing_records, records_in, records_of
 from log.units.revisions import current_documents, current_units
 from log.units.rows import Pending, UnitCounts, UnitRows
@@ -49,7 +48,6 @@ class ReadableStore:
         Raises:
             InputError: There is no store, or it has a newer schema version.
             DamagedStoreError: Commits are damaged or lost.
-
         """
         store = cls(location)
         store.version("events")
@@ -91,22 +89,12 @@ class ReadableStore:
         return self._load(table, version).files()
 
     def read_bytes(self, table: str, path: str) -> bytes:
-        """Read the content of one of a table's files.
-
-        Raises:
-            InputError: The file is missing or cannot be read.
-
-        """
+        """Read the content of one of a table's files."""
         self._check_table(table)
         return self._folder.read_bytes(table, path)
 
     def files_by_missing_columns(self, table: str, version: int | None = None) -> dict[tuple[str, ...], list[str]]:
-        """Group the files visible at a version by the declared columns that they lack.
-
-        Returns:
-            Absolute paths or URLs by missing columns; files of the current schema version lack none.
-
-        """
+        """Group the files visible at a version, as absolute paths or URLs, by the declared columns that they lack."""
         found = self._folder.paths_by_missing_columns(self._load(table, version))
         return {missing: self._absolute(table, paths) for missing, paths in found.items()}
 
@@ -125,7 +113,6 @@ class ReadableStore:
 
         Raises:
             InputError: The table, a column or the version is unknown, or a file is missing or damaged.
-
         """
         loaded = self._load(table, version)
         declared = TABLES[table].columns
@@ -144,12 +131,7 @@ class ReadableStore:
     ) -> RowsOfUnits:
         """Return a reader of the rows that some units have in ``events`` or in a derived table, at a version.
 
-        Args:
-            table: The table.
-            version: The table's version; by default the latest.
-            records: Rows that ``units`` lacks; in tables of older schema versions they tell which rows belong to these
-                units.
-
+        ``records`` are rows that ``units`` lacks; in tables of older schema versions they tell which rows are theirs.
         """
 
         def spans() -> pa.Table:
@@ -161,20 +143,9 @@ class ReadableStore:
     def records_of(
         self, path: str, units: Collection[int], known: Collection[int], version: int | None = None
     ) -> dict[int, dict[str, Any]]:
-        """Make the rows of ``units`` for units that have no row.
+        """Make rows of ``units``, by number, for units without a row that have events in a file.
 
-        Args:
-            path: A visible file of ``events``.
-            units: The numbers of units that have events in the file (``rows_by_unit``).
-            known: The numbers of units that have a row.
-            version: The version of ``events``.
-
-        Returns:
-            The rows that can be made, by unit number.
-
-        Raises:
-            InputError: A file is damaged.
-
+        ``known`` are the numbers of the units that have a row.
         """
         return records_of(self._folder, self._load("events", version), path, units, known)
 
@@ -193,21 +164,11 @@ class ReadableStore:
     def of_files(
         self, table: str, columns: Sequence[str], make: Callable[[pa.Table], _Made], version: int | None = None
     ) -> list[_Made]:
-        """Return the results of ``make`` for each visible file's rows; results are kept for later calls.
-
-        Raises:
-            InputError: The table or the version is unknown, or a file is missing or damaged.
-
-        """
+        """Return the results of ``make`` for each visible file's rows; results are kept for later calls."""
         return [*self._folder.of_files(self._load(table, version), columns, make).values()]
 
     def rows_by_unit(self, table: str, path: str, version: int | None = None) -> Mapping[int, int]:
-        """Count the rows of each unit in a visible file; -1 counts rows without a unit.
-
-        Raises:
-            InputError: The file is damaged.
-
-        """
+        """Count the rows of each unit in a visible file; -1 counts rows without a unit."""
         return self._units.rows_by_unit(self._load(table, version), path)
 
     def units(
@@ -220,12 +181,7 @@ class ReadableStore:
     ) -> pa.Table:
         """Return the rows of all current units with visible events, including rows not written yet.
 
-        Args:
-            study: The study of the units; None for all.
-            model: The model of the units; None for all.
-            columns: The columns to read.
-            coded: Whether texts are dictionaries, one for each column, which is faster to count and compare.
-
+        With ``coded``, texts are dictionaries, one for each column, which is faster to count and compare.
         """
         actions = self.read("actions")  # first: a revision is declared before its units are stored
         stored, rows = self._stored_and_missing()
@@ -239,14 +195,7 @@ class ReadableStore:
         return units.select(list(columns))
 
     def documents(self, study: str, model: str, columns: Sequence[str] = DOCUMENTS.columns) -> pa.Table:
-        """Return the newest revision of each document of a study and model.
-
-        Args:
-            study: The study of the documents.
-            model: The model of the documents.
-            columns: The columns to read.
-
-        """
+        """Return the newest revision of each document of a study and model."""
         names = dict.fromkeys((*columns, "study", "model", "doc", "document_revision"))
         rows = self.read("documents", columns=list(names))
         own = rows.filter(pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model)))
@@ -269,12 +218,7 @@ class ReadableStore:
     def counts(self, actions: pa.Table) -> Counts:
         """Count documents, the units that they have, and scored pairs.
 
-        Args:
-            actions: All rows of ``actions``, read before, since a revision is declared before its units are stored.
-
-        Raises:
-            InputError: A file is missing or damaged.
-
+        ``actions`` are all rows of that table, read before, since a revision is declared before its units are stored.
         """
         return stored_counts(self._folder, actions, self._stored_and_missing)
 
@@ -288,15 +232,7 @@ class ReadableStore:
         return self._folder.count_rows(self._load(table))
 
     def underived(self, versions: Mapping[str, int] | None = None) -> dict[str, Wide]:
-        """Find the units that have no rows in a derived table.
-
-        Args:
-            versions: Versions by table; for other tables the latest.
-
-        Returns:
-            Numbers of units, int64 [units], sorted, by derived table.
-
-        """
+        """Return the sorted numbers of the units without rows in each derived table, at the latest or some versions."""
         return self._units.lacking(versions)
 
     def pending(self) -> Pending:
@@ -308,21 +244,13 @@ class ReadableStore:
         return np.unique(np.concatenate([*self.underived(versions).values()]))
 
     def check_made_from_events(self, versions: Mapping[str, int]) -> None:
-        """Check that rows of units and derived tables belong to existing events; reads logs and ``units``.
-
-        Args:
-            versions: The versions to check, by table; for other tables the latest.
-
-        """
+        """Check that rows of units and derived tables belong to existing events; reads logs and ``units``."""
         self._units.check_whole(versions)
 
     def check_files(self, versions: Mapping[str, int], within: float = 0.0) -> None:
-        """Read the files of a local store, and check that they are as committed.
+        """Read the files of a local store at some versions, and check that they are as committed.
 
-        Args:
-            versions: The versions to check, by table.
-            within: Files of large tables are passed over if they were found whole within this many seconds.
-
+        Files of large tables are passed over if they were found whole ``within`` this many seconds.
         """
         if is_local(self.location):
             files = {table: self.stored_files(table, version) for table, version in versions.items()}

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from log.compaction import GATHERED_ROWS, compact, delete_replaced, gather
 from log.conform import conform
-from log.prompts import PromptRows, kept_row
+from log.prompts import append_prompts, kept_row
 from log.readable_store import ReadableStore
 from log.small_tables import KEYED, append_new_rows
 from log.units.commits import UnitCommits
@@ -61,7 +61,6 @@ class Store(ReadableStore):
     def __init__(self, location: str | Path) -> None:
         super().__init__(location)
         self._commits = UnitCommits(self._folder, self._units)
-        self._prompts = PromptRows(self._folder)
         self._current: set[str] = set()  # tables seen with all declared columns; no table loses a column
 
     @classmethod
@@ -73,7 +72,6 @@ class Store(ReadableStore):
         Raises:
             InputError: The store cannot be written.
             DamagedStoreError: Commits are damaged or lost.
-
         """
         store = cls(location)
         store._folder.check_nothing_lost()
@@ -82,22 +80,18 @@ class Store(ReadableStore):
         return store
 
     def append_units(self, units: Sequence[Unit]) -> int:
-        """Make units visible, all by one commit. A unit that the store has stays unchanged.
-
-        Returns:
-            The number of new units.
+        """Make units visible, all by one commit; return how many are new. A unit that the store has stays unchanged.
 
         Raises:
-            InputError: A unit has events that are not exactly its own, a replicate range overlaps a stored range with
-                other bounds, or writing is not permitted. Nothing is then written.
-            UnlikeUnitsError: A unit keeps or reads other entries than stored units of its document, action, revision
-                and estimator. Nothing is then written.
+            InputError: A unit has events that are not exactly its own, a replicate range overlaps a stored range
+                with other bounds, or writing is not permitted. Nothing is then written.
+            UnlikeUnitsError: A unit keeps or reads other entries than stored units of its document, action,
+                revision and estimator. Nothing is then written.
             OperationError: Writing failed.
-
         """
         self._prepare("units", "events", "prompts")
         # Prompts first: a visible unit then has its kept entries. Kept entries of a refused unit are never read.
-        self._prompts.append(kept_row(unit.record, kept) for unit in units for kept in unit.kept)
+        append_prompts(self._folder, (kept_row(unit.record, kept) for unit in units for kept in unit.kept))
         return self._commits.append(units)
 
     def stored_units(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
@@ -107,7 +101,7 @@ class Store(ReadableStore):
     def append_prompts(self, rows: Iterable[Mapping[str, Any]]) -> int:
         """Append rows of ``prompts`` unless the table has their keys; return how many are new."""
         self._prepare("prompts")
-        return self._prompts.append(rows)
+        return append_prompts(self._folder, rows)
 
     def adopt_units(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
         """Make lost events visible again; ``UnitCommits.adopt`` describes arguments and result."""
@@ -124,17 +118,13 @@ class Store(ReadableStore):
         return self._commits.reconcile()
 
     def append_rows(self, table: str, rows: pa.Table) -> int:
-        """Append rows to a small table, one of ``KEYED``. Rows that the table has already are skipped.
+        """Append rows to a small table, one of ``KEYED``, without the rows that the table has; return how many are new.
 
         Nulls in key columns count as equal to each other.
 
-        Returns:
-            The number of new rows.
-
         Raises:
-            InputError: The table has a row of the same key and other values, the rows are not of the declared schema,
-                or the table is not a small one. Then nothing is appended.
-
+            InputError: The table has a row of the same key and other values, the rows are not of the declared
+                schema, or the table is not a small one. Then nothing is appended.
         """
         if table not in KEYED:
             raise InputError(f"rows cannot be appended to '{table}'; {nearest(table, KEYED)}")
@@ -143,15 +133,10 @@ class Store(ReadableStore):
         return append_new_rows(self._folder, table, given)
 
     def put_derived(self, table: str, rows: pa.Table) -> DerivedFile:
-        """Write derived rows as one file, which ``commit_derived`` makes visible.
-
-        Args:
-            table: A derived table.
-            rows: All rows of some units, each row with its unit.
+        """Write derived rows, all rows of some units, as one file, which ``commit_derived`` makes visible.
 
         Raises:
             InputError: The rows are not of the table's declared schema, or a row has no unit.
-
         """
         if table not in DERIVED_TABLES:
             raise InputError(f"'{table}' is not derived; {nearest(table, DERIVED_TABLES)}")
@@ -161,13 +146,10 @@ class Store(ReadableStore):
         return DerivedFile(self._folder.put_rows(table, given), tuple(given["unit"].unique().to_pylist()))
 
     def commit_derived(self, table: str, files: Iterable[DerivedFile], app_id: str, version: int) -> int:
-        """Make derived rows visible by one commit, each unit once; no commit is made if all units are visible.
+        """Make derived rows visible by one commit, each unit once, and return how many units were not visible before.
 
-        The commit records ``version``, the version of ``events`` that the rows cover.
-
-        Returns:
-            The number of units that were not visible before.
-
+        The commit records ``version``, the version of ``events`` that the rows cover. No commit is made if no unit is
+        new.
         """
         self._check_table(table)
         self._prepare(table)
@@ -179,50 +161,25 @@ class Store(ReadableStore):
         return self._folder.remove(table, set(paths))
 
     def withdraw_units(self, table: str, numbers: Collection[int]) -> int:
-        """Hide the rows of some units, -1 meaning rows without a unit; return how many files had such rows.
-
-        Raises:
-            InputError: A file is damaged.
-
-        """
+        """Hide the rows of some units, -1 meaning rows without a unit; return how many files had such rows."""
         return withdraw_units(self._folder, self._units, table, numbers)
 
     def gather(self, most: int = GATHERED_ROWS) -> int:
-        """Merge files if a table has many; the cost is that of the files added since the last call.
+        """Merge files if a table has many, at the cost of the files since the last call; return how many were replaced.
 
-        Readers of a growing store then open at most some hundred files, however many units the store has.
-
-        Args:
-            most: Rows of a new file; files with at least half as many rows, and damaged files, are not merged.
-
-        Returns:
-            The number of replaced files.
-
-        Raises:
-            InputError: The store cannot be written.
-
+        Readers of a growing store then open at most some hundred files, however many units the store has. Files with at
+        least half of ``most`` rows, and damaged files, are not merged.
         """
         self._prepare(*TABLES)
         return sum(gather(self._folder, self._units, table, most) for table in TABLES)
 
     def compact(self, table: str, done: Callable[[int], None] = lambda _: None) -> Rewritten:
-        """Merge all small files of a table, sorted by key; ``done`` is called with the number of files done so far.
-
-        Raises:
-            InputError: The store cannot be written.
-
-        """
+        """Merge all small files of a table, sorted by key; ``done`` is called with the number of files done so far."""
         self._prepare(table)
         return compact(self._folder, self._units, table, done)
 
     def delete_replaced(self, table: str, before: datetime) -> tuple[int, int]:
-        """Delete the files of a table that were replaced before a time; return their number and their bytes.
-
-        Raises:
-            InputError: The files cannot be deleted.
-            OperationError: The store cannot be written.
-
-        """
+        """Delete the files of a table that were replaced before a time; return their number and their bytes."""
         return delete_replaced(self._folder, table, before)
 
     def make_tables(self) -> None:

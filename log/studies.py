@@ -10,6 +10,18 @@ if TYPE_CHECKING:
     from log.readable_store import ReadableStore
 
 
+def stored_studies(store: ReadableStore, study: str | None = None) -> list[tuple[str, str]]:
+    """Return the studies and models of all documents of a store, or of one study; at least one."""
+    rows = store.read("documents", columns=["study", "model"]).to_pylist()
+    there = sorted({(row["study"], row["model"]) for row in rows})
+    if not there:
+        raise InputError(f"{store.location}: the store holds no study yet")
+    chosen = [pair for pair in there if study in {None, pair[0]}]
+    if not chosen:
+        raise InputError(f"no study '{study}' in {store.location}; {nearest(str(study), {name for name, _ in there})}")
+    return chosen
+
+
 def chosen_study(store: ReadableStore, study: str | None = None, model: str | None = None) -> tuple[str, str]:
     """Return the name and model id of the study that a command names, or of the store's only study.
 
@@ -17,11 +29,8 @@ def chosen_study(store: ReadableStore, study: str | None = None, model: str | No
         store: A store with documents.
         study: The value of ``--study``; None if the store has one study.
         model: The value of ``--model``; None if the study has one model.
-
     """
-    there = {(row["study"], row["model"]) for row in store.read("documents", columns=["study", "model"]).to_pylist()}
-    if not there:
-        raise InputError(f"{store.location}: the store holds no study yet")
+    there = set(stored_studies(store))
     for option, place, asked in (("study", 0, study), ("model", 1, model)):
         known = {one[place] for one in there}
         if asked is not None and asked not in known:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from log.compaction import PACK_ROWS, cut, put_together
 from log.delta.commits import Commit
 from log.units.events import RowsOfUnits
 from log.units.numbers import NUMBERED, numbers_of
-from log.units.unit import events_sha256, in_order
+from log.units.records import as_rows
+from log.units.unit import counted_events
 from schema.tables import EVENTS, TABLES, UNITS
 
 if TYPE_CHECKING:
@@ -62,28 +62,20 @@ def _number_units(folder: DeltaFolder, rows: UnitRows) -> None:
         if not lacking:
             return None
         old = folder.read(units, UNITS.columns, paths=lacking)
-        numbered = old.set_column(_at("unit"), UNITS.schema.field("unit"), pa.array(numbers_of(old)))
-        file = folder.put_rows("units", _counted(folder, rows, numbered))
-        return Commit([file], [], lacking)
+        numbered = zip(old.to_pylist(), numbers_of(old).tolist(), strict=True)
+        counted = _counted(folder, rows, [row | {"unit": number} for row, number in numbered])
+        return Commit([folder.put_rows("units", as_rows(counted))], [], lacking)
 
     folder.commit("units", attempt, alone=True)
 
 
-def _counted(folder: DeltaFolder, rows: UnitRows, units: pa.Table) -> pa.Table:
+def _counted(folder: DeltaFolder, rows: UnitRows, units: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Count the events of units and compute their digests; values of unreadable events stay null."""
-    counts, digests = list[int | None](), list[str | None]()
-    reader = RowsOfUnits(folder, folder.load("events"), rows.spans)
-    for begin in range(0, units.num_rows, _UNITS_AT_ONCE):
-        part = units.slice(begin, _UNITS_AT_ONCE)
-        numbers = part["unit"].to_pylist()
-        events = reader.read(numbers, set(part["doc"].to_pylist()), EVENTS.columns)
-        for number in numbers:
-            own = in_order(events.filter(pc.equal(events["unit"], number)))
-            counts.append(own.num_rows or None)
-            digests.append(events_sha256(own) if own.num_rows else None)
-    counted = units.set_column(_at("event_rows"), UNITS.schema.field("event_rows"), pa.array(counts, pa.int64()))
-    return counted.set_column(_at("events_sha256"), UNITS.schema.field("events_sha256"), pa.array(digests, pa.string()))
-
-
-def _at(name: str) -> int:
-    return int(UNITS.schema.get_field_index(name))
+    found, reader = list[dict[str, Any]](), RowsOfUnits(folder, folder.load("events"), rows.spans)
+    for begin in range(0, len(units), _UNITS_AT_ONCE):
+        part = units[begin : begin + _UNITS_AT_ONCE]
+        events = reader.read([unit["unit"] for unit in part], {unit["doc"] for unit in part}, EVENTS.columns)
+        for unit in part:
+            own = events.filter(pc.equal(events["unit"], unit["unit"]))
+            found.append(unit | counted_events(own) if own.num_rows else unit)
+    return found

@@ -99,16 +99,9 @@ def relative_link(page: Path, folder: Path) -> str:
 
 
 def write_ended(study: str, report: Path, store: str, folder: Path) -> Path:
-    """Replace the preliminary page of a finished study by a page that links to the report.
+    """Replace the preliminary page of a finished study by a page that links to the report; return its path.
 
-    Args:
-        study: the study's name.
-        report: the page of the study's report, which need not exist yet.
-        store: the store's name as commands take it.
-        folder: the folder of the preliminary page.
-
-    Returns:
-        The page's path.
+    The report need not exist yet; ``store`` is the store's name as commands take it.
     """
     page = folder / "index.html"
     colours = [properties(dark=dark) for dark in (False, True)]

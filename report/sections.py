@@ -36,19 +36,13 @@ Make = Callable[[PageContent], Section | None]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the page.
+    """A part of the page."""
 
-    Attributes:
-        name: its anchor.
-        title: its heading; empty for the first part, which is the page's first screen.
-        sections: the functions that make its sections, each with the question that the section answers.
-        folded: whether its sections are closed until they are opened or printed; each shows its question.
-    """
-
-    name: str
-    title: str
+    name: str  # its anchor
+    title: str  # its heading; empty for the first part, which is the page's first screen
+    # the functions that make its sections, each with the question that the section answers
     sections: tuple[tuple[Make, str], ...]
-    folded: bool = False
+    folded: bool = False  # whether its sections are closed until they are opened or printed; each shows its question
 
 
 PARTS: tuple[Part, ...] = (

@@ -29,11 +29,7 @@ _LONGEST_END: Final = 500  # characters of the line's end that stay
 
 
 class KvdriftError(Exception):
-    """Base of all errors of kvdrift; the command line exits with ``exit_code``.
-
-    Args:
-        line: What is wrong, where, and what would be right. An overlong line is shortened.
-    """
+    """Base of all errors of kvdrift; the command line exits with ``exit_code``. An overlong line is shortened."""
 
     exit_code = 1
 
@@ -102,15 +98,9 @@ def reading(unread: str, *others: type[Exception]) -> Iterator[None]:
     """Turn any exception while the block reads a user's file into an InputError of one line.
 
     A file may be nested without end, hold numbers of a million digits, or claim to be larger than the memory. Each
-    library reports this by exceptions of its own.
-
-    Args:
-        unread: The beginning of the line: the file, the line number if known, and the failed format, as in
-            ``study.toml: cannot be read as TOML``.
-        others: The library's exceptions, besides those that Python itself raises.
-
-    Raises:
-        InputError: The file cannot be read.
+    library reports this by exceptions of its own: ``others``, besides those that Python itself raises. ``unread`` is
+    the beginning of the line: the file, the line number if known, and the failed format, as in ``study.toml: cannot be
+    read as TOML``.
     """
     expected = _UNREADABLE + others
     try:
@@ -145,6 +135,20 @@ def failure_of(error: BaseException, part: object) -> str:
     place = ([frame for frame in frames if frame.filename == file] or frames)[-1]
     name, said = type(error).__name__, first_line(error)
     return f"{name if said == name else f'{name}: {said}'} ({place.filename}, line {place.lineno})"
+
+
+@contextmanager
+def failing_as(kind: str, part: object, step: str = "") -> Iterator[None]:
+    """Turn any exception of a part inside the block, which may be a user's, into an OperationError about the part.
+
+    The line names the part's ``kind``, such as "selector", its class and, if given, what it was asked for.
+    """
+    try:
+        yield
+    except KvdriftError:
+        raise
+    except Exception as error:
+        raise OperationError(f"{kind} {type(part).__name__}: {step}{failure_of(error, part)}") from error
 
 
 def tried_once(trial: Callable[[Tried], str | None]) -> Callable[[Tried], str | None]:

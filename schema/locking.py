@@ -80,11 +80,8 @@ def repaired(location: str) -> Iterator[None]:
 def in_turn(log: Path, version: Callable[[], int]) -> Iterator[None]:
     """Let one writer of a log at a time run the block; writers do not wait for one that is stuck.
 
-    Turns only save work: of writers that commit at once, the log accepts one, and the others try again.
-
-    Args:
-        log: The log's folder.
-        version: Returns the log's newest version, which tells that other writers go on.
+    Turns only save work: of writers that commit at once, the log accepts one, and the others try again. ``version``
+    returns the log's newest version, which tells that other writers go on.
     """
     with _opened(str(log)) as folder:
         turn, newest, since = 0, version(), time.monotonic()

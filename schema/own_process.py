@@ -19,14 +19,10 @@ _STARTING = threading.Lock()
 
 
 class OwnProcesses(ProcessPoolExecutor):
-    """A pool of processes that end with this process, even if it is killed.
+    """A pool of at most ``count`` processes that end with this process, even if it is killed.
 
-    The processes print nothing on the terminal and ignore its Ctrl-C.
-
-    Args:
-        count: The most processes; a process starts when work waits for it.
-        begin: Called with ``arguments`` once in each process before its work.
-        times: The number of calls after which a process is replaced by a new one with fresh memory; None for never.
+    The processes print nothing on the terminal and ignore its Ctrl-C. ``begin`` is called with ``arguments`` once in
+    each process before its work. After ``times`` calls a process is replaced by a new one with fresh memory.
     """
 
     def __init__(

@@ -21,12 +21,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class NamedProgress:
-    """Passes the progress of one of several studies to a listener, with the study's name in front.
-
-    Attributes:
-        listener: The listener.
-        name: The text put before stages and lines.
-    """
+    """Passes the progress of one of several studies to a listener, with the study's name in front."""
 
     listener: Progress
     name: str

@@ -21,14 +21,9 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def combined_codes(columns: Sequence[tuple[npt.NDArray[Any], int]], rows: int) -> Wide:
-    """Number the combinations of several coded columns.
+    """Number the combinations of several coded columns, ascending in their lexicographic order.
 
-    Args:
-        columns: For each column its codes, integers [N] of at least 0, and a bound larger than every code.
-        rows: N.
-
-    Returns:
-        [N] the number of each row's combination, ascending in the lexicographic order of the combinations.
+    Each column is its codes, integers [rows] of at least 0, and a bound larger than every code.
     """
     combined, size = np.zeros(rows, dtype=np.int64), 1
     for codes, bound in columns:
@@ -50,14 +45,9 @@ def run_begins(*columns: npt.NDArray[Any]) -> Flags:
 
 
 def repeats(keys: Sequence[npt.NDArray[Any]], values: Sequence[npt.NDArray[Any]]) -> tuple[Flags, Flags]:
-    """Find the rows that repeat the key of an earlier row.
+    """Find the rows that repeat the key of an earlier row, and the rows that differ from the first row of their key.
 
-    Args:
-        keys: Columns [N] by which the rows are sorted; rows with equal keys stay in their original order.
-        values: The other columns [N].
-
-    Returns:
-        [N] whether an earlier row has the key; [N] whether the first row of the key has another value.
+    Rows are sorted by the columns ``keys`` [N]; rows with equal keys stay in their original order.
     """
     begins = run_begins(*keys)
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
@@ -65,10 +55,9 @@ def repeats(keys: Sequence[npt.NDArray[Any]], values: Sequence[npt.NDArray[Any]]
 
 
 def row_hashes(columns: Iterable[pa.ChunkedArray]) -> Hashes:
-    """Hash each row of some columns of texts, integers or lists of texts.
+    """Return a 64-bit number for each row of some columns of texts, integers or lists of texts.
 
-    Returns:
-        [N] a 64-bit number for each row; equal rows have equal numbers within a process. Null is a value like others.
+    Equal rows have equal numbers within a process. Null is a value like others.
     """
     found: Hashes | None = None
     for column in columns:

@@ -35,7 +35,7 @@ GROUP_KEY: Final = ("study", "model", "doc", "action")  # shared by all replicat
 MEASURES: Final = (
     "tokens", "bytes", "seconds", "entries", "count", "share, 0..1", "probability, 0..1", "total variation, 0..1",
     "score, 0..1", "difference, -1..1", "correlation, -1..1", "ratio", "share squared", "total variation x tokens",
-    "standard errors", "unit of the quantity", "unit in column unit", "unit of the moment, times replicates", "none",
+    "standard errors", "unit of the quantity", "unit in column unit", "unit of the moment, times replicates", "none"
 )  # fmt: skip
 """The units of numbers in tables and views; ``none`` is for numbers without a unit: seeds, revisions, token ids."""
 
@@ -46,12 +46,9 @@ SWRB: Final = "swrb"  # estimator of a unit of scans with one residual branch ea
 
 @dataclass(frozen=True)
 class Table:
-    """One stored table.
+    """One stored table: the meaning of a row, the columns that are unique together, and the version that added it.
 
-    Attributes:
-        row: The meaning of one row.
-        key: The columns that are unique together.
-        since: The schema version that added the table; a store of an older version does not have the table.
+    A store of an older schema version does not have the table.
     """
 
     name: str
@@ -86,70 +83,74 @@ class Table:
 
 
 def _column(
-    name: str, kind: pa.DataType, meaning: str, unit: str = "", *, null: bool = False, since: int = 1, default: str = ""
+    name: str, meaning: str, unit: str = "", *, kind: pa.DataType, null: bool = False, since: int = 1, default: str = ""
 ) -> pa.Field:
-    """Declare a column added by schema version ``since``; ``default`` is the value of earlier rows, else null."""
+    """Declare a column added by schema version ``since``; in earlier rows it is ``default``, or else null."""
+    null = null or (since > 1 and not default)
     metadata = {"meaning": meaning, "unit": unit, "since": str(since) if since > 1 else "", "default": default}
     return pa.field(name, kind, nullable=null, metadata={key: text for key, text in metadata.items() if text})
+
+
+_text = functools.partial(_column, kind=pa.string())
+_int = functools.partial(_column, kind=pa.int32())
+_long = functools.partial(_column, kind=pa.int64())
+_real = functools.partial(_column, kind=pa.float64())
+_flag = functools.partial(_column, kind=pa.bool_())
+_distance = functools.partial(_column, kind=pa.float32())
+_ints = functools.partial(_column, kind=pa.list_(pa.int32()))
+_texts = functools.partial(_column, kind=pa.list_(pa.string()))
 
 
 def _table(name: str, row: str, key: tuple[str, ...], *columns: pa.Field, since: int = 1) -> Table:
     return Table(name, row, key, pa.schema(columns), since)
 
 
-_STUDY = _column("study", pa.string(), "name of the study")
-_MODEL = _column("model", pa.string(), "model id as the study file gives it")
-_DOC = _column("doc", pa.string(), "document id, unique within study and model")
-_ACTION = _column("action", pa.string(), "action name, unique within study")
+_STUDY = _text("study", "name of the study")
+_MODEL = _text("model", "model id as the study file gives it")
+_DOC = _text("doc", "document id, unique within study and model")
+_ACTION = _text("action", "action name, unique within study")
 _GROUP = (_STUDY, _MODEL, _DOC, _ACTION)
-_PAIR = (*_GROUP, _column("replicate", pa.int32(), "coupled pair of continuations, from 0", "none"))
+_PAIR = (*_GROUP, _int("replicate", "coupled pair of continuations, from 0", "none"))
 
 
 def _revision(since: int = 1) -> pa.Field:
     """Declare the column of an action's revision; rows written before the column was added have revision 0."""
     meaning = "revision of the action, from 0; a later revision supersedes it"
-    return _column("action_revision", pa.int32(), meaning, "none", since=since, default="0" if since > 1 else "")
+    return _int("action_revision", meaning, "none", since=since, default="0" if since > 1 else "")
 
 
 def _identity(since: int = 1) -> tuple[pa.Field, ...]:
     """Declare the columns of a unit's identity; they are null for units made before the columns were added."""
     return (
-        _column("weights_sha256", pa.string(), "SHA-256 of the model's weights and settings", null=True, since=since),
-        _column("tokenizer_sha256", pa.string(), "SHA-256 of the tokenizer's files", null=True, since=since),
-        _column(
-            "selector_sha256",
-            pa.string(),
-            "SHA-256 of source and parameters of selector, codec and policy",
-            null=True,
-            since=since,
+        _text("weights_sha256", "SHA-256 of the model's weights and settings", null=True, since=since),
+        _text("tokenizer_sha256", "SHA-256 of the tokenizer's files", null=True, since=since),
+        _text(
+            "selector_sha256", "SHA-256 of source and parameters of selector, codec and policy", null=True, since=since
         ),
-        _column("numerics", pa.int32(), "version of the generator's own numerics", "none", null=True, since=since),
+        _int("numerics", "version of the generator's own numerics", "none", null=True, since=since),
     )
 
 
 _REVISION = _revision(since=4)
-_UNIT = _column("unit", pa.int64(), "unit of the row, as in units", "none", null=True, since=11)
+_UNIT = _long("unit", "unit of the row, as in units", "none", since=11)
 _ESTIMATED_FROM = (
-    _column(
+    _int(
         "action_revision",
-        pa.int32(),
         "revision of the action whose events the row was estimated from",
         "none",
         since=4,
         default="0",
     ),
-    _column(
+    _int(
         "baseline_revision",
-        pa.int32(),
         "revision of the baseline whose events the row was estimated from; 0 without a baseline",
         "none",
         since=4,
         default="0",
     ),
 )
-_DOCUMENTS_REVISION = _column(
+_DOCUMENTS_REVISION = _int(
     "documents_revision",
-    pa.int32(),
     "newest revision of the study's documents that the row was estimated from",
     "none",
     since=10,
@@ -157,9 +158,8 @@ _DOCUMENTS_REVISION = _column(
 )
 
 
-_INTERVAL = _column(
+_INTERVAL = _text(
     "interval",
-    pa.string(),
     "how the interval was made: studentized, alike, expanded, percentile, or repeated (the interval of a look)",
     since=7,
     default="percentile",
@@ -168,7 +168,7 @@ _INTERVAL = _column(
 
 def _inputs(since: int) -> pa.Field:
     meaning = "SHA-256 of the moments and settings that the row was made from"
-    return _column("inputs_sha256", pa.string(), meaning, null=True, since=since)
+    return _text("inputs_sha256", meaning, since=since)
 
 
 EVENTS = _table(
@@ -176,22 +176,15 @@ EVENTS = _table(
     "one position of one coupled pair, of one overlap scan or of one residual branch",
     ("study", "model", "doc", "action", "action_revision", "kind", "replicate", "t"),
     *_PAIR,
-    _column("t", pa.int32(), "position, 1..H", "tokens"),
-    _column("x_token", pa.int32(), "token of the reference, X_t", "none"),
-    _column("y_token", pa.int32(), "token of the compressed model, Y_t", "none"),
-    _column("delta", pa.float32(), "TV(P_t(.|X_<t), Q_t(.|Y_<t))", "total variation, 0..1"),
-    _column("f", pa.float32(), "TV(P_t(.|X_<t), Q_t(.|X_<t)); 0 after X's EOS", "total variation, 0..1"),
-    _column("x_eos", pa.bool_(), "true from X's first EOS on"),
-    _column("y_eos", pa.bool_(), "true from Y's first EOS on"),
-    _column("kind", pa.string(), "coupled, scan (both tokens U_t, delta e_t) or branch", since=2, default=COUPLED),
-    _column(
-        "weight",
-        pa.float64(),
-        "w_t of a scan step: its residual branch's probability",
-        "probability, 0..1",
-        null=True,
-        since=2,
-    ),
+    _int("t", "position, 1..H", "tokens"),
+    _int("x_token", "token of the reference, X_t", "none"),
+    _int("y_token", "token of the compressed model, Y_t", "none"),
+    _distance("delta", "TV(P_t(.|X_<t), Q_t(.|Y_<t))", "total variation, 0..1"),
+    _distance("f", "TV(P_t(.|X_<t), Q_t(.|X_<t)); 0 after X's EOS", "total variation, 0..1"),
+    _flag("x_eos", "true from X's first EOS on"),
+    _flag("y_eos", "true from Y's first EOS on"),
+    _text("kind", "coupled, scan (both tokens U_t, delta e_t) or branch", since=2, default=COUPLED),
+    _real("weight", "w_t of a scan step: its residual branch's probability", "probability, 0..1", since=2),
     _REVISION,
     _UNIT,
 )
@@ -204,27 +197,22 @@ DOCUMENTS = _table(
     "one tokenized prompt, in one revision of its answers, scoring and cluster",
     ("study", "model", "doc", "document_revision"),
     *_GROUP[:3],
-    _column("split", pa.string(), "development or evaluation"),
-    _column("stratum", pa.string(), "the document's stratum, by default source and length"),
-    _column("cluster", pa.string(), "documents of one cluster are resampled together"),
-    _column("task", pa.string(), "task of the document source", null=True),
-    _column("source", pa.string(), "document source", null=True),
-    _column("prompt_tokens", pa.int32(), "true prompt length n", "tokens", null=True),
-    _column("prompt_sha256", pa.string(), "SHA-256 of the token ids as little-endian int32", null=True),
-    _column(
-        "answers", pa.list_(pa.string()), "the texts that a right continuation states; empty if unknown", null=True
-    ),
-    _column(
+    _text("split", "development or evaluation"),
+    _text("stratum", "the document's stratum, by default source and length"),
+    _text("cluster", "documents of one cluster are resampled together"),
+    _text("task", "task of the document source", null=True),
+    _text("source", "document source", null=True),
+    _int("prompt_tokens", "true prompt length n", "tokens", null=True),
+    _text("prompt_sha256", "SHA-256 of the token ids as little-endian int32", null=True),
+    _texts("answers", "the texts that a right continuation states; empty if unknown", null=True),
+    _text(
         "scoring",
-        pa.string(),
         "how answers are scored: all (the share that occurs) or part (whether any occurs); null: the rule of "
         "the document's task",
-        null=True,
         since=8,
     ),
-    _column(
+    _int(
         "document_revision",
-        pa.int32(),
         "revision of the document's answers, scoring and cluster, numbered within its study, from 0; a later "
         "revision supersedes it",
         "none",
@@ -239,51 +227,32 @@ ACTIONS = _table(
     ("study", "action", "action_revision"),
     _STUDY,
     _ACTION,
-    _column(
-        "selector", pa.string(), "registered selector name; full for an action with only a codec, or with a policy"
-    ),
-    _column(
+    _text("selector", "registered selector name; full for an action with only a codec, or with a policy"),
+    _text(
         "keep",
-        pa.string(),
         "retention rule: an integer, an exact fraction of n, or all; with a policy, the most entries that a step reads",
     ),
-    _column("window", pa.int32(), "observation window W kept whole", "tokens", null=True),
-    _column("kernel", pa.int32(), "score pooling kernel", "tokens", null=True),
-    _column("pooling", pa.string(), "score pooling: average", null=True),
-    _column(
-        "head_reduction", pa.string(), "how and when the scores of a KV head's query heads are combined", null=True
-    ),
-    _column("sinks", pa.int32(), "initial positions always kept", "tokens", null=True),
-    _column("position_mode", pa.string(), "positions of generated entries: continued from n"),
-    _column("control", pa.bool_(), "full-retention control: delta and f must be exactly 0"),
-    _column("prespecified", pa.bool_(), "false for an action added after the plan was frozen"),
-    _column("parameters", pa.string(), "parameters without a column, JSON object", null=True, since=2),
+    _int("window", "observation window W kept whole", "tokens", null=True),
+    _int("kernel", "score pooling kernel", "tokens", null=True),
+    _text("pooling", "score pooling: average", null=True),
+    _text("head_reduction", "how and when the scores of a KV head's query heads are combined", null=True),
+    _int("sinks", "initial positions always kept", "tokens", null=True),
+    _text("position_mode", "positions of generated entries: continued from n"),
+    _flag("control", "full-retention control: delta and f must be exactly 0"),
+    _flag("prespecified", "false for an action added after the plan was frozen"),
+    _text("parameters", "parameters without a column, JSON object", since=2),
     _REVISION,
-    _column("dropped", pa.bool_(), "whether the action was dropped", since=4, default="false"),
-    _column(
-        "codec",
-        pa.string(),
-        "codec that stores the kept entries; null: entries are stored as computed",
-        null=True,
-        since=9,
-    ),
-    _column("codec_parameters", pa.string(), "the codec's parameters, JSON object", null=True, since=9),
-    _column(
-        "policy",
-        pa.string(),
-        "registered name of the decode-time policy; null: every step reads all kept entries",
-        null=True,
-        since=9,
-    ),
-    _column("policy_parameters", pa.string(), "the policy's parameters, JSON object", null=True, since=9),
-    _column(
+    _flag("dropped", "whether the action was dropped", since=4, default="false"),
+    _text("codec", "codec that stores the kept entries; null: entries are stored as computed", since=9),
+    _text("codec_parameters", "the codec's parameters, JSON object", since=9),
+    _text("policy", "registered name of the decode-time policy; null: every step reads all kept entries", since=9),
+    _text("policy_parameters", "the policy's parameters, JSON object", since=9),
+    _text(
         "settings",
-        pa.string(),
         "engine settings that differ from the reference's settings, JSON object; null without an engine",
-        null=True,
         since=11,
     ),
-    _column("weights", pa.string(), "weights of the action's side; null: the reference's", null=True, since=11),
+    _text("weights", "weights of the action's side; null: the reference's", since=11),
 )
 
 IDENTITIES = _table(
@@ -304,133 +273,82 @@ UNITS = _table(
     "one replicate range of a document under an action and estimator, committed together",
     ("study", "model", "doc", "action", "action_revision", "estimator", "first_replicate"),
     *_GROUP,
-    _column("first_replicate", pa.int32(), "first replicate of the range", "none"),
-    _column("replicates", pa.int32(), "replicates in the range", "count"),
-    _column("horizon", pa.int32(), "positions per replicate, H", "tokens"),
-    _column("prompt_entries", pa.int32(), "prompt entries n per KV head and layer", "entries", null=True),
-    _column(
-        "kept_entries", pa.int32(), "prompt entries m per KV head and layer, kept after prefill", "entries", null=True
-    ),
-    _column(
+    _int("first_replicate", "first replicate of the range", "none"),
+    _int("replicates", "replicates in the range", "count"),
+    _int("horizon", "positions per replicate, H", "tokens"),
+    _int("prompt_entries", "prompt entries n per KV head and layer", "entries", null=True),
+    _int("kept_entries", "prompt entries m per KV head and layer, kept after prefill", "entries", null=True),
+    _long(
         "payload_bytes",
-        pa.int64(),
         "bytes of the kept prompt keys and values as stored; with a policy, the most that a step reads",
         "bytes",
         null=True,
     ),
-    _column(
-        "index_bytes",
-        pa.int64(),
-        "bytes of the indices of the kept entries; 0 if no entry is ever removed",
-        "bytes",
-        null=True,
-    ),
-    _column("metadata_bytes", pa.int64(), "bytes of per-layer lengths and positions", "bytes", null=True),
-    _column("resident_bytes", pa.int64(), "all bytes that stay for decoding, before step 1", "bytes", null=True),
-    _column(
+    _long("index_bytes", "bytes of the indices of the kept entries; 0 if no entry is ever removed", "bytes", null=True),
+    _long("metadata_bytes", "bytes of per-layer lengths and positions", "bytes", null=True),
+    _long("resident_bytes", "all bytes that stay for decoding, before step 1", "bytes", null=True),
+    _real(
         "prefill_seconds",
-        pa.float64(),
         "seconds of prefill and eviction: prefill is divided among the document's units, eviction among the "
         "action's units; scores that actions share count for each action",
         "seconds",
         null=True,
     ),
-    _column(
-        "decode_seconds", pa.float64(), "seconds of decoding, in proportion to this unit's rows", "seconds", null=True
-    ),
-    _column("kernel_evaluations", pa.int64(), "next-token laws computed for this unit", "count", null=True),
-    _column("device", pa.string(), "device of the model", null=True),
-    _column("dtype", pa.string(), "floating-point type of the model", null=True),
-    _column(
+    _real("decode_seconds", "seconds of decoding, in proportion to this unit's rows", "seconds", null=True),
+    _long("kernel_evaluations", "next-token laws computed for this unit", "count", null=True),
+    _text("device", "device of the model", null=True),
+    _text("dtype", "floating-point type of the model", null=True),
+    _text(
         "versions",
-        pa.string(),
         "JSON object: versions of libraries, the GPU, and row_multiple (batches are padded to a multiple of "
         "this number of rows)",
         null=True,
     ),
-    _column(
-        "batch_invariant",
-        pa.bool_(),
-        "whether a self-test at these sizes found that rows do not depend on the batch",
-        null=True,
+    _flag(
+        "batch_invariant", "whether a self-test at these sizes found that rows do not depend on the batch", null=True
     ),
-    _column("seed", pa.int64(), "seed of the study", "none", null=True),
-    _column("kept_sha256", pa.list_(pa.string()), "SHA-256 of kept indices (int32), per layer", null=True),
-    _column("estimator", pa.string(), "plain: coupled rollouts; swrb: residual branching", since=2, default=PLAIN),
-    _column(
-        "pair_evaluations",
-        pa.int64(),
-        "kernel pairs evaluated: positions not yet absorbed",
-        "count",
-        null=True,
-        since=2,
-    ),
-    _column(
+    _long("seed", "seed of the study", "none", null=True),
+    _texts("kept_sha256", "SHA-256 of kept indices (int32), per layer", null=True),
+    _text("estimator", "plain: coupled rollouts; swrb: residual branching", since=2, default=PLAIN),
+    _long("pair_evaluations", "kernel pairs evaluated: positions not yet absorbed", "count", since=2),
+    _real(
         "batch_deviation",
-        pa.float64(),
         "largest difference that other rows of the batch made in the self-test, relative to the largest output",
         "ratio",
-        null=True,
         since=2,
     ),
     _REVISION,
     *_identity(since=4),
-    _column("prompt_sha256", pa.string(), "SHA-256 of the prompt, as in documents", null=True, since=4),
-    _column(
-        "scale_bytes",
-        pa.int64(),
-        "bytes of a codec's scales and zero points; null for units of earlier versions",
-        "bytes",
-        null=True,
-        since=9,
+    _text("prompt_sha256", "SHA-256 of the prompt, as in documents", since=4),
+    _long(
+        "scale_bytes", "bytes of a codec's scales and zero points; null for units of earlier versions", "bytes", since=9
     ),
-    _column(
+    _texts(
         "read_checksums",
-        pa.list_(pa.string()),
         "per layer, checksum of the entries as the codec reads them back, or of the policy's first step; null "
         "without codec and policy",
-        null=True,
         since=10,
     ),
-    _column(
-        "unit",
-        pa.int64(),
-        "number of the unit: the first 60 bits of a SHA-256 of its key and replicates",
-        "none",
-        null=True,
-        since=11,
-    ),
-    _column("event_rows", pa.int64(), "rows of the unit in events", "count", null=True, since=11),
-    _column(
-        "events_sha256",
-        pa.string(),
-        "SHA-256 of these rows, independent of the files that hold them",
-        null=True,
-        since=11,
-    ),
-    _column(
+    _long("unit", "number of the unit: the first 60 bits of a SHA-256 of its key and replicates", "none", since=11),
+    _long("event_rows", "rows of the unit in events", "count", since=11),
+    _text("events_sha256", "SHA-256 of these rows, independent of the files that hold them", since=11),
+    _text(
         "engine",
-        pa.string(),
         "an engine's report of itself, JSON object: build, libraries, settings asked and read back; null "
         "without an engine",
-        null=True,
         since=11,
     ),
-    _column(
+    _long(
         "weight_bytes",
-        pa.int64(),
         "bytes of the files with the weights of the action's side; null if there are no such files or their "
         "size is unknown",
         "bytes",
-        null=True,
         since=13,
     ),
-    _column(
+    _long(
         "fixed_bytes",
-        pa.int64(),
         "part of payload_bytes that no action can evict: entries of windows, and states; null if unknown",
         "bytes",
-        null=True,
         since=15,
     ),
 )
@@ -440,28 +358,24 @@ TRAJECTORIES = _table(
     "one coupled pair of continuations",
     ("study", "model", "doc", "action", "action_revision", "replicate"),
     *_PAIR,
-    _column("tau", pa.int32(), "first mismatch; null if the pair agrees through H", "tokens", null=True),
-    _column("eos_x", pa.int32(), "first EOS position of X; null if there is none", "tokens", null=True),
-    _column("eos_y", pa.int32(), "first EOS position of Y; null if there is none", "tokens", null=True),
-    _column("horizon", pa.int32(), "H: the last position present", "tokens"),
-    _column("complete", pa.bool_(), "positions 1..H are all present once"),
-    _column("mismatches", pa.int32(), "sum of I_t", "tokens"),
-    _column("sum_delta", pa.float64(), "sum of delta_t", "total variation x tokens"),
-    _column("sum_f", pa.float64(), "sum of f_t", "total variation x tokens"),
-    _column("exposure", pa.int32(), "(H - tau) 1{tau <= H}", "tokens"),
-    _column("occupation", pa.int32(), "sum of I_t over t > tau", "tokens"),
-    _column(
+    _int("tau", "first mismatch; null if the pair agrees through H", "tokens", null=True),
+    _int("eos_x", "first EOS position of X; null if there is none", "tokens", null=True),
+    _int("eos_y", "first EOS position of Y; null if there is none", "tokens", null=True),
+    _int("horizon", "H: the last position present", "tokens"),
+    _flag("complete", "positions 1..H are all present once"),
+    _int("mismatches", "sum of I_t", "tokens"),
+    _real("sum_delta", "sum of delta_t", "total variation x tokens"),
+    _real("sum_f", "sum of f_t", "total variation x tokens"),
+    _int("exposure", "(H - tau) 1{tau <= H}", "tokens"),
+    _int("occupation", "sum of I_t over t > tau", "tokens"),
+    _int(
         "longest_agreement",
-        pa.int32(),
         "longest run of agreements in tau < t < e (up to H); null without divergence",
         "tokens",
         null=True,
     ),
-    _column(
-        "mismatch_after_agreement",
-        pa.bool_(),
-        "a mismatch follows an agreement in tau < t < e; null without divergence",
-        null=True,
+    _flag(
+        "mismatch_after_agreement", "a mismatch follows an agreement in tau < t < e; null without divergence", null=True
     ),
     _REVISION,
     _UNIT,
@@ -472,12 +386,12 @@ STEPS = _table(
     "one position of one coupled pair, with its place on both clocks",
     ("study", "model", "doc", "action", "action_revision", "replicate", "t"),
     *_PAIR,
-    _column("t", pa.int32(), "position, 1..H", "tokens"),
-    _column("mismatch", pa.int32(), "I_t: 1 if X_t differs from Y_t, else 0", "none"),
-    _column("lag", pa.int32(), "t - tau; null before tau and without divergence", "tokens", null=True),
-    _column("eos_set", pa.int32(), "0: t < e, 1: t = e, 2: e < t <= e', 3: t > e'", "none"),
-    _column("delta", pa.float32(), "the distance of table events", "total variation, 0..1"),
-    _column("f", pa.float32(), "the distance of table events", "total variation, 0..1"),
+    _int("t", "position, 1..H", "tokens"),
+    _int("mismatch", "I_t: 1 if X_t differs from Y_t, else 0", "none"),
+    _int("lag", "t - tau; null before tau and without divergence", "tokens", null=True),
+    _int("eos_set", "0: t < e, 1: t = e, 2: e < t <= e', 3: t > e'", "none"),
+    _distance("delta", "the distance of table events", "total variation, 0..1"),
+    _distance("f", "the distance of table events", "total variation, 0..1"),
     _REVISION,
     _UNIT,
 )
@@ -488,31 +402,19 @@ SCORES = _table(
     ("study", "model", "doc", "action", "action_revision", "replicate", "document_revision"),
     *_PAIR,
     _revision(),
-    _column("scoring", pa.string(), "the rule: all (the share of answers that occurs) or part (whether any does)"),
-    _column("score_x", pa.float64(), "score of X; 1 is right", "score, 0..1"),
-    _column("score_y", pa.float64(), "score of Y", "score, 0..1"),
-    _column(
+    _text("scoring", "the rule: all (the share of answers that occurs) or part (whether any does)"),
+    _real("score_x", "score of X; 1 is right", "score, 0..1"),
+    _real("score_y", "score of Y", "score, 0..1"),
+    _int(
         "span_first",
-        pa.int32(),
         "position of X's first token of a matched answer; null if no answer is matched",
         "tokens",
         null=True,
     ),
-    _column(
-        "span_last",
-        pa.int32(),
-        "position of X's last token of a matched answer; null if no answer is matched",
-        "tokens",
-        null=True,
+    _int(
+        "span_last", "position of X's last token of a matched answer; null if no answer is matched", "tokens", null=True
     ),
-    _column(
-        "document_revision",
-        pa.int32(),
-        "revision of the document whose answers scored the pair",
-        "none",
-        since=10,
-        default="0",
-    ),
+    _int("document_revision", "revision of the document whose answers scored the pair", "none", since=10, default="0"),
     since=8,
 )
 
@@ -522,8 +424,8 @@ TOKENS = _table(
     ("study", "model", "token"),
     _STUDY,
     _MODEL,
-    _column("token", pa.int32(), "token id, as x_token and y_token of events", "none"),
-    _column("text", pa.string(), "the token decoded alone; a part of a character is written as U+FFFD"),
+    _int("token", "token id, as x_token and y_token of events", "none"),
+    _text("text", "the token decoded alone; a part of a character is written as U+FFFD"),
     since=9,
 )
 
@@ -532,34 +434,28 @@ PROMPTS = _table(
     "the tokens of one prompt (action null), or the prompt's entries that an action keeps after a step",
     ("study", "model", "doc", "document_revision", "action", "action_revision", "step"),
     *_GROUP[:3],
-    _column(
-        "document_revision", pa.int32(), "revision of the answers whose records the row has; 0 with an action", "none"
-    ),
-    _column("action", pa.string(), "action name, unique within study; null: the prompt itself", null=True),
+    _int("document_revision", "revision of the answers whose records the row has; 0 with an action", "none"),
+    _text("action", "action name, unique within study; null: the prompt itself", null=True),
     _revision(),
-    _column("step", pa.int32(), "generated tokens after which entries are counted; 0: right after prefill", "tokens"),
-    _column("tokens", pa.list_(pa.int32()), "token ids in order; null with an action", null=True),
+    _int("step", "generated tokens after which entries are counted; 0: right after prefill", "tokens"),
+    _ints("tokens", "token ids in order; null with an action", null=True),
     _column(
         "records",
-        pa.list_(
-            pa.struct([(name, pa.int32()) for name in ("answer", "piece", "first", "last")]),
-        ),
         "records, the places where the prompt states its answers: positions from 1, the answer's number from 0, "
         "and the number of its piece; a piece that is stated several times has several records; null with an "
         "action or without a tokenizer",
+        kind=pa.list_(pa.struct([(name, pa.int32()) for name in ("answer", "piece", "first", "last")])),
         null=True,
     ),
-    _column("layers", pa.int32(), "layers of the model; null without an action", "count", null=True),
-    _column(
+    _int("layers", "layers of the model; null without an action", "count", null=True),
+    _long(
         "pairs",
-        pa.int64(),
         "(layer, KV head) pairs counted, after a step of each stream; null without an action",
         "count",
         null=True,
     ),
-    _column(
+    _ints(
         "kept",
-        pa.list_(pa.int32()),
         "how many of these pairs have the entry of each position: first for positions 1..n in the first group "
         "of layers, then in the second group, and so on; group g of G has layers [g L / G, (g + 1) L / G), "
         "rounded down; null without an action",
@@ -573,14 +469,12 @@ BRANCHINGS = _table(
     "one replicate of residual branching: a scan and, unless M = 0, one branch",
     ("study", "model", "doc", "action", "action_revision", "replicate"),
     *_PAIR,
-    _column("horizon", pa.int32(), "H", "tokens"),
-    _column("complete", pa.bool_(), "every scan and branch position of the replicate is present exactly once"),
-    _column(
-        "scanned", pa.int32(), "last position of the scan: H, or the position at which survival reached 0", "tokens"
-    ),
-    _column("mass", pa.float64(), "M = sum of w_s", "probability, 0..1"),
-    _column("branch", pa.int32(), "J, the position at which the branch starts; null if M = 0", "tokens", null=True),
-    _column("mismatches", pa.int32(), "sum of I_t over t >= J; 0 if M = 0", "tokens"),
+    _int("horizon", "H", "tokens"),
+    _flag("complete", "every scan and branch position of the replicate is present exactly once"),
+    _int("scanned", "last position of the scan: H, or the position at which survival reached 0", "tokens"),
+    _real("mass", "M = sum of w_s", "probability, 0..1"),
+    _int("branch", "J, the position at which the branch starts; null if M = 0", "tokens", null=True),
+    _int("mismatches", "sum of I_t over t >= J; 0 if M = 0", "tokens"),
     _REVISION,
     _UNIT,
     since=2,
@@ -591,9 +485,9 @@ BRANCHING_DEPTHS = _table(
     "one replicate of residual branching at one depth",
     ("study", "model", "doc", "action", "action_revision", "replicate", "depth"),
     *_PAIR,
-    _column("depth", pa.int32(), "L, 1..H", "tokens"),
-    _column("observed", pa.float64(), "Z_L = (M/H) times the mismatches within L positions from J", "share, 0..1"),
-    _column("capacity", pa.float64(), "W_L = (1/H) sum_s w_s (H - s - L + 1)_+", "share, 0..1"),
+    _int("depth", "L, 1..H", "tokens"),
+    _real("observed", "Z_L = (M/H) times the mismatches within L positions from J", "share, 0..1"),
+    _real("capacity", "W_L = (1/H) sum_s w_s (H - s - L + 1)_+", "share, 0..1"),
     _REVISION,
     _UNIT,
     since=2,
@@ -601,22 +495,22 @@ BRANCHING_DEPTHS = _table(
 
 _SUM = pa.float64()
 _PROFILE = pa.list_(_SUM)
-_HORIZON = _column("horizon", pa.int32(), "H", "tokens")
+_HORIZON = _int("horizon", "H", "tokens")
 _WINDOWS = (
     _HORIZON,
-    _column("cohort_bound", pa.int32(), "T: the fixed branch cohort is tau <= T", "tokens"),
-    _column("early_last", pa.int32(), "early lags are 1..early_last", "tokens"),
-    _column("late_first", pa.int32(), "late lags are late_first..T", "tokens"),
-    _column("first_block_last", pa.int32(), "block 1 is 1..first_block_last", "tokens"),
-    _column("second_block_last", pa.int32(), "block 2 ends here, block 3 goes on to H", "tokens"),
-    _column("agreement_run", pa.int32(), "run length of a long agreement", "tokens"),
-    _column("saturation_threshold", pa.float64(), "delta above it is saturated", "total variation, 0..1"),
+    _int("cohort_bound", "T: the fixed branch cohort is tau <= T", "tokens"),
+    _int("early_last", "early lags are 1..early_last", "tokens"),
+    _int("late_first", "late lags are late_first..T", "tokens"),
+    _int("first_block_last", "block 1 is 1..first_block_last", "tokens"),
+    _int("second_block_last", "block 2 ends here, block 3 goes on to H", "tokens"),
+    _int("agreement_run", "run length of a long agreement", "tokens"),
+    _real("saturation_threshold", "delta above it is saturated", "total variation, 0..1"),
 )
 
 
 def _sum(name: str, text: str, kind: pa.DataType = _SUM, *, null: bool = False) -> pa.Field:
     """Declare the sum of a moment, or of its profile, over the replicates of a unit."""
-    return _column(name, kind, f"sum over replicates of {text}", "unit of the moment, times replicates", null=null)
+    return _column(name, f"sum over replicates of {text}", "unit of the moment, times replicates", kind=kind, null=null)
 
 
 UNIT_MOMENTS = _table(
@@ -625,9 +519,9 @@ UNIT_MOMENTS = _table(
     (*GROUP_KEY, "action_revision", "unit"),
     *_GROUP,
     _revision(),
-    _column("unit", pa.int64(), "unit of the row, as in units", "none"),
+    _long("unit", "unit of the row, as in units", "none"),
     *_WINDOWS,
-    _column("replicates", pa.int32(), "replicates that are summed", "count"),
+    _int("replicates", "replicates that are summed", "count"),
     *(_sum(f"scalar_{name}", text, null=True) for name, text in SCALAR_MOMENTS.items()),
     *(_sum(f"position_{name}", f"{text}, at t = 1..H", _PROFILE) for name, text in POSITION_MOMENTS.items()),
     *(_sum(f"lag_{name}", f"{text}, at j = 1..T", _PROFILE) for name, text in LAG_MOMENTS.items()),
@@ -641,9 +535,9 @@ EXACT_VALUES = _table(
     "one quantity of one finite-state system, by enumeration",
     ("study", "model", "doc", "action", "action_revision", "quantity", "x"),
     *_GROUP,
-    _column("quantity", pa.string(), "column name of the quantity in its view"),
-    _column("x", pa.int32(), "position or depth; null for a scalar", "tokens", null=True),
-    _column("value", pa.float64(), "the exact value", "unit of the quantity"),
+    _text("quantity", "column name of the quantity in its view"),
+    _int("x", "position or depth; null for a scalar", "tokens", null=True),
+    _real("value", "the exact value", "unit of the quantity"),
     _REVISION,
     since=2,
 )
@@ -654,29 +548,20 @@ STUDIES = _table(
     ("study", "model"),
     *_GROUP[:2],
     _HORIZON,
-    _column("seed", pa.int64(), "seed of all uniforms", "none"),
+    _long("seed", "seed of all uniforms", "none"),
     *_WINDOWS[1:],
-    _column("study_sha256", pa.string(), "SHA-256 of what in the study file decides the events"),
-    _column("revision", pa.string(), "the model's revision as the study file gives it", null=True, since=3),
-    _column("settings", pa.string(), "the settings that study_sha256 hashes, canonical JSON", null=True, since=4),
-    _column("temperature", pa.float64(), "divisor of the logits; 0 is greedy decoding", "none", since=9, default="1.0"),
-    _column(
+    _text("study_sha256", "SHA-256 of what in the study file decides the events"),
+    _text("revision", "the model's revision as the study file gives it", since=3),
+    _text("settings", "the settings that study_sha256 hashes, canonical JSON", since=4),
+    _real("temperature", "divisor of the logits; 0 is greedy decoding", "none", since=9, default="1.0"),
+    _real(
         "top_p",
-        pa.float64(),
         "tokens are drawn from the smallest set of most probable tokens whose total probability reaches this "
         "value; null: from all tokens",
         "probability, 0..1",
-        null=True,
         since=9,
     ),
-    _column(
-        "top_k",
-        pa.int32(),
-        "tokens are drawn from this many most probable tokens; null: from all tokens",
-        "tokens",
-        null=True,
-        since=9,
-    ),
+    _int("top_k", "tokens are drawn from this many most probable tokens; null: from all tokens", "tokens", since=9),
 )
 
 PLANS = _table(
@@ -684,11 +569,11 @@ PLANS = _table(
     "one revision of the frozen plan of a study's evaluation; the newest revision is the plan",
     ("study", "model", "plan_revision"),
     *_GROUP[:2],
-    _column("plan_sha256", pa.string(), "SHA-256 of column plan without the measured seconds"),
-    _column("frozen_at", pa.timestamp("us", tz="UTC"), "when the plan was frozen"),
-    _column("events_version", pa.int64(), "version of the events table behind the plan", "none"),
-    _column("plan", pa.string(), "the plan: K, N, endpoints, contrasts, levels; canonical JSON"),
-    _column("plan_revision", pa.int32(), "revision of the plan, from 0", "none", since=5, default="0"),
+    _text("plan_sha256", "SHA-256 of column plan without the measured seconds"),
+    _column("frozen_at", "when the plan was frozen", kind=pa.timestamp("us", tz="UTC")),
+    _long("events_version", "version of the events table behind the plan", "none"),
+    _text("plan", "the plan: K, N, endpoints, contrasts, levels; canonical JSON"),
+    _int("plan_revision", "revision of the plan, from 0", "none", since=5, default="0"),
 )
 
 RESULTS = _table(
@@ -708,63 +593,34 @@ RESULTS = _table(
         "documents_revision",
     ),
     *_GROUP[:2],
-    _column("split", pa.string(), "development or evaluation"),
-    _column("stratum", pa.string(), "stratum, or pooled"),
+    _text("split", "development or evaluation"),
+    _text("stratum", "stratum, or pooled"),
     _ACTION,
-    _column("baseline", pa.string(), "baseline of a contrast; null for one action's quantity", null=True),
-    _column("quantity", pa.string(), "column name of the quantity in its view"),
-    _column(
-        "x",
-        pa.int32(),
-        "position or lag in tokens, or number of a block, of a profile; null for a scalar",
-        "none",
-        null=True,
-    ),
-    _column("estimate", pa.float64(), "point estimate; null if undefined", "unit of the quantity", null=True),
-    _column("low", pa.float64(), "lower end of the interval", "unit of the quantity", null=True),
-    _column("high", pa.float64(), "upper end of the interval", "unit of the quantity", null=True),
-    _column("level", pa.float64(), "coverage of the interval", "probability, 0..1"),
-    _column("draws", pa.int32(), "bootstrap draws", "count"),
-    _column("documents", pa.int32(), "documents behind the estimate", "count"),
-    _column("family", pa.string(), "prespecified family that the level is adjusted for", null=True),
-    _column("status", pa.string(), "prespecified; seen: planned after the outcomes were known; or exploratory"),
-    _column("events_version", pa.int64(), "version of the events table behind the row", "none"),
-    _column("plan_sha256", pa.string(), "SHA-256 of the plan under which the row was made", null=True),
+    _text("baseline", "baseline of a contrast; null for one action's quantity", null=True),
+    _text("quantity", "column name of the quantity in its view"),
+    _int("x", "position or lag in tokens, or number of a block, of a profile; null for a scalar", "none", null=True),
+    _real("estimate", "point estimate; null if undefined", "unit of the quantity", null=True),
+    _real("low", "lower end of the interval", "unit of the quantity", null=True),
+    _real("high", "upper end of the interval", "unit of the quantity", null=True),
+    _real("level", "coverage of the interval", "probability, 0..1"),
+    _int("draws", "bootstrap draws", "count"),
+    _int("documents", "documents behind the estimate", "count"),
+    _text("family", "prespecified family that the level is adjusted for", null=True),
+    _text("status", "prespecified; seen: planned after the outcomes were known; or exploratory"),
+    _long("events_version", "version of the events table behind the row", "none"),
+    _text("plan_sha256", "SHA-256 of the plan under which the row was made", null=True),
     *_ESTIMATED_FROM,
     _inputs(since=4),
     _INTERVAL,
-    _column(
-        "clusters",
-        pa.int32(),
-        "effective clusters of documents behind the estimate, rounded down",
-        "count",
-        null=True,
-        since=7,
-    ),
-    _column(
+    _int("clusters", "effective clusters of documents behind the estimate, rounded down", "count", since=7),
+    _real(
         "estimate_reduced",
-        pa.float64(),
         "the estimate minus control variates; null for quantities without control variates",
         "unit of the quantity",
-        null=True,
         since=8,
     ),
-    _column(
-        "low_reduced",
-        pa.float64(),
-        "lower end of the reduced estimate's interval",
-        "unit of the quantity",
-        null=True,
-        since=8,
-    ),
-    _column(
-        "high_reduced",
-        pa.float64(),
-        "upper end of the reduced estimate's interval",
-        "unit of the quantity",
-        null=True,
-        since=8,
-    ),
+    _real("low_reduced", "lower end of the reduced estimate's interval", "unit of the quantity", since=8),
+    _real("high_reduced", "upper end of the reduced estimate's interval", "unit of the quantity", since=8),
     _DOCUMENTS_REVISION,
 )
 
@@ -785,38 +641,29 @@ LOOKS = _table(
         "documents_revision",
     ),
     *_GROUP[:2],
-    _column("look", pa.int32(), "number of the look, from 1", "none"),
-    _column("stratum", pa.string(), "stratum, or pooled"),
+    _int("look", "number of the look, from 1", "none"),
+    _text("stratum", "stratum, or pooled"),
     _ACTION,
-    _column("baseline", pa.string(), "baseline of a contrast; null for one action's quantity", null=True),
-    _column("quantity", pa.string(), "column name of the quantity in its view"),
-    _column("estimate", pa.float64(), "point estimate; null if undefined", "unit of the quantity", null=True),
-    _column(
-        "low",
-        pa.float64(),
-        "lower end of the repeated interval; null if the look has none",
-        "unit of the quantity",
-        null=True,
-    ),
-    _column("high", pa.float64(), "upper end of the repeated interval", "unit of the quantity", null=True),
-    _column(
-        "level", pa.float64(), "probability with which the intervals of all looks hold together", "probability, 0..1"
-    ),
-    _column("constant", pa.float64(), "critical constant of the look", "standard errors"),
-    _column("interval", pa.string(), "how the interval was made: studentized, student, alike or expanded", null=True),
-    _column("draws", pa.int32(), "bootstrap draws; 0 if the interval rests on Student's law", "count"),
-    _column("documents", pa.int32(), "documents of the look behind the estimate", "count"),
-    _column("clusters", pa.int32(), "effective clusters of documents behind the estimate, rounded down", "count"),
-    _column("resolved", pa.bool_(), "whether the interval reaches the plan's goal"),
+    _text("baseline", "baseline of a contrast; null for one action's quantity", null=True),
+    _text("quantity", "column name of the quantity in its view"),
+    _real("estimate", "point estimate; null if undefined", "unit of the quantity", null=True),
+    _real("low", "lower end of the repeated interval; null if the look has none", "unit of the quantity", null=True),
+    _real("high", "upper end of the repeated interval", "unit of the quantity", null=True),
+    _real("level", "probability with which the intervals of all looks hold together", "probability, 0..1"),
+    _real("constant", "critical constant of the look", "standard errors"),
+    _text("interval", "how the interval was made: studentized, student, alike or expanded", null=True),
+    _int("draws", "bootstrap draws; 0 if the interval rests on Student's law", "count"),
+    _int("documents", "documents of the look behind the estimate", "count"),
+    _int("clusters", "effective clusters of documents behind the estimate, rounded down", "count"),
+    _flag("resolved", "whether the interval reaches the plan's goal"),
     _revision(),
-    _column(
+    _int(
         "baseline_revision",
-        pa.int32(),
         "revision of the baseline whose events the row was estimated from; 0 without a baseline",
         "none",
     ),
-    _column("events_version", pa.int64(), "version of the events table behind the row", "none"),
-    _column("plan_sha256", pa.string(), "SHA-256 of the plan that has the look"),
+    _long("events_version", "version of the events table behind the row", "none"),
+    _text("plan_sha256", "SHA-256 of the plan that has the look"),
     _DOCUMENTS_REVISION,
     since=8,
 )
@@ -837,36 +684,26 @@ CALIBRATION = _table(
     ),
     *_GROUP[:2],
     _ACTION,
-    _column("baseline", pa.string(), "the action that the contrast subtracts"),
-    _column("observation", pa.string(), "fixed_history: F; positions: the moments of block 1"),
-    _column("candidate", pa.string(), "stratum_action_mean, flat or ridge"),
-    _column(
-        "selected", pa.bool_(), "whether the predictor has the least cross-validated error on development documents"
-    ),
-    _column(
-        "cross_validated_mse", pa.float64(), "pooled squared error of document contrasts", "share squared", null=True
-    ),
-    _column("documents", pa.int32(), "evaluation documents that both actions have", "count"),
-    _column("gap", pa.float64(), "contrast of mismatch on evaluation documents", "difference, -1..1", null=True),
-    _column(
-        "predicted_gap",
-        pa.float64(),
-        "this contrast as predicted from the observation",
-        "difference, -1..1",
-        null=True,
-    ),
-    _column("error", pa.float64(), "gap - predicted_gap", "difference, -1..1", null=True),
-    _column("low", pa.float64(), "lower end of the error's interval", "difference, -1..1", null=True),
-    _column("high", pa.float64(), "upper end of the error's interval", "difference, -1..1", null=True),
-    _column("level", pa.float64(), "coverage of the interval", "probability, 0..1"),
-    _column("margin", pa.float64(), "an interval inside +-margin is equivalence", "share, 0..1"),
-    _column("decision", pa.string(), "equivalent, different or unresolved", null=True),
-    _column("mae", pa.float64(), "pooled mean absolute error of document contrasts", "share, 0..1", null=True),
-    _column("rmse", pa.float64(), "root of the pooled squared error of document contrasts", "share, 0..1", null=True),
-    _column("draws", pa.int32(), "bootstrap draws", "count"),
-    _column("status", pa.string(), "prespecified; seen: planned after the outcomes were known; or exploratory"),
-    _column("events_version", pa.int64(), "version of the events table behind the row", "none"),
-    _column("plan_sha256", pa.string(), "SHA-256 of the plan under which the row was made", null=True),
+    _text("baseline", "the action that the contrast subtracts"),
+    _text("observation", "fixed_history: F; positions: the moments of block 1"),
+    _text("candidate", "stratum_action_mean, flat or ridge"),
+    _flag("selected", "whether the predictor has the least cross-validated error on development documents"),
+    _real("cross_validated_mse", "pooled squared error of document contrasts", "share squared", null=True),
+    _int("documents", "evaluation documents that both actions have", "count"),
+    _real("gap", "contrast of mismatch on evaluation documents", "difference, -1..1", null=True),
+    _real("predicted_gap", "this contrast as predicted from the observation", "difference, -1..1", null=True),
+    _real("error", "gap - predicted_gap", "difference, -1..1", null=True),
+    _real("low", "lower end of the error's interval", "difference, -1..1", null=True),
+    _real("high", "upper end of the error's interval", "difference, -1..1", null=True),
+    _real("level", "coverage of the interval", "probability, 0..1"),
+    _real("margin", "an interval inside +-margin is equivalence", "share, 0..1"),
+    _text("decision", "equivalent, different or unresolved", null=True),
+    _real("mae", "pooled mean absolute error of document contrasts", "share, 0..1", null=True),
+    _real("rmse", "root of the pooled squared error of document contrasts", "share, 0..1", null=True),
+    _int("draws", "bootstrap draws", "count"),
+    _text("status", "prespecified; seen: planned after the outcomes were known; or exploratory"),
+    _long("events_version", "version of the events table behind the row", "none"),
+    _text("plan_sha256", "SHA-256 of the plan under which the row was made", null=True),
     *_ESTIMATED_FROM,
     _inputs(since=5),
     _INTERVAL,
@@ -877,6 +714,6 @@ TABLES: dict[str, Table] = {
     table.name: table
     for table in (
         EVENTS, DOCUMENTS, ACTIONS, UNITS, TRAJECTORIES, STEPS, SCORES, TOKENS, PROMPTS, BRANCHINGS, BRANCHING_DEPTHS,
-        UNIT_MOMENTS, EXACT_VALUES, STUDIES, IDENTITIES, PLANS, LOOKS, RESULTS, CALIBRATION,
+        UNIT_MOMENTS, EXACT_VALUES, STUDIES, IDENTITIES, PLANS, LOOKS, RESULTS, CALIBRATION
     )
 }  # fmt: skip

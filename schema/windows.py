@@ -15,26 +15,16 @@ class Windows:
 
     The fixed branch cohort is tau <= T = ``cohort_bound``. Early lags are 1..``early_last``, late lags
     ``late_first``..T. A window may be empty; a mean over an empty window is null.
-
-    Attributes:
-        horizon: H, in tokens.
-        cohort_bound: T, in tokens; at most H/2.
-        early_last: The last early lag, in tokens.
-        late_first: The first late lag, in tokens; T + 1 if there are no late lags.
-        first_block_last: The last position of block 1.
-        second_block_last: The last position of block 2; block 3 ends at H.
-        agreement_run: The length from which a run of agreements is long, in tokens.
-        saturation_threshold: The total variation above which a delta is saturated.
     """
 
-    horizon: int
-    cohort_bound: int
-    early_last: int
-    late_first: int
-    first_block_last: int
-    second_block_last: int
-    agreement_run: int = 16
-    saturation_threshold: float = 0.99
+    horizon: int  # H, in tokens
+    cohort_bound: int  # T, in tokens; at most H/2
+    early_last: int  # the last early lag, in tokens
+    late_first: int  # the first late lag, in tokens; T + 1 if there are no late lags
+    first_block_last: int  # the last position of block 1
+    second_block_last: int  # the last position of block 2; block 3 ends at H
+    agreement_run: int = 16  # the length from which a run of agreements is long, in tokens
+    saturation_threshold: float = 0.99  # the total variation above which a delta is saturated
 
     def __post_init__(self) -> None:
         horizon, bound = self.horizon, self.cohort_bound

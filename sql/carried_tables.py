@@ -8,20 +8,17 @@ if the store has more than ``MOST_DOCUMENTS``; and always for trajectories, step
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
+import duckdb
+
+from log.store import Store
 from sql.contracts import comments, contract
 from sql.quoting import quoted
 from sql.stored_tables import create_stored_view, fill_stored_table, guard_stored_view
 from sql.unlike_units import refuse_unlike_units
 from sql.view_texts import view_texts
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    import duckdb
-
-    from log.store import Store
 
 CARRIED: Final = (
     "documents", "actions", "units", "plans", "looks", "results", "calibration", "studies", "identities",

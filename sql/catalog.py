@@ -8,11 +8,15 @@ same in every client.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 import duckdb
+import pyarrow as pa
 
+from log.store import Store
 from schema.errors import InputError, KvdriftError, OperationError, nearest
 from schema.location import is_local
 from schema.tables import TABLES, UNIT_MOMENTS
@@ -24,14 +28,6 @@ from sql.stored_tables import create_stored_view, parquet_sources
 from sql.unlike_units import refuse_unlike_units
 from sql.view_texts import view_texts
 from sql.waiting import waiting_documents, with_computed
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from types import TracebackType
-
-    import pyarrow as pa
-
-    from log.store import Store
 
 __all__ = ["Contract", "Views", "describe_views", "open_views", "view_texts"]
 
@@ -57,19 +53,12 @@ _SCANNED = frozenset({"events", "steps"})
 
 @dataclass(frozen=True)
 class Views:
-    """The views over one store, open in a DuckDB connection.
+    """The views over one store, open in a DuckDB connection."""
 
-    Attributes:
-        connection: The DuckDB connection that has the views.
-        versions: The Delta version of each stored table.
-        kept: The views that are tables in memory, sorted by their grain.
-        store: The store of the views; if None, errors do not say whether a file is the store's.
-    """
-
-    connection: duckdb.DuckDBPyConnection
-    versions: Mapping[str, int]
-    kept: Collection[str] = ()
-    store: Store | None = None
+    connection: duckdb.DuckDBPyConnection  # The DuckDB connection that has the views
+    versions: Mapping[str, int]  # The Delta version of each stored table
+    kept: Collection[str] = ()  # The views that are tables in memory, sorted by their grain
+    store: Store | None = None  # The store of the views; if None, errors do not say whether a file is the store's
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return the relation of one query (fetch with ``.df()``, ``.to_arrow_table()``, ``.pl()``, ``.fetchall()``).

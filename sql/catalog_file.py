@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 
 from log.delta.durability import replace_durably
+from log.store import Store
 from schema.errors import InputError, OperationError, is_forbidden
 from schema.location import is_local
 from schema.tables import UNIT_MOMENTS
@@ -18,11 +20,6 @@ from sql.empty_views import create_views
 from sql.quoting import literal
 from sql.stored_tables import parquet_sources
 from sql.waiting import waiting_documents, with_computed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from log.store import Store
 
 CATALOG_NAME = "catalog.duckdb"
 

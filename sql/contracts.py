@@ -21,17 +21,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING
 
 from schema.errors import InputError, nearest
 from schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.tables import DOCUMENTS, EVENTS, TABLES
 from sql.quoting import literal, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Columns that mean the same in every view.
 KEYS = {
@@ -50,23 +47,17 @@ MOMENTS = {"scalar": SCALAR_MOMENTS, "position": POSITION_MOMENTS, "lag": LAG_MO
 
 @dataclass(frozen=True)
 class Contract:
-    """The contract of one view; ``columns`` maps column names, in the view's order, to their meaning.
-
-    Attributes:
-        units: The unit of each column of numbers, one of ``schema.tables.MEASURES``.
-        internal: Whether the view only serves other views and is in the schema ``internal``.
-        costly: Whether computing all rows takes longer than computing the views that pool documents.
-    """
+    """The contract of one view; ``columns`` maps column names, in the view's order, to their meaning."""
 
     view: str
     description: str
     grain: tuple[str, ...]
     columns: Mapping[str, str]
-    units: Mapping[str, str]
+    units: Mapping[str, str]  # The unit of each column of numbers, one of ``schema.tables.MEASURES``
     nullable: frozenset[str] = frozenset()
     identities: Mapping[str, str] = field(default_factory=dict)
-    internal: bool = False
-    costly: bool = False
+    internal: bool = False  # Whether the view only serves other views and is in the schema ``internal``
+    costly: bool = False  # Whether computing all rows takes longer than computing the views that pool documents
 
     @property
     def schema(self) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
@@ -23,9 +23,6 @@ from sql.contracts import comments, contract, contracts
 from sql.kept_builds import kept_build
 from sql.quoting import file_pattern, literal, quoted
 from sql.view_texts import qualified_texts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:

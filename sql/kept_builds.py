@@ -18,12 +18,9 @@ _KEPT: Final = 16  # files of the newest versions
 
 
 def kept_build(name: str, made_from: bytes, build: Callable[[], bytes]) -> bytes:
-    """Return the result of ``build``, from the cache folder if an earlier call kept the result.
+    """Return the result of ``build``, from the cache folder if an earlier call kept it under the name.
 
-    Args:
-        name: The first part of the file's name.
-        made_from: Bytes that determine the result.
-        build: Makes the result.
+    ``made_from`` are bytes that determine the result.
     """
     file = cache_folder() / f"{name}-{hashlib.sha256(made_from).hexdigest()[:32]}"
     try:

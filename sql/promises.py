@@ -41,10 +41,6 @@ def breaches(views: Views, view: str) -> list[Breach]:
     """Return the promises of its contract that a view breaks.
 
     An identity may read other views, even once for every row. Open ``views`` with these views ``kept``.
-
-    Raises:
-        InputError: There is no such view.
-        OperationError: A stored file cannot be read.
     """
     promised = contract(view)
     grain = ", ".join(quoted(name) for name in promised.grain)

@@ -11,17 +11,15 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import duckdb
 
+from log.store import Store
 from schema.errors import InputError
 from schema.location import is_local
 from sql.catalog import Views, one_line
 from sql.quoting import literal
-
-if TYPE_CHECKING:
-    from log.store import Store
 
 PRAGMAS: Final = ("database_list", "show_tables", "table_info", "version")
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
@@ -43,10 +41,8 @@ class ReadOnlyViews(Views):
 def read_only(views: Views, store: Store) -> ReadOnlyViews:
     """Lock the connection of open views: from now on it can read only the store's folder and change no setting.
 
-    Args:
-        views: The views of ``store``; the returned views use the same connection.
-        store: The store. Files of a local store stay readable. Tables behind a URL are scanned by Arrow and need no
-            file.
+    The returned views use the same connection. Files of a local store stay readable. Tables behind a URL are scanned by
+    Arrow and need no file.
     """
     folders = literal(store.location) if is_local(store.location) else ""
     for setting in (

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import duckdb
 
+from log.store import Store
 from schema.tables import TABLES
 from sql.quoting import literal, parquet_files, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from log.store import Store
 
 
 def create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]) -> None:

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from log.readable_store import ReadableStore
 from log.units.kept_sets import ALIKE, COMPARED, SAME, unlike_units
 from log.units.numbers import numbers_of
 from log.units.revisions import current_units
@@ -22,13 +25,6 @@ from schema.rows import Flags, Hashes, Wide, row_hashes
 from schema.tables import UNITS
 from sql.contracts import contract, contracts, stored_tables
 from sql.quoting import literal, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    import duckdb
-
-    from log.readable_store import ReadableStore
 
 _POOL_NOTHING: Final = {
     "controls", "plan", "published", "revisions", "superseded", "superseded_analyses", "superseded_documents",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import graphlib
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from schema.tables import TABLES
 from sql.contracts import contract, stored_tables, view_files
 from sql.quoting import quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _READS: Final = re.compile(r"\b(?:main|internal)\.\w+")
 

@@ -5,21 +5,17 @@ Views compute their moments from steps until a derivation makes them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 
+from log.store import Store
 from log.units.numbers import numbers_of
 from log.units.unit import SPAN
 from schema.tables import GROUP_KEY
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import duckdb
-
-    from log.store import Store
 
 _KEY: Final = ", ".join(GROUP_KEY)
 

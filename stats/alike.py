@@ -10,26 +10,20 @@ A ratio of moments is a mean over documents too, with their denominators as weig
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import betaincinv, stdtrit
 
 from stats.linearization.cluster_blocks import effective
 from stats.linearization.ordered_sums import ordered_sum
-from stats.pooling import evaluate
+from stats.moments import Float
+from stats.pooling import Pooling, evaluate
 from stats.quantities import quantity_named
-from stats.registry import Pooled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from stats.moments import Float
-    from stats.pooling import Pooling
-    from stats.registry import Between, Quantity
+from stats.registry import Between, Pooled, Quantity
 
 MOST_UNLIKE = 4
 """Clusters that may differ from all others; where more do, resamples show how much documents vary."""
@@ -37,22 +31,14 @@ MOST_UNLIKE = 4
 
 @dataclass(frozen=True, eq=False)
 class Alike:
-    """The likeness of the documents behind some numbers; arrays of one shape.
+    """The likeness of the documents behind some numbers; arrays of one shape."""
 
-    Attributes:
-        value: the number over the alike documents alone; NaN if no documents are alike.
-        spread: the standard error of ``value``; 0 if the alike documents are equal.
-        unlike: j, how many clusters have unlike documents; above ``MOST_UNLIKE`` the rule does not apply.
-        clusters: n, the effective clusters, by the weights of their documents.
-        farthest: the largest distance of an unlike document from the others of its stratum.
-        unbounded: whether a ratio's denominator may be 0, so that the number may be anything in its range.
-    """
-
-    value: Float
-    spread: Float
-    unlike: Float
-    clusters: Float
-    farthest: Float
+    value: Float  # the number over the alike documents alone; NaN if no documents are alike
+    spread: Float  # the standard error of ``value``; 0 if the alike documents are equal
+    unlike: Float  # j, how many clusters have unlike documents; above ``MOST_UNLIKE`` the rule does not apply
+    clusters: Float  # n, the effective clusters, by the weights of their documents
+    farthest: Float  # the largest distance of an unlike document from the others of its stratum
+    # whether a ratio's denominator may be 0, so that the number may be anything in its range
     unbounded: NDArray[np.bool_]
 
     def of(self, where: tuple[Any, ...]) -> Alike:
@@ -68,12 +54,7 @@ class Alike:
         return replace(self, value=-self.value)
 
     def ends(self, levels: Float, between: Between) -> tuple[Float, Float]:
-        """Return the interval by the rule; NaN if the rule does not apply.
-
-        Args:
-            levels: the levels of the intervals, in the numbers' shape.
-            between: the range of the numbers.
-        """
+        """Return the interval by the rule, for levels in the numbers' shape; NaN if the rule does not apply."""
         if not between.bounded:
             return np.full(levels.shape, np.nan), np.full(levels.shape, np.nan)
         low, high = _ends(self, levels, between)
@@ -119,14 +100,8 @@ def reach_of(alike: Alike, level: float, between: Between, factor: float) -> flo
 def settling_factor(alike: Alike, level: float, between: Between, allowed: float) -> float | None:
     """Return how many times as many documents would settle an open question, with the same share unlike.
 
-    Args:
-        alike: the likeness for one number, with arrays of one element.
-        level: the level of the number's interval.
-        between: the range of the number.
-        allowed: the bound that the upper end must be below.
-
-    Returns:
-        The factor, at least 1; None if even a thousand times as many would not do.
+    It is settled if the upper end of the number's interval is below ``allowed``; None if even a thousand times as many
+    would not do. The arrays of ``alike`` have one element.
     """
     levels = np.array([level])
 
@@ -143,16 +118,10 @@ def settling_factor(alike: Alike, level: float, between: Between, allowed: float
 
 
 def alike_documents(pooling: Pooling, quantity: Quantity, within: float = 0.0) -> Alike:
-    """Measure how alike the documents behind a quantity are, for every row, subject and x.
+    """Measure how alike the documents behind a quantity are, in arrays [rows, subjects, X].
 
-    Args:
-        pooling: the pooling, of documents in their canonical order.
-        quantity: a quantity of an action, or of two.
-        within: how far from the middle document of its stratum a document may be that still counts as alike, in the
-            quantity's unit; 0 for 1e-12 of the range.
-
-    Returns:
-        Arrays of shape [rows, subjects, X].
+    The documents are in their canonical order. A document is alike if it is no more than ``within``, in the quantity's
+    unit, from the middle document of its stratum; 0 stands for 1e-12 of the range.
     """
     sides = pooling.sides(quantity)
     found = _Values(pooling, quantity, sides).alike(within)

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from schema.errors import InputError
 from schema.moments import COMPENSATORS
 from schema.study import POOLED
 from stats.alike import MOST_UNLIKE, Alike, alike_documents, reach_of
-from stats.endpoints import Family
+from stats.endpoints import Endpoint, Family
 from stats.linearization.gradients import STEP
 from stats.moments import DocumentMoments, Float, ReplicateMoments
 from stats.pooling import Pooling
@@ -34,40 +35,26 @@ from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.reduction.control_variates import is_reduced
 from stats.registry import Array, Between, Pooled
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from stats.endpoints import Endpoint
-
 
 @dataclass(frozen=True)
 class Variance:
-    """Variance components of one endpoint's influence in one stratum, in the endpoint's unit squared.
-
-    ``weight`` is the stratum's w_s: 1 / S for a pooled endpoint, 1 for a stratum's own.
-    """
+    """Variance components of one endpoint's influence in one stratum, in the endpoint's unit squared."""
 
     stratum: str
-    weight: float
+    weight: float  # the stratum's w_s: 1 / S for a pooled endpoint, 1 for a stratum's own
     between_documents: float
     between_replicates: float
 
 
 @dataclass(frozen=True)
 class Linearized:
-    """An endpoint's value on the development documents and its variance components; NaN value where undefined.
-
-    ``alike`` measures how alike these documents are; None if more than a few differ. ``documents`` is their mean number
-    in a stratum.
-    """
+    """An endpoint's value on the development documents and its variance components; NaN value where undefined."""
 
     endpoint: Endpoint
     value: float
     variances: tuple[Variance, ...]
-    alike: Alike | None = field(default=None, compare=False)
-    documents: float = 1.0
+    alike: Alike | None = field(default=None, compare=False)  # None if more than a few documents differ
+    documents: float = 1.0  # the mean number in a stratum
     between: Between | None = None
 
     def half_width(self, replicates: int, documents: int, z: float) -> float:
@@ -103,21 +90,14 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Allocation:
-    """The chosen K and N, the half-widths expected of them, and the curve over K behind the choice.
+class Allocation(Candidate):
+    """The chosen candidate, whose half-widths are in the order of ``endpoints``, and the curve over K behind it.
 
-    ``half_widths`` and ``targets`` are in the order of ``endpoints``; ``seconds`` is the expected cost; ``reachable``
-    says whether every target is met within the bounds and ``reason`` says it in one line.
+    ``reason`` says in one line whether every target is met within the bounds.
     """
 
-    replicates: int
-    documents_per_stratum: int
     endpoints: tuple[Linearized, ...]
-    targets: tuple[float, ...]
-    half_widths: tuple[float, ...]
     level: float
-    seconds: float
-    reachable: bool
     reason: str
     curve: tuple[Candidate, ...]
 
@@ -126,7 +106,7 @@ def allocate(
     development: ReplicateMoments,
     endpoints: Sequence[Endpoint],
     *,
-    target: float | Sequence[float],
+    target: float,
     document_seconds: float,
     replicate_seconds: float,
     replicates: tuple[int, int],
@@ -146,7 +126,7 @@ def allocate(
     Args:
         development: Moments of the development documents.
         endpoints: The endpoints whose half-widths count.
-        target: The largest half-width, one for all endpoints or one for each.
+        target: The largest half-width.
         document_seconds: Cost of a document without replicates, for all actions, averaged over strata.
         replicate_seconds: Cost of a replicate of a document, for all actions.
         replicates: The least and the largest K.
@@ -158,10 +138,6 @@ def allocate(
         reduced: Reduced moments of the development documents, for endpoints that have reduced estimates.
         alike_within: Documents that differ by no more than this are alike; the margin, if a study resolves equivalence.
     """
-    targets = _targets(target, len(endpoints))
-    _check_bounds("replicates", replicates)
-    _check_bounds("documents per stratum", documents)
-    _check_costs(document_seconds, replicate_seconds)
     level = Family("plan", tuple(endpoints), alpha, family_size).level
     linearized = tuple(
         linearize(_measured(development, answers, reduced, endpoint), endpoint, alike_within) for endpoint in endpoints
@@ -170,32 +146,21 @@ def allocate(
     strata = len(np.unique(development.strata))
     curve = tuple(
         _least_documents(
-            linearized, targets, z, count, documents, strata * (document_seconds + count * replicate_seconds)
+            linearized, target, z, count, documents, strata * (document_seconds + count * replicate_seconds)
         )
         for count in range(replicates[0], replicates[1] + 1)
     )
     reachable = [choice for choice in curve if choice.reachable]
     chosen = min(reachable, key=lambda choice: (choice.seconds, choice.replicates)) if reachable else curve[-1]
     return Allocation(
-        chosen.replicates,
-        chosen.documents_per_stratum,
-        linearized,
-        targets,
-        chosen.half_widths,
-        level,
-        chosen.seconds,
-        chosen.reachable,
-        _reason(linearized, targets, chosen),
-        curve,
+        **vars(chosen), endpoints=linearized, level=level, reason=_reason(linearized, target, chosen), curve=curve
     )
 
 
 def _measured(
-    development: ReplicateMoments,
-    answers: ReplicateMoments | None,
-    reduced: ReplicateMoments | None,
+    development: ReplicateMoments, answers: ReplicateMoments | None, reduced: ReplicateMoments | None,
     endpoint: Endpoint,
-) -> ReplicateMoments:
+) -> ReplicateMoments:  # fmt: skip
     """Return the moments of an endpoint's documents; reduced moments if the endpoint has a reduced estimate."""
     if endpoint.quantity in ANSWER_QUANTITIES:
         if answers is None:
@@ -233,10 +198,8 @@ def _alike(moments: DocumentMoments, endpoint: Endpoint, within: float) -> tuple
     moments = moments.in_canonical_order()
     pairs = [] if endpoint.baseline is None else [(endpoint.baseline, endpoint.action)]
     pooling, quantity = Pooling.of(moments, pairs), quantity_named(endpoint.quantity)
-    row, subject = (
-        pooling.rows.index(endpoint.stratum),
-        pooling.subjects(quantity).index((endpoint.baseline, endpoint.action)),
-    )
+    row = pooling.rows.index(endpoint.stratum)
+    subject = pooling.subjects(quantity).index((endpoint.baseline, endpoint.action))
     place = quantity.x(moments.windows).index(endpoint.x)
     found = alike_documents(pooling, quantity, within).of((slice(row, row + 1), subject, place))
     strata = len(pooling.rows) - 1 if row == 0 else 1
@@ -300,38 +263,31 @@ def _components(influence: Float, clusters: NDArray[np.str_], where: str) -> tup
 
 
 def _least_documents(
-    linearized: Sequence[Linearized],
-    targets: Sequence[float],
-    z: float,
-    replicates: int,
-    bounds: tuple[int, int],
+    linearized: Sequence[Linearized], target: float, z: float, replicates: int, bounds: tuple[int, int],
     seconds_per_document: float,
-) -> Candidate:
+) -> Candidate:  # fmt: skip
+    def half_widths(documents: int) -> tuple[float, ...]:
+        return tuple(endpoint.half_width(replicates, documents, z) for endpoint in linearized)
+
     def meets(documents: int) -> bool:
-        widths = (endpoint.half_width(replicates, documents, z) for endpoint in linearized)
-        return all(width <= target for width, target in zip(widths, targets, strict=True))  # False for NaN
+        return all(width <= target for width in half_widths(documents))  # False for NaN
 
     # Half-widths fall with N, so bisection finds the first N that meets the targets.
     candidates = range(bounds[0], bounds[1] + 1)
     place = bisect_left(candidates, 1, key=lambda documents: int(meets(documents)))
     documents = candidates[min(place, len(candidates) - 1)]
     return Candidate(
-        replicates,
-        documents,
-        tuple(endpoint.half_width(replicates, documents, z) for endpoint in linearized),
-        documents * seconds_per_document,
-        place < len(candidates),
+        replicates, documents, half_widths(documents), documents * seconds_per_document, place < len(candidates)
     )
 
 
-def _reason(linearized: Sequence[Linearized], targets: Sequence[float], chosen: Candidate) -> str:
+def _reason(linearized: Sequence[Linearized], target: float, chosen: Candidate) -> str:
     size = f"K = {chosen.replicates}, N = {chosen.documents_per_stratum} per stratum"
     for endpoint in linearized:
         if math.isnan(endpoint.value):
             return f"{endpoint.endpoint} is undefined on the development documents: upper bounds, {size}"
-    width, target, endpoint = max(
-        zip(chosen.half_widths, targets, linearized, strict=True), key=lambda triple: triple[0] / triple[1]
-    )
+    width = max(chosen.half_widths)
+    endpoint = linearized[chosen.half_widths.index(width)]
     if chosen.reachable:
         return f"all targets met at {size}; widest against its target: {endpoint.endpoint}, {width:.3g} of {target:.3g}"
     return (
@@ -339,25 +295,3 @@ def _reason(linearized: Sequence[Linearized], targets: Sequence[float], chosen: 
         f"{width:.3g} instead of {target:.3g}; intervals hold all the same, and are wider than the study file asks: "
         "more evaluation documents would make them narrower, and a larger plan.target_half_width would ask for less"
     )
-
-
-def _targets(target: float | Sequence[float], endpoints: int) -> tuple[float, ...]:
-    if not endpoints:
-        raise InputError("no endpoint to plan for")
-    targets = (float(target),) * endpoints if isinstance(target, int | float) else tuple(float(t) for t in target)
-    if len(targets) != endpoints:
-        raise InputError(f"{len(targets)} targets for {endpoints} endpoints")
-    if not all(math.isfinite(t) and t > 0 for t in targets):
-        raise InputError(f"target half-widths must be positive: {targets}")
-    return targets
-
-
-def _check_costs(document_seconds: float, replicate_seconds: float) -> None:
-    for name, seconds in (("document_seconds", document_seconds), ("replicate_seconds", replicate_seconds)):
-        if not (math.isfinite(seconds) and seconds >= 0):
-            raise InputError(f"{name} is {seconds}: a cost must be finite and not negative")
-
-
-def _check_bounds(name: str, bounds: tuple[int, int]) -> None:
-    if not 1 <= bounds[0] <= bounds[1]:
-        raise InputError(f"bounds on {name} are {bounds[0]}..{bounds[1]}: they must be ordered and at least 1")

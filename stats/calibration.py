@@ -24,25 +24,22 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schema.errors import InputError, nearest
 from stats.alike import alike_documents
-from stats.ends import PERCENTILE, STUDENTIZED, Studentized, document_intervals, percentile_intervals
+from stats.ends import PERCENTILE, STUDENTIZED, document_intervals, percentile_intervals
 from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.moments import DocumentMoments, Float, Text
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
 from stats.registry import Range
-from stats.resampling.bootstrap import observed, observed_errors, resample
-from stats.resampling.intervals import Request
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from stats.resampling.bootstrap import resampled
 
 FOLDS = 6
 PENALTY = 10.0
@@ -92,25 +89,18 @@ class Calibration:
     interval: str
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """The documents that both actions have, with a predictor's inputs and target.
+class Sample(NamedTuple):
+    """The D documents that both actions (baseline first) have, with a predictor's inputs and target."""
 
-    With D documents and the two actions (baseline first): ``strata`` and ``clusters`` are str [D]; ``target`` is R,
-    float64 [D, 2]; ``features`` [D, 2, P]; ``flat`` [D, 2].
-    """
-
-    strata: Text
-    clusters: Text
-    target: Float
-    features: Float
-    flat: Float
+    strata: Text  # [D]
+    clusters: Text  # [D]
+    target: Float  # R, [D, 2]
+    features: Float  # [D, 2, P]
+    flat: Float  # [D, 2]
 
     def only(self, kept: NDArray[np.bool_]) -> Sample:
         """Return the documents selected by a mask, bool [D]."""
-        return Sample(
-            self.strata[kept], self.clusters[kept], self.target[kept], self.features[kept], self.flat[kept]
-        )  # fmt: skip
+        return Sample._make(part[kept] for part in self)
 
     @property
     def weights(self) -> Float:
@@ -138,24 +128,22 @@ def calibrate(
     1 - alpha / 4, from the bootstrap's own draws of the evaluation documents and by the method ``interval`` of other
     estimates; inside +-margin it is equivalence.
     """
-    if not 0 < alpha < 1 or not margin > 0:
-        raise InputError(f"alpha {alpha} must lie between 0 and 1, the margin {margin} above 0")
     level = 1 - alpha / INTERVALS_PER_FAMILY
     development, evaluation = development.in_canonical_order(), evaluation.in_canonical_order()
-    shared = _shared(evaluation, baseline, action)
-    if not (shared.any() and _shared(development, baseline, action).any()):
+    pair = (baseline, action)
+    shared = _shared(evaluation, pair)
+    if not (shared.any() and _shared(development, pair).any()):
         return ()
     scores: dict[str, dict[str, float]] = {}
     predicted: dict[tuple[str, str], Float] = {}
     for name, observation in OBSERVATIONS.items():
-        known, unseen = (_sample(moments, baseline, action, observation) for moments in (development, evaluation))
+        known, unseen = (_sample(moments, pair, observation) for moments in (development, evaluation))
         scores[name] = {candidate: cross_validated_mse(candidate, known) for candidate in CANDIDATES}
         predicted |= {(name, candidate): _contrast(predict(candidate, known, unseen)) for candidate in CANDIDATES}
     # Documents, their weights and the target are the same for every observation.
     weights, contrast = unseen.weights, _contrast(unseen.target)
     errors = {key: contrast - value for key, value in predicted.items()}
-    request = Request(level, interval=interval)
-    intervals = _error_intervals(evaluation, shared, errors, request, draws=draws, seed=seed)
+    ends = _error_intervals(evaluation, shared, list(errors.values()), level, interval, draws=draws, seed=seed)
     return tuple(
         Calibration(
             observation=name,
@@ -166,17 +154,17 @@ def calibrate(
             gap=float(weights @ contrast),
             predicted_gap=float(weights @ predicted[name, candidate]),
             error=float(weights @ error),
-            low=intervals[name, candidate].low,
-            high=intervals[name, candidate].high,
+            low=low,
+            high=high,
             level=level,
             margin=margin,
-            decision=decide(intervals[name, candidate].low, intervals[name, candidate].high, margin),
+            decision=decide(low, high, margin),
             mae=float(weights @ np.abs(error)),
             rmse=math.sqrt(weights @ error**2),
             draws=draws,
-            interval=intervals[name, candidate].interval,
+            interval=method,
         )
-        for (name, candidate), error in errors.items()
+        for ((name, candidate), error), (low, high, method) in zip(errors.items(), ends, strict=True)
     )
 
 
@@ -278,76 +266,56 @@ def _contrast(values: Float) -> Float:
     return difference
 
 
-def _shared(moments: DocumentMoments, baseline: str, action: str) -> NDArray[np.bool_]:
-    if baseline == action:
-        raise InputError(f"calibration of '{action}' against itself")
-    for name in (baseline, action):
+def _columns(moments: DocumentMoments, pair: tuple[str, str]) -> list[int]:
+    for name in pair:
         if name not in moments.actions:
             raise InputError(f"no action is named '{name}'; {nearest(name, moments.actions)}")
-    columns = [moments.actions.index(name) for name in (baseline, action)]
-    baseline_has, action_has = moments.present[:, columns].T
-    shared: NDArray[np.bool_] = baseline_has & action_has
+    return [moments.actions.index(name) for name in pair]
+
+
+def _shared(moments: DocumentMoments, pair: tuple[str, str]) -> NDArray[np.bool_]:
+    shared: NDArray[np.bool_] = np.all(moments.present[:, _columns(moments, pair)], axis=1)
     return shared
 
 
-def _sample(moments: DocumentMoments, baseline: str, action: str, observation: Observation) -> Sample:
-    shared = _shared(moments, baseline, action)
-    columns = [moments.actions.index(name) for name in (baseline, action)]
+def _sample(moments: DocumentMoments, pair: tuple[str, str], observation: Observation) -> Sample:
+    shared = _shared(moments, pair)
 
     def of(name: str) -> Float:
-        values: Float = moments.scalars[name][shared][:, columns]
+        values: Float = moments.scalars[name][shared][:, _columns(moments, pair)]
         return values
 
     features = np.stack([of(name) for name in observation.features], axis=-1)
     return Sample(moments.strata[shared], moments.clusters[shared], of("mismatch"), features, of(observation.flat))
 
 
-class _ErrorInterval(NamedTuple):
-    """The interval of a pooled error, NaN if the error is undefined, and the interval's method."""
-
-    low: float
-    high: float
-    interval: str
-
-
 def _error_intervals(
-    evaluation: DocumentMoments,
-    shared: NDArray[np.bool_],
-    errors: Mapping[tuple[str, str], Float],
-    request: Request,
-    *,
-    draws: int,
-    seed: int,
-) -> dict[tuple[str, str], _ErrorInterval]:
-    """Compute intervals of pooled errors, by observation and candidate.
+    evaluation: DocumentMoments, shared: NDArray[np.bool_], errors: Sequence[Float], level: float, interval: str, *,
+    draws: int, seed: int,
+) -> Iterable[tuple[float, float, str]]:  # fmt: skip
+    """Compute the ends, NaN if the error is undefined, and the methods of the intervals of pooled errors.
 
     Each error is resampled like the mismatch of an action, over all the evaluation documents, so that draw i takes the
     same documents as draw i of every other estimate.
     """
     columns = np.full((len(shared), len(errors)), np.nan)
-    columns[shared] = np.stack(list(errors.values()), axis=1)
+    columns[shared] = np.stack(errors, axis=1)
     present = np.where(shared[:, None], 0.0, np.nan) * np.ones(len(errors))
     as_moments = DocumentMoments(
         evaluation.documents, evaluation.strata, evaluation.clusters,
-        tuple(" ".join(key) for key in errors), evaluation.windows,
+        tuple(str(number) for number in range(len(errors))), evaluation.windows,
         {name: columns if name == "mismatch" else present for name in evaluation.scalars}, {}, {},
     )  # fmt: skip
-    studentized, levels = request.interval == STUDENTIZED, np.full(len(errors), request.level)
+    studentized, levels = interval == STUDENTIZED, np.full(len(errors), level)
     name, pooled = "mismatch", (0, slice(None), 0)
-    sample = resample(as_moments, [name], seed=seed, first=0, last=draws, pairs=[], studentized=studentized)
-    values = sample.values[name][:, *pooled]
+    given = resampled(as_moments, [name], seed=seed, draws=draws, pairs=[], studentized=studentized)[name].of(pooled)
     if studentized:
-        given = Studentized(
-            observed(as_moments, [name], [])[name][pooled], observed_errors(as_moments, [name], [])[name][pooled],
-            values, sample.distances[name][:, *pooled],
-        )  # fmt: skip
         pooling, quantity = Pooling.of(as_moments, []), quantity_named(name)
         clusters, sets = ClusterBlocks(pooling).counts_of(quantity)
         between = Range.SECOND_DIFFERENCE.between(evaluation.windows.horizon)
         alike = alike_documents(pooling, quantity).of(pooled)
         low, high, methods = document_intervals(given, levels, clusters[0], sets[0], between, alike)
     else:
-        low, high = percentile_intervals(values, levels)
+        low, high = percentile_intervals(given.draws, levels)
         methods = np.full(len(errors), PERCENTILE)
-    rows = zip(low.tolist(), high.tolist(), methods.tolist(), strict=True)
-    return dict(zip(errors, (_ErrorInterval(*row) for row in rows), strict=True))
+    return zip(low.tolist(), high.tolist(), methods.tolist(), strict=True)

@@ -7,18 +7,14 @@ draw, which ratios of counts absorb. Strata without a shared cluster keep their 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schema.keyed_random import keyed_generator
 from schema.rows import run_begins
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stats.moments import Float, Text
+from stats.moments import Float, Text
 
 _PHILOX_WORDS = 4  # 64-bit words per Philox counter value
 
@@ -61,12 +57,7 @@ class ClusterDraws:
 def linked_strata(strata: Text, cluster_of: NDArray[np.intp]) -> NDArray[np.intp]:
     """Number the sets of strata that share clusters, directly or through others.
 
-    Args:
-        strata: the stratum of each document, [D].
-        cluster_of: the cluster of each document, [D].
-
-    Returns:
-        The set of each document, from 0, [D].
+    From each document's stratum and cluster, [D], it gives each document's set, from 0.
     """
     _, stratum_of = np.unique(strata, return_inverse=True)
     linked: NDArray[np.intp] = stratum_of.copy()

@@ -8,9 +8,9 @@ Carlo variance falls at equal cost (definitions, "Residual-branch conditional Mo
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,6 @@ from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
 from stats.registry import Support
 from stats.resampling.bootstrap import BLOCK
 from stats.resampling.intervals import COLUMNS, EXPLORATORY, REDUCED_COLUMNS, Estimates, nullable
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 # For one document, action and estimator: means over replicates, and the variance and cost of one replicate (view
 # ``swrb``).

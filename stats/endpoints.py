@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from schema.errors import InputError, nearest
 from schema.study import POOLED
 from schema.windows import Windows
 from stats.quantities import DIFFERENCES, PAIR_QUANTITIES, quantity_named
-from stats.registry import Higher
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stats.registry import Quantity
+from stats.registry import Higher, Quantity
 
 
 @dataclass(frozen=True)
@@ -33,11 +28,7 @@ class Endpoint:
         return f"{self.quantity}{'' if self.x is None else f'[{self.x}]'} of {subject} ({self.stratum})"
 
     def check(self, actions: Sequence[str], strata: Sequence[str], windows: Windows) -> Quantity:
-        """Return the registered quantity, given the actions and strata (without ``pooled``) that there are.
-
-        Raises:
-            InputError: the quantity, an action, the stratum or x does not exist, or the baseline is wrong.
-        """
+        """Return the registered quantity, given the actions and strata (without ``pooled``) that there are."""
         quantity = quantity_named(self.quantity)
         if self.action == self.baseline:
             raise InputError(f"endpoint {self}: an action against itself")

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtr, ndtri, stdtrit
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from stats.moments import Float
+from stats.registry import Between
 
+if TYPE_CHECKING:
     from stats.alike import Alike
-    from stats.moments import Float
-    from stats.registry import Between
 
 STUDENTIZED: Final = "studentized"
 SKEWED: Final = "skewed"
@@ -31,12 +31,25 @@ _FARTHEST = 1.5  # times Student's quantile: over a few clusters a draw may have
 
 @dataclass(frozen=True, eq=False)
 class Studentized:
-    """Estimates [N], their standard errors [N], and the value and t* of every draw, [draws, N]."""
+    """Estimates [...], their standard errors [...], and the value and t* of every draw, [draws, ...].
+
+    Errors and t* are empty if only percentiles of the draws are asked for.
+    """
 
     estimates: Float
     errors: Float
     draws: Float
     distances: Float
+
+    def of(self, where: tuple[Any, ...]) -> Studentized:
+        """Return some of the numbers, chosen by an index of arrays."""
+        estimates, all_of_them = self.estimates[where], isinstance(where[0], np.ndarray)
+        all_of_them &= estimates.size == self.estimates.size  # in their order: no copy of the draws is needed
+        draws, distances = (
+            one if not one.size else one.reshape(len(one), -1) if all_of_them else one[:, *where]
+            for one in (self.draws, self.distances)
+        )
+        return Studentized(estimates, self.errors[where] if self.errors.size else self.errors, draws, distances)
 
 
 def document_intervals(
@@ -160,14 +173,9 @@ def _unseen(estimates: Float, levels: Float, clusters: Float, between: Between) 
 def expanded_intervals(sample: Float, levels: Float, clusters: Float, strata: NDArray[np.int64]) -> tuple[Float, Float]:
     """Percentile intervals of many numbers, at wider percentiles for few clusters (Hesterberg 2015).
 
-    With n clusters in S strata and t the (1 - level) / 2 quantile of Student's law with n - S degrees of freedom, the
-    lower percentile is Phi(sqrt(n / (n - 1)) t). There is no interval without a degree of freedom.
-
-    Args:
-        sample: the draws, [draws, N].
-        levels: the level of each interval, [N].
-        clusters: n, [N].
-        strata: S, [N].
+    From draws [draws, N], with n clusters in S strata and t the (1 - level) / 2 quantile of Student's law with n - S
+    degrees of freedom, the lower percentile is Phi(sqrt(n / (n - 1)) t). There is no interval without a degree of
+    freedom.
     """
     low, high = percentile_intervals(sample, 1 - 2 * expanded_tails(levels, clusters, strata))
     return np.where(clusters > strata, low, np.nan), np.where(clusters > strata, high, np.nan)
@@ -209,11 +217,6 @@ def error_of_ends(width: float, level: float, draws: int) -> float:
     The p quantile of draws from a density f has the standard error sqrt(p (1 - p) / draws) / f; here f is normal. On
     the quickstart, the true error of studentized ends is .8 to 1.1 times that in the median, and 1.4 times in one case
     of twenty.
-
-    Args:
-        width: the width of the interval.
-        level: the interval's level.
-        draws: the number of draws.
     """
     tail = (1 - level) / 2
     reach = -float(ndtri(tail))

@@ -6,9 +6,10 @@ Names are those of ``schema.moments``; the arrays are filled from the SQL views 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,6 @@ from schema.errors import InputError, nearest
 from schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 from schema.study import POOLED
 from schema.windows import Windows
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 Float = NDArray[np.float64]
 Text = NDArray[np.str_]
@@ -103,45 +101,26 @@ class DocumentMoments(MeasuredDocuments):
 
     def in_canonical_order(self) -> DocumentMoments:
         """Return the same moments with their documents in ``canonical_order``."""
-        order = self.canonical_order
-        return DocumentMoments(
-            self.documents[order],
-            self.strata[order],
-            self.clusters[order],
-            self.actions,
-            self.windows,
-            {name: value[order] for name, value in self.scalars.items()},
-            {name: value[order] for name, value in self.positions.items()},
-            {name: value[order] for name, value in self.lags.items()},
-        )
+        return self._taken(self.canonical_order)
 
     def of_documents(self, names: Collection[str]) -> DocumentMoments:
         """Return the moments of some of the documents."""
-        chosen = np.isin(self.documents, list(names))
-        return DocumentMoments(
-            self.documents[chosen],
-            self.strata[chosen],
-            self.clusters[chosen],
-            self.actions,
-            self.windows,
-            {name: value[chosen] for name, value in self.scalars.items()},
-            {name: value[chosen] for name, value in self.positions.items()},
-            {name: value[chosen] for name, value in self.lags.items()},
-        )
+        return self._taken(np.isin(self.documents, list(names)))
 
     def of_actions(self, names: Collection[str]) -> DocumentMoments:
         """Return the moments of some of the actions over all documents, which alone decide the draws."""
-        chosen = [place for place, action in enumerate(self.actions) if action in names]
-        return DocumentMoments(
-            self.documents,
-            self.strata,
-            self.clusters,
-            tuple(self.actions[place] for place in chosen),
-            self.windows,
-            {name: value[:, chosen] for name, value in self.scalars.items()},
-            {name: value[:, chosen] for name, value in self.positions.items()},
-            {name: value[:, chosen] for name, value in self.lags.items()},
+        return self._taken(slice(None), [place for place, action in enumerate(self.actions) if action in names])
+
+    def _taken(self, documents: Any, actions: list[int] | None = None) -> DocumentMoments:
+        """Return the moments at indices of documents and, if given, of actions."""
+        chosen: Any = slice(None) if actions is None else actions
+        own = self.actions if actions is None else tuple(self.actions[place] for place in actions)
+        moments = (
+            {name: value[documents][:, chosen] for name, value in part.items()}
+            for part in (self.scalars, self.positions, self.lags)
         )
+        names, strata, clusters = (part[documents] for part in (self.documents, self.strata, self.clusters))
+        return DocumentMoments(names, strata, clusters, own, self.windows, *moments)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ its bits do not depend on other supports and each can be computed separately.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,6 @@ from schema.moments import COMPENSATORS
 from schema.study import POOLED
 from stats.moments import DocumentMoments, Float
 from stats.registry import Array, Feature, Pooled, Quantity
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 TILE_COLUMNS = 64
 TILE_WORK = 2**18  # multiplications of one tile; up to this size OpenBLAS uses one thread

@@ -27,11 +27,6 @@ def preliminary_mean(
     logit scale, and at least what documents that are alike leave open. The strata are taken as independent, and the
     interval is that of a study that ends now: it is not corrected for looks.
 
-    Args:
-        values: x_d of D > 0 documents, in [0, 1], [D].
-        strata: The stratum of each document, [D].
-        clusters: The cluster of each document, [D].
-
     Returns:
         M and the ends of its 95% interval; None if a stratum has one cluster.
     """

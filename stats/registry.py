@@ -1,4 +1,4 @@
-"""The registry of quantities: named functions of pooled moments, with meaning, printed scale, and SQL view.
+"""What a quantity is: a named function of pooled moments, with meaning, printed scale, and SQL view.
 
 A function takes pooled moments whose arrays have any leading axes (draws, strata, actions) and, for profile moments,
 the position or lag as last axis; it returns the same leading axes, with a last axis for a quantity that has an
@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from schema.windows import Windows
+from schema.windows import Windows
 
 Array = NDArray[Any]  # float64, or complex128 while a derivative is taken
 
@@ -51,6 +49,12 @@ class Scale(Enum):
     def sign(self) -> str:
         """The unit as a column's head shows it; pp are percentage points, pairs are pairs of kernels."""
         return self.value[1]
+
+    @property
+    def implied_range(self) -> Range:
+        """The range of a quantity of this scale that declares no other."""
+        known = {Scale.PERCENT: Range.FRACTION, Scale.POINTS: Range.DIFFERENCE, Scale.TOKENS: Range.POSITION}
+        return known.get(self, Range.AT_LEAST_ZERO)
 
 
 class Between(NamedTuple):
@@ -127,18 +131,12 @@ class Pooled:
     Scalars and profiles are kept apart because a scalar and a profile moment share a name (``mismatch``). A quantity
     over positions or lags at x is a function of features at the same x; sums over x are the features ``until`` and
     ``since``.
-
-    Attributes:
-        scalars: arrays [...] by moment.
-        profiles: arrays [..., H or T] by moment.
-        windows: the study's windows.
-        sums: cache of the sums over x that were read.
     """
 
-    scalars: Mapping[str, Array]
-    profiles: Mapping[str, Array]
+    scalars: Mapping[str, Array]  # [...] by moment
+    profiles: Mapping[str, Array]  # [..., H or T] by moment
     windows: Windows
-    sums: dict[Feature, Array] = field(default_factory=dict)
+    sums: dict[Feature, Array] = field(default_factory=dict)  # the sums over x that were read
 
     def __getitem__(self, name: str) -> Array:
         return self.read(Feature("scalar", name))
@@ -162,15 +160,10 @@ class Pooled:
         if feature.kind == "profile":
             return self.profiles[feature.name]
         if feature not in self.sums:
-            self.sums[feature] = _summed(feature.kind, self.profiles[feature.name])
+            # Since x from the far end, so that an empty rest is exactly 0; a difference of sums would leave 1e-16.
+            turn = slice(None, None, 1 if feature.kind == "until" else -1)
+            self.sums[feature] = np.cumsum(self.profiles[feature.name][..., turn], axis=-1)[..., turn]
         return self.sums[feature]
-
-
-def _summed(kind: FeatureKind, profile: Array) -> Array:
-    if kind == "until":
-        return np.cumsum(profile, axis=-1)
-    # From the far end, so that an empty rest is exactly 0; a difference of sums would leave 1e-16.
-    return np.cumsum(profile[..., ::-1], axis=-1)[..., ::-1]
 
 
 class Higher(Enum):
@@ -183,38 +176,23 @@ class Higher(Enum):
 
 @dataclass(frozen=True)
 class Quantity:
-    """One reported quantity.
+    """One reported quantity."""
 
-    Attributes:
-        name: its name in ``results.quantity``.
-        kind: whether it belongs to an action or to a contrast of two actions.
-        function: takes one Pooled for an action, two (baseline a, action b) for a contrast.
-        label: the symbol or short name in a column's head.
-        meaning: its meaning, in words.
-        scale: the printed form of its values.
-        range: the ends that its values lie between.
-        view: the view that has the point value; None if no view has it.
-        column: the view's column.
-        axis: the name of ``x`` and of its column in the view; None for a scalar.
-        profile: the profile moments that the function needs beyond the scalars.
-        higher: whether more of it is worse, better, or neither by itself.
-        difference_of: the quantity of an action whose difference a contrast is; None for every other quantity.
-        per: the denominator of a ratio of moments, as a function of them; None for every other quantity.
-    """
-
-    name: str
-    kind: Kind
-    function: Callable[..., Array]
-    label: str
-    meaning: str
-    scale: Scale
-    range: Range
-    view: str | None
-    column: str
-    axis: Axis | None = None
-    profile: tuple[str, ...] = ()
-    higher: Higher = Higher.NEITHER
+    name: str  # its name in ``results.quantity``
+    kind: Kind  # whether it belongs to an action or to a contrast of two actions
+    function: Callable[..., Array]  # takes one Pooled for an action, two (baseline a, action b) for a contrast
+    label: str  # the symbol or short name in a column's head
+    meaning: str  # its meaning, in words
+    scale: Scale  # the printed form of its values
+    range: Range  # the ends that its values lie between
+    view: str | None  # the view that has the point value; None if no view has it
+    column: str  # the view's column
+    axis: Axis | None = None  # the name of ``x`` and of its column in the view; None for a scalar
+    profile: tuple[str, ...] = ()  # the profile moments that the function needs beyond the scalars
+    higher: Higher = Higher.NEITHER  # whether more of it is worse, better, or neither by itself
+    # the quantity of an action whose difference a contrast is; None for every other quantity
     difference_of: str | None = None
+    # the denominator of a ratio of moments, as a function of them; None for every other quantity
     per: Callable[[Pooled], Array] | None = None
 
     def x(self, windows: Windows) -> tuple[int | None, ...]:
@@ -228,27 +206,11 @@ class Quantity:
 
 @dataclass(frozen=True)
 class BranchingQuantity(Quantity):
-    """A quantity of residual branching, whose function takes a mapping of pooled moments (``stats.efficiency``).
+    """A quantity of residual branching, whose function takes a mapping of pooled moments (``stats.efficiency``)."""
 
-    Attributes:
-        support: the documents that its moments are pooled over: those with SWRB replicates (``branched``), or those
-            with at least two replicates of both estimators (``both``).
-    """
-
+    # the documents that its moments are pooled over: those with SWRB replicates (``branched``), or those with at least
+    # two replicates of both estimators (``both``)
     support: Support = "both"
-
-
-_REGISTERED: dict[str, Quantity] = {}
-
-IMPLIED_RANGES: Mapping[Scale, Range] = {
-    Scale.PERCENT: Range.FRACTION,
-    Scale.POINTS: Range.DIFFERENCE,
-    Scale.TOKENS: Range.POSITION,
-    Scale.RATIO: Range.AT_LEAST_ZERO,
-    Scale.SQUARED_POINTS: Range.AT_LEAST_ZERO,
-    Scale.PAIRS: Range.AT_LEAST_ZERO,
-    Scale.MILLISECONDS: Range.AT_LEAST_ZERO,
-}
 
 
 def moment(name: str) -> Callable[[Pooled], Array]:
@@ -267,69 +229,37 @@ def ratio(numerator: Array, denominator: Array) -> Array:
 
 
 def action_quantity(
-    label: str,
-    meaning: str,
-    scale: Scale,
-    view: str | None = None,
-    column: str | None = None,
-    axis: Axis | None = None,
-    profile: tuple[str, ...] = (),
-    values: Range | None = None,
-    higher: Higher = Higher.NEITHER,
-    per: str | Callable[[Pooled], Array] = "",
-) -> Callable[[Callable[[Pooled], Array]], Callable[[Pooled], Array]]:
-    """Register the decorated function of an action's moments as a quantity of the same name; return it unchanged.
+    name: str, function: Callable[[Pooled], Array], label: str, meaning: str, view: str | None,
+    higher: Higher = Higher.NEITHER, scale: Scale = Scale.PERCENT, *, column: str = "", axis: Axis | None = None,
+    profile: tuple[str, ...] = (), values: Range | None = None, per: str | Callable[[Pooled], Array] = "",
+) -> Quantity:  # fmt: skip
+    """Make a quantity of an action; the arguments are the attributes of ``Quantity``.
 
-    The arguments are the attributes of ``Quantity``; ``column`` is needed only if it differs from the function's name,
-    and the range ``values`` only if it differs from the scale's. ``per`` may be the name of a scalar moment.
+    The column by default has the quantity's name, and the range ``values`` is implied by the scale. ``per`` may be the
+    name of a scalar moment.
     """
-    between = values or IMPLIED_RANGES[scale]
     denominator = moment(per) if isinstance(per, str) and per else per or None
+    return Quantity(
+        name, "action", function, label, meaning, scale, values or scale.implied_range, view, column or name, axis,
+        profile, higher, per=denominator,
+    )  # fmt: skip
 
-    def add(function: Callable[[Pooled], Array]) -> Callable[[Pooled], Array]:
-        name = function.__name__
-        own = column or name
-        _register(
-            Quantity(
-                name, "action", function, label, meaning, scale, between, view, own, axis, profile, higher,
-                per=denominator,
-            )
-        )  # fmt: skip
-        return function
 
-    return add
+def ratio_quantity(
+    name: str, part: str, whole: str, label: str, meaning: str, view: str, higher: Higher = Higher.NEITHER,
+    scale: Scale = Scale.PERCENT,
+) -> Quantity:  # fmt: skip
+    """Make a quantity of an action that is the ratio of two scalar moments."""
+    return action_quantity(name, lambda m: ratio(m[part], m[whole]), label, meaning, view, higher, scale, per=whole)
 
 
 def contrast_quantity(
-    label: str,
-    meaning: str,
-    scale: Scale,
-    view: str | None = None,
-    column: str | None = None,
-    axis: Axis | None = None,
-    values: Range | None = None,
-    higher: Higher = Higher.NEITHER,
-    of: str | None = None,
-) -> Callable[[Callable[[Pooled, Pooled], Array]], Callable[[Pooled, Pooled], Array]]:
-    """Register the decorated function of a baseline's and an action's moments, as ``action_quantity`` does.
-
-    ``of`` is the registered quantity whose difference the contrast is; its ``higher`` applies to the contrast as well.
-    """
-    between = values or IMPLIED_RANGES[scale]
-    higher = _REGISTERED[of].higher if of is not None else higher
-
-    def add(function: Callable[[Pooled, Pooled], Array]) -> Callable[[Pooled, Pooled], Array]:
-        name = function.__name__
-        own = column or name
-        _register(Quantity(name, "contrast", function, label, meaning, scale, between, view, own, axis, (), higher, of))
-        return function
-
-    return add
-
-
-def register_difference(name: str) -> None:
-    """Register the contrast ``<name>_difference``: the registered action quantity of b less that of baseline a."""
-    _register(difference_of(_REGISTERED[name]))
+    name: str, function: Callable[[Pooled, Pooled], Array], label: str, meaning: str, view: str | None,
+    higher: Higher = Higher.NEITHER, scale: Scale = Scale.POINTS, values: Range | None = None,
+) -> Quantity:  # fmt: skip
+    """Make a quantity of a baseline's and an action's moments, as ``action_quantity`` does."""
+    between = values or scale.implied_range
+    return Quantity(name, "contrast", function, label, meaning, scale, between, view, name, higher=higher)
 
 
 def difference_of(quantity: Quantity) -> Quantity:
@@ -345,12 +275,3 @@ def difference_of(quantity: Quantity) -> Quantity:
         full, "contrast", difference, f"Δ {quantity.label}", meaning, scale, between, None, full, quantity.axis,
         quantity.profile, quantity.higher, quantity.name,
     )  # fmt: skip
-
-
-def registered() -> Mapping[str, Quantity]:
-    """Return the registry as a read-only view; complete once ``stats.quantities`` is imported."""
-    return MappingProxyType(_REGISTERED)
-
-
-def _register(quantity: Quantity) -> None:
-    _REGISTERED[quantity.name] = quantity

@@ -7,26 +7,23 @@ SE hold together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
 
 from schema.study import POOLED
 from stats.alike import alike_documents
-from stats.ends import Studentized, at_least, distance_quantiles, document_intervals
+from stats.ends import at_least, distance_quantiles, document_intervals
 from stats.linearization.cluster_blocks import ClusterBlocks
+from stats.moments import DocumentMoments, Float
 from stats.pooling import Pooling
 from stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF, quantity_named
-from stats.resampling.bootstrap import observed, observed_errors, resample
+from stats.resampling.bootstrap import resampled
 from stats.resampling.intervals import COLUMNS, EXPLORATORY, Estimates, nullable, whole_clusters
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stats.moments import DocumentMoments, Float
 
 SIMULTANEOUS = "simultaneous"
 
@@ -37,16 +34,8 @@ def simultaneous_gaps(moments: DocumentMoments, *, draws: int, seed: int, level:
     """Estimate the difference in R of every pair of actions, pooled over strata, with simultaneous intervals.
 
     A pair whose documents are alike, or whose t* are undefined, has an interval of level 1 - (1 - level) / m by itself,
-    with m pairs in all.
-
-    Args:
-        moments: moments of documents; actions without a common document form no pair.
-        draws: the number of bootstrap draws.
-        seed: the seed of the draws.
-        level: the probability with which all intervals hold.
-
-    Returns:
-        Rows of ``results`` for each pair in both directions, all exploratory.
+    with m pairs in all. Actions without a common document form no pair. The rows of ``results`` are for each pair in
+    both directions, all exploratory.
     """
     moments = moments.in_canonical_order()
     has = dict(zip(moments.actions, moments.present.T, strict=True))
@@ -70,18 +59,8 @@ def simultaneous_members(
     """Estimate a quantity of some actions, pooled over strata, with simultaneous intervals.
 
     An action whose documents are alike, or whose t* are undefined, has an interval of level 1 - (1 - level) / m by
-    itself, with m actions in all.
-
-    Args:
-        moments: moments of documents.
-        name: a quantity of an action that has a row in ``SIMULTANEOUS_OF``.
-        members: the actions.
-        draws: the number of bootstrap draws.
-        seed: the seed of the draws.
-        level: the probability with which all intervals hold.
-
-    Returns:
-        Rows of ``results``, all exploratory.
+    itself, with m actions in all. The quantity has a row in ``SIMULTANEOUS_OF``. The rows of ``results`` are all
+    exploratory.
     """
     own = moments.of_actions(members).in_canonical_order()
     found = _together(own, name, [], len(own.actions), draws, seed, level)
@@ -118,12 +97,8 @@ def _together(
 ) -> _Together:  # fmt: skip
     """Estimate a quantity of ``count`` pairs or actions, whose moments are in canonical order."""
     quantity, pooling = quantity_named(name), Pooling.of(moments, pairs)
-    sample = resample(moments, [name], seed=seed, first=0, last=draws, pairs=pairs, studentized=True)
     at = (0, slice(None), 0)
-    given = Studentized(
-        observed(moments, [name], pairs)[name][at], observed_errors(moments, [name], pairs)[name][at],
-        sample.values[name][:, *at], sample.distances[name][:, *at],
-    )  # fmt: skip
+    given = resampled(moments, [name], seed=seed, draws=draws, pairs=pairs)[name].of(at)
     (clusters, sets), documents = ClusterBlocks(pooling).counts_of(quantity), pooling.counts_of(quantity)[0]
     traits = clusters[0], sets[0], quantity.range.between(moments.windows.horizon)
     alike = alike_documents(pooling, quantity).of(at)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -38,14 +39,27 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("fixtures.finished_studies")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest deselects what is slow
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that the default run leaves out as slow, and put the files that take longest first."""
-    for item in items:
-        if (named := item.get_closest_marker("by_default")) and isinstance(item, pytest.Function):
-            case = item.callspec
-            if not {case.id, *map(str, case.params.values())} & set(named.args):
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    """Mark the cases of a test that the default run leaves out as slow; each name of ``by_default`` needs a case."""
+    made = yield
+    named: set[str] = set()
+    found: set[str] = set()
+    for item in made if isinstance(made, list) else []:
+        if mark := item.get_closest_marker("by_default"):
+            names = {item.callspec.id, *map(str, item.callspec.params.values())}
+            if names.isdisjoint(mark.args):
                 item.add_marker("slow")
+            named.update(mark.args)
+            found |= names
+    if named - found:
+        message = f"by_default names {sorted(named - found)}, which {made[0].originalname} has no case of"
+        raise pytest.UsageError(message)
+    return made
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first."""
     order = {Path(__file__).parent / name: place for place, name in enumerate((*FORKING, *LONG))}
     items.sort(key=lambda item: order.get(item.path, len(order)))
 

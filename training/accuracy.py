@@ -23,15 +23,10 @@ GENERATION_LIMIT = 96
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Counts over documents of one stratum, from sampled answers.
+    """Counts over documents of one stratum, from sampled answers: one answer a document.
 
-    Attributes:
-        documents: Number of documents, which is the number of answers.
-        records: Asked records.
-        right: Asked records that the answers state right.
-        statements: Statements in the answers, right or not.
-        finished: Answers that reached ``<eos>`` within the limit.
-        generated: Generated tokens, ``<eos>`` counted.
+    Records are those asked, of which some are stated right; statements may be wrong too. Finished answers reached
+    ``<eos>`` within the limit. Generated tokens include ``<eos>``.
     """
 
     stratum: str

@@ -23,23 +23,14 @@ LAST_CHOICE_WEIGHT = 1.0
 
 @dataclass(frozen=True)
 class CurriculumStage:
-    """One stage of the curriculum.
+    """One stage of the curriculum."""
 
-    Attributes:
-        length: Tokens of a body.
-        needles: Items of a needle document, and how many of them are asked.
-        chains: Chains of a variable-tracking document, and how many of them are asked.
-        batch: Sequences of a batch.
-        steps: Most steps of the stage.
-        least: Fewest steps; after them the stage ends as soon as both running measures pass.
-    """
-
-    length: int
-    needles: tuple[int, int]
-    chains: tuple[int, int]
-    batch: int
-    steps: int
-    least: int = 40
+    length: int  # tokens of a body
+    needles: tuple[int, int]  # items of a needle document, and how many of them are asked
+    chains: tuple[int, int]  # chains of a variable-tracking document, and how many of them are asked
+    batch: int  # sequences of a batch
+    steps: int  # most steps of the stage
+    least: int = 40  # fewest steps; after them the stage ends as soon as both running measures pass
 
     def layouts(self) -> tuple[PromptLayout, PromptLayout]:
         """Return the needle and the chain layout of the stage."""

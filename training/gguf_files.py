@@ -34,13 +34,10 @@ _OF_LAYER = {
 
 
 def write_gguf(folder: Path, file: Path, quantization: str, symbols: Sequence[str] | None = None) -> None:
-    """Write the Qwen2 model of a folder as one GGUF file, by default without a vocabulary.
+    """Write the Qwen2 model of a folder, as transformers writes it, as one GGUF file, by default without a vocabulary.
 
-    Args:
-        folder: A model folder, as transformers writes it.
-        file: The file to write.
-        quantization: One of ``QUANTIZATIONS``; it applies to matrices. Vectors stay in float32.
-        symbols: The texts of tokens, for a server, which must write every token; prompts are token ids all the same.
+    The quantization, one of ``QUANTIZATIONS``, applies to matrices; vectors stay in float32. ``symbols`` are the texts
+    of tokens, for a server, which must write every token; prompts are token ids all the same.
     """
     network = AutoModelForCausalLM.from_pretrained(folder)
     config = network.config

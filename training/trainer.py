@@ -24,31 +24,20 @@ MEMORY = 0.95
 
 @dataclass(frozen=True)
 class Batch:
-    """B training sequences as one batch.
+    """B training sequences as one batch."""
 
-    Attributes:
-        tokens: Sequences padded on the right, int64 [B, T].
-        weights: Weight of each prediction's loss, float32 [B, T - 1]; column t predicts token t + 1.
-        contents: Rows and columns of the predictions of contents, int64 [C, 2].
-        choices: Rows and columns of the predictions of choices, int64 [D, 2].
-        laws: Right law of the next token at each choice, given that it is no filler, float32 [D, 256].
-    """
-
-    tokens: torch.Tensor
-    weights: torch.Tensor
-    contents: torch.Tensor
-    choices: torch.Tensor
-    laws: torch.Tensor
+    tokens: torch.Tensor  # sequences padded on the right, int64 [B, T]
+    weights: torch.Tensor  # weight of each prediction's loss, float32 [B, T - 1]; column t predicts token t + 1
+    contents: torch.Tensor  # rows and columns of the predictions of contents, int64 [C, 2]
+    choices: torch.Tensor  # rows and columns of the predictions of choices, int64 [D, 2]
+    laws: torch.Tensor  # right law of the next token at each choice, given that it is no filler, float32 [D, 256]
 
 
 @dataclass(frozen=True)
 class StepScores:
-    """The measurements of one step.
+    """The training loss, the share of contents that the model ranks first, and the probability on right choices.
 
-    Attributes:
-        loss: The training loss.
-        accuracy: Share of the contents that the model ranks first.
-        asked: Share of the probability besides filler that is on right choices.
+    That probability is a share of the probability besides filler.
     """
 
     loss: float
@@ -81,8 +70,7 @@ def collate(sequences: Sequence[TrainingSequence]) -> Batch:
 class Trainer:
     """A model with its optimizer and running measures.
 
-    Args:
-        choice_weight: Weight of the added loss on choices, whose right law is known exactly.
+    ``choice_weight`` is the weight of the added loss on choices, whose right law is known exactly.
     """
 
     def __init__(self, model: Qwen2ForCausalLM, choice_weight: float) -> None:

@@ -1,17 +1,26 @@
-"""``kvdrift compact``: merge the files of all tables of a store into as few files as possible."""
+"""Merge the files of a store: all of them, for ``kvdrift compact``, or small files during a live derivation.
+
+Merging files of all sizes leaves memory behind. A live derivation therefore has it done by a process of its own, which
+is replaced after some merges.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Self
 
-from schema.errors import OperationError
+from log.store import Store
+from schema.errors import KvdriftError, OperationError, first_line
+from schema.own_process import OwnProcesses
 from schema.progress import SILENT, Progress
 from schema.tables import TABLES
 
-if TYPE_CHECKING:
-    from log.store import Store
+_TIMES = 32  # that a process does it
+BATCHES = 16  # micro-batches from one time to the next; each leaves one file
+LIVE_ROWS = 1 << 15  # of a new file: what is held no longer than a batch takes
 
 
 @dataclass(frozen=True)
@@ -32,14 +41,9 @@ class CompactedTable:
 
 
 def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
-    """Merge the files of all tables; safe beside writers, readers and another compaction.
+    """Merge the files of all tables; return the tables that have fewer files than before. An old store is upgraded.
 
-    Args:
-        store: A store; an old store is upgraded.
-        progress: The listener of the progress.
-
-    Returns:
-        The tables that have fewer files than before.
+    It is safe beside writers, readers and another compaction.
     """
     store.make_tables()
     store.reconcile()
@@ -58,3 +62,48 @@ def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
 def _count_files(store: Store) -> Mapping[str, FileCount]:
     found = {table: store.stored_files(table) for table in TABLES}
     return {table: FileCount(len(files), sum(file.size for file in files)) for table, files in found.items()}
+
+
+class Gathering:
+    """Merges small files of the store at a location while a derivation goes on, without making it wait."""
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._process = OwnProcesses(1, times=_TIMES)
+        self._under_way: Future[int] | None = None
+        self._batches = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for a merge under way, and end the process."""
+        with self._process:
+            if kind is None:
+                self._hear()
+
+    def batch_done(self) -> None:
+        """Count a micro-batch, and start a merge after some of them, unless the last merge is still under way.
+
+        Raises:
+            OperationError: The last merge failed.
+        """
+        self._batches += 1
+        if self._batches >= BATCHES and (self._under_way is None or self._under_way.done()):
+            self._hear()
+            self._batches = 0
+            self._under_way = self._process.submit(_gather, self._location)
+
+    def _hear(self) -> None:
+        """Wait for a merge under way."""
+        if self._under_way is not None:
+            try:
+                self._under_way.result()
+            except (KvdriftError, BrokenProcessPool) as error:
+                raise OperationError(f"putting files together: {first_line(error)}") from error
+            finally:
+                self._under_way = None
+
+
+def _gather(location: str) -> int:
+    return Store.open(location).gather(LIVE_ROWS)

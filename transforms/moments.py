@@ -33,16 +33,11 @@ _PROFILES = (
 
 
 def derive_moments(trajectories: pa.Table, steps: pa.Table, studies: StudyWindows) -> pa.Table:
-    """Sum the moments of each unit over its replicates.
+    """Sum the moments of each unit over its replicates; return one row for each unit, of the schema UNIT_MOMENTS.
 
-    Args:
-        trajectories: Rows of the schema TRAJECTORIES of any number of whole units, sorted by key.
-        steps: Their rows of the schema STEPS, sorted by key.
-        studies: The windows of the studies that have some; those of another study scale with the longest horizon of
-            a unit's complete trajectories.
-
-    Returns:
-        One row for each unit, of the schema UNIT_MOMENTS. A mean over an empty window is null, in each replicate.
+    Trajectories and steps are of whole units, of their schemas and sorted by key. Without windows of its study, a unit
+    gets those of the longest horizon of its complete trajectories. A mean over an empty window is null, in each
+    replicate.
     """
     unit = trajectories["unit"].to_numpy()
     begins = np.flatnonzero(run_begins(unit, unit))
@@ -108,13 +103,7 @@ def _of_windows(derived: _Derived, windows: Windows, units: Wide, of_row: Wide, 
 
 
 class _Replicates:
-    """K complete replicates with the same windows; arrays are [K] or [K, H].
-
-    Args:
-        derived: Trajectories and steps of whole units.
-        rows: [K] the trajectories that enter.
-        windows: The windows.
-    """
+    """K complete replicates, the trajectories ``rows`` [K], with the same windows; arrays are [K] or [K, H]."""
 
     def __init__(self, derived: _Derived, rows: Wide, windows: Windows) -> None:
         self.windows, horizon = windows, windows.horizon

@@ -50,14 +50,9 @@ _READ = ("unit", *GROUP_KEY, "action_revision", "first_replicate", "estimator", 
 
 @dataclass(frozen=True)
 class Segment:
-    """Units of one estimator that are derived together.
+    """Units of one estimator that are derived together: their numbers, and how many events each has.
 
-    Attributes:
-        events_version: The version of ``events`` from which the units are read.
-        units: The numbers of the units.
-        rows: The number of events of each unit.
-        docs: The documents of the units.
-        tables: The derived tables that lack rows of these units.
+    Events are read from a version of ``events``. ``tables`` are the derived tables that lack rows of these units.
     """
 
     events_version: int
@@ -71,10 +66,8 @@ class Segment:
 class SegmentOutcome:
     """The result of deriving a segment: numbers of rows, and written files, which are not visible yet.
 
-    Attributes:
-        segment: The number of the segment's first unit, which identifies the segment.
-        units: The number of derived units.
-        errors: A line for each unreadable file, and for each unit that could not be derived.
+    ``segment`` is the number of the segment's first unit. ``errors`` has a line for each unreadable file, and for each
+    unit that could not be derived.
     """
 
     segment: int
@@ -116,11 +109,7 @@ class DerivationReport:
         return replace(later, **counted, seconds=seconds, failures=failures)
 
     def check(self) -> None:
-        """Check that every unit could be derived.
-
-        Raises:
-            OperationError: Some units could not be derived; the line names the first few.
-        """
+        """Check that every unit could be derived."""
         if self.failures:
             named = "; ".join(self.failures[:NAMED_FAILURES])
             more = f"; and {len(self.failures) - NAMED_FAILURES} more" if len(self.failures) > NAMED_FAILURES else ""
@@ -129,12 +118,9 @@ class DerivationReport:
 
 @dataclass(frozen=True)
 class PendingSegments:
-    """The units left to derive.
+    """Units that lack derived rows, in the order of their keys, and the version of ``events`` from which they are read.
 
-    Attributes:
-        segments: Units that lack derived rows, in the order of their keys.
-        events_version: The version of ``events`` from which the units are read.
-        whole: Whether these are all units of that version that lack rows.
+    ``whole`` says that these are all units of that version that lack rows.
     """
 
     segments: list[Segment]
@@ -143,16 +129,7 @@ class PendingSegments:
 
 
 def pending(store: Store, most: int = SEGMENT_ROWS) -> PendingSegments:
-    """Find the units left to derive.
-
-    Args:
-        store: The store.
-        most: The most events of a segment; a unit with more events is a segment by itself.
-
-    Raises:
-        InputError: A file is damaged.
-        DamagedStoreError: The events of derived rows are lost.
-    """
+    """Find the units left to derive, in segments of at most ``most`` events; a larger unit is a segment by itself."""
     found = store.pending()
     return PendingSegments(
         segments_of(store, found.lacking, found.events_version, most), found.events_version, found.whole
@@ -162,13 +139,9 @@ def pending(store: Store, most: int = SEGMENT_ROWS) -> PendingSegments:
 def segments_of(
     store: Store, lacking: Mapping[str, Wide], events_version: int, most: int = SEGMENT_ROWS
 ) -> list[Segment]:
-    """Divide units into segments.
+    """Divide units, given by the derived tables that lack their rows, into segments of at most ``most`` events.
 
-    Args:
-        store: The store.
-        lacking: The units that lack rows, by derived table.
-        events_version: The version of ``events`` from which the units are read.
-        most: The most events of a segment; a unit with more events is a segment by itself.
+    A unit with more events is a segment by itself.
     """
     numbers = np.unique(np.concatenate([*lacking.values()]))
     if not len(numbers):
@@ -233,11 +206,7 @@ def _windows(studies: pa.Table) -> StudyWindows:
 
 
 def derived_rows(tables: Sequence[str], events: pa.Table, studies: StudyWindows) -> dict[str, pa.Table]:
-    """Derive events of whole units: the rows of some derived tables, which are those of one estimator.
-
-    Raises:
-        InputError: The events cannot be derived.
-    """
+    """Derive events of whole units: the rows of some derived tables, which are those of one estimator."""
     if set(tables) <= set(DERIVED[SWRB]):
         branched = derive_branchings(events)
         rows = {"branchings": branched.branchings, "branching_depths": branched.depths}

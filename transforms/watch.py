@@ -4,7 +4,7 @@ This module calls the same functions as the pipeline's workers, without a runner
 the end of their input, so that each micro-batch would pay for a whole pipeline.
 
 The units of a micro-batch are derived together. Small files are merged in a separate process as they become many
-(``transforms.gathering``); the caller has larger files merged elsewhere (``Store.gather``). So time and memory do not
+(``transforms.compaction``); the caller has larger files merged elsewhere (``Store.gather``). So time and memory do not
 grow with the number of units, and views read few files.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from log.store import Store
-from transforms.gathering import Gathering
+from transforms.compaction import Gathering
 from transforms.segments import DerivationReport, commit, derive_segment, pending
 
 if TYPE_CHECKING:

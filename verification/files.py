@@ -1,4 +1,7 @@
-"""Check the files of a store's tables: present, whole, and in agreement with the log and the declared schema."""
+"""Check the files of a store's tables: present, whole, and in agreement with the log and the declared schema.
+
+A check has counts, faults and notes.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,50 @@ from log.delta.parquet_files import StoredFile, content_digest
 from schema.errors import InputError, first_line
 from schema.location import is_local
 from schema.tables import TABLES
-from verification.findings import Fault, Verified, number_of
 
 if TYPE_CHECKING:
     from log.store import Store
 
 UnitRecord = dict[str, Any]  # a row of ``units``, by column
-
 _MISSING = "the file is missing or cannot be read, must be there"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, and what would be right, in a table, in a file of it, or at a key.
+
+    ``units`` are numbers of the units whose rows in the table ``where`` are wrong; -1 means rows without a unit.
+    """
+
+    where: str
+    what: str
+    units: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The result of verifying one subject, which is sound if there are no faults.
+
+    Notes name things that are still missing, as in a store that is being written; a note is no fault.
+    """
+
+    subject: str
+    looked_at: str
+    holds: str  # what is true of all of it if it is sound
+    faults: tuple[Fault, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        found = number_of(len(self.faults), "fault") if self.faults else self.holds
+        return f"{self.subject}: {self.looked_at}, {found}"
+
+
+def number_of(number: int, name: str) -> str:
+    """Return a number with its noun: ``1 unit``, ``3,000 units``."""
+    return f"{number:,} {name if number == 1 else f'{name}s'}"
 
 
 @dataclass(frozen=True)
@@ -35,8 +74,7 @@ class TableFiles:
         read: The number of files read.
         faults: The faults found.
         damaged: The paths of damaged files, relative to the table.
-        rows: The rows of all readable files in the declared schema, with defaults filled in; None unless asked for.
-
+        rows: The rows of all readable files in the declared schema, with defaults filled in; none unless asked for.
     """
 
     read: int
@@ -50,14 +88,8 @@ def read_files(
 ) -> TableFiles:
     """Read the visible files of a table, and check each file's size, digest, page checksums and schema.
 
-    Args:
-        store: The store.
-        table: The table.
-        version: The version of the table.
-        memory: The memory of checked files; it records whole files and forgets damaged files.
-        within: Files that were found whole within this many seconds are passed over.
-        with_rows: Whether to return the rows.
-
+    The memory of checked files records whole files and forgets damaged ones; files that were found whole ``within``
+    this many seconds are passed over.
     """
     folder = f"{store.location}/{table}/"
     groups = store.files_by_missing_columns(table, version)

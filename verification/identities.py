@@ -14,8 +14,7 @@ import pyarrow as pa
 from log.units.kept_sets import unlike_units
 from log.units.revisions import current_actions, current_revision
 from schema.tables import IDENTITIES
-from verification.files import SmallTable, UnitRecord, row_name
-from verification.findings import Fault, Verified, number_of
+from verification.files import Fault, SmallTable, UnitRecord, Verified, number_of, row_name
 
 _KEY = IDENTITIES.key
 _COLUMNS = tuple(name for name in IDENTITIES.columns if name not in _KEY)

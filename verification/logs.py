@@ -13,7 +13,7 @@ from log.store import Store
 from schema.errors import InputError, KvdriftError
 from schema.location import filesystem_of, is_local, join
 from schema.tables import TABLES
-from verification.findings import Fault, Verified, number_of
+from verification.files import Fault, Verified, number_of
 
 NAMED_LEFTOVERS = 10  # of one table, before the rest is a count
 
@@ -76,9 +76,6 @@ def named_files(store: Store, table: str) -> set[str]:
 
 
 def _everything_below(folder: str) -> Iterator[PurePath]:
-    if is_local(folder):
-        yield from (path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file())
-        return
     filesystem, root = filesystem_of(folder)
     for found in filesystem.get_file_info(pyarrow.fs.FileSelector(root, allow_not_found=True, recursive=True)):
         if found.is_file:

@@ -64,9 +64,7 @@ def _is_there(record: UnitRecord | None, rows: int) -> bool:
 def whole_copies(store: Store, known: Known, numbers: Collection[int]) -> Iterator[list[tuple[UnitRecord, pa.Table]]]:
     """Search every file of ``events`` in the store, visible or not, for all rows of some units.
 
-    Yields:
-        Rows of ``units`` with all events of these units, some hundred thousand events at once.
-
+    Yields rows of ``units`` with all events of these units, some hundred thousand events at once.
     """
     records = [record for number in numbers if (record := known.record(number)) is not None]
     spans = as_rows(records).select([*SPAN, "unit"])

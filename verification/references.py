@@ -1,25 +1,34 @@
-"""Check that rows of small tables agree with other tables: the things they name exist, and plans came first."""
+"""Check that rows of small tables agree with other tables: what they name exists, and plans came first.
+
+Scores themselves cannot be checked without the tokenizer. Prompts are read one file at a time, since they may be long.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from log.checked_files import CheckedFiles
 from log.store import Store
 from log.units.unit import unit_name
+from schema.document import SCORINGS
 from schema.errors import InputError
 from schema.frozen_text import frozen_sha256
-from schema.tables import TABLES
-from verification.files import SmallTable, UnitRecord, row_name
-from verification.findings import Fault, Verified, number_of
+from schema.tables import GROUP_KEY, PLAIN, PROMPTS, TABLES
+from verification.files import Fault, SmallTable, UnitRecord, Verified, number_of, read_files, row_name, whole_rows
 from verification.unit_rows import units_at
 
 _NAMED = 3  # units that one fault names
+_GROUP = (*GROUP_KEY, "action_revision")
+_DOCUMENT = ("study", "model", "doc", "document_revision")
 _CITING = ("study", "model", "events_version", "plan_sha256", "status")
+_Ranges = Mapping[tuple[Any, ...], list[tuple[int, int, int]]]  # first replicate, one past the last, horizon
 
 
 def check_owners(records: Mapping[int, UnitRecord], documents: pa.Table, actions: pa.Table) -> Verified:
@@ -159,3 +168,72 @@ def _listed(units: list[UnitRecord]) -> str:
     names = sorted(map(unit_name, units))
     named = ", ".join(f"unit {name}" for name in names[:_NAMED])
     return f"{named} and {len(units) - _NAMED} more" if len(units) > _NAMED else named
+
+
+def check_scores(table: SmallTable, records: Mapping[int, UnitRecord], documents: pa.Table) -> Verified:
+    """Check that every score belongs to a stored coupled pair of a document with answers, and is within its range."""
+    ranges = defaultdict[tuple[Any, ...], list[tuple[int, int, int]]](list)
+    for record in records.values():
+        if record["estimator"] == PLAIN:
+            first = record["first_replicate"]
+            ranges[tuple(record[name] for name in _GROUP)].append(
+                (first, first + record["replicates"], record["horizon"])
+            )
+    answered = {
+        tuple(row[name] for name in _DOCUMENT)
+        for row in documents.select([*_DOCUMENT, "answers"]).to_pylist()
+        if row["answers"]
+    }
+    faults = list(table.check.faults)
+    for row in table.rows.to_pylist():
+        wrong = list(_wrong(row, ranges))
+        if tuple(row[name] for name in _DOCUMENT) not in answered:
+            wrong.append("answers of its document are not there, must be")
+        name = row_name("scores", {key: row[key] for key in TABLES["scores"].key})
+        faults += [Fault(name, what) for what in wrong]
+    return Verified(
+        "scores", number_of(table.rows.num_rows, "row"), "of pairs and answers that are stored", tuple(faults)
+    )
+
+
+def _wrong(row: Mapping[str, Any], ranges: _Ranges) -> Iterator[str]:
+    own = ranges.get(tuple(row[name] for name in _GROUP), ())
+    horizon = next((h for first, end, h in own if first <= row["replicate"] < end), None)
+    if horizon is None:
+        yield "its pair is in no unit, must be"
+    if row["scoring"] not in SCORINGS:
+        yield f"scoring is '{row['scoring']}', must be {' or '.join(SCORINGS)}"
+    for name in ("score_x", "score_y"):
+        if not 0 <= row[name] <= 1:
+            yield f"{name} is {row[name]}, must be within 0..1"
+    first, last = row["span_first"], row["span_last"]
+    if (row["score_x"] > 0) != (first is not None) or (first is None) != (last is None):
+        yield f"the answer span is {first}..{last}, must be there where score_x is above 0, and nowhere else"
+    elif first is not None and not 1 <= first <= last <= (horizon or last):
+        yield f"the answer span is {first}..{last}, must be within 1..{horizon}"
+
+
+def check_prompts(store: Store, version: int, memory: CheckedFiles, documents: pa.Table) -> Verified:
+    """Check that all files are whole, no key occurs twice, and tokens have the SHA-256 of their document."""
+    files = read_files(store, "prompts", version, memory)
+    columns = (documents[name].to_pylist() for name in (*_DOCUMENT[:3], "prompt_sha256"))
+    expected = {tuple(of): sha256 for *of, sha256 in zip(*columns, strict=True) if sha256 is not None}
+    keys, faults = Counter[tuple[Any, ...]](), [*files.faults]
+    for path in store.paths("prompts", version):
+        rows = None if path in files.damaged else whole_rows(store, "prompts", path)
+        for row in () if rows is None else rows.select([*PROMPTS.key, "tokens"]).to_pylist():
+            key = {name: row[name] for name in PROMPTS.key}
+            keys[tuple(key.values())] += 1
+            wanted = expected.get(tuple(row[name] for name in _DOCUMENT[:3]))
+            if row["tokens"] is None or wanted is None:
+                continue
+            sha256 = hashlib.sha256(np.array(row["tokens"], dtype="<i4").tobytes()).hexdigest()
+            if sha256 != wanted:
+                what = f"tokens have SHA-256 {sha256}, must have {wanted} as prompt_sha256 of the document says"
+                faults.append(Fault(row_name("prompts", key), what))
+    for values, count in keys.items():
+        if count > 1:
+            name = row_name("prompts", dict(zip(PROMPTS.key, values, strict=True)))
+            faults.append(Fault(name, f"{count} rows have this key, must be 1"))
+    said = f"{number_of(files.read, 'file')}, {number_of(keys.total(), 'row')}"
+    return Verified("prompts", said, "whole, unique and of their documents", tuple(faults))

@@ -33,8 +33,7 @@ from schema.locking import repaired
 from schema.tables import IDENTITIES, TABLES
 from sql.catalog_file import CATALOG_NAME, refresh_catalog
 from transforms.segments import COVERED, PARTIAL, commit, derive_segment, pending
-from verification.files import memory_of, read_files, remember, whole_rows
-from verification.findings import Fault, number_of
+from verification.files import Fault, memory_of, number_of, read_files, remember, whole_rows
 from verification.logs import files_of, table_logs
 from verification.lost_units import broken_units, known_units, whole_copies
 from verification.unit_rows import rows_by_unit
@@ -60,15 +59,10 @@ class _Aside:
 
 
 def repair(store: Store, faults: Sequence[Fault] = ()) -> Iterator[str]:
-    """Repair a store; commits of other processes wait for the end.
+    """Repair a local store, whose tables may be unreadable; yield a line for each step done.
 
-    Args:
-        store: A local store; its tables may be unreadable.
-        faults: The faults that a verification found; wrong derived rows are derived again.
-
-    Yields:
-        A line for each step done.
-
+    Commits of other processes wait for the end. ``faults`` are those that a verification found; wrong derived rows are
+    derived again.
     """
     if not is_local(store.location):
         raise InputError(f"{store.location}: only a local store can be repaired; an object store keeps what it accepts")

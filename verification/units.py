@@ -19,10 +19,8 @@ from log.units.unit import DERIVED, DERIVED_TABLES, group_of, unit_name, unit_nu
 from schema.errors import InputError
 from schema.tables import EVENTS, GROUP_KEY, TABLES
 from transforms.segments import declared_windows, derived_rows, in_parts
-from verification.differences import and_more, first_difference
-from verification.files import UnitRecord
-from verification.findings import Fault, Verified, number_of
-from verification.unit_rows import by_unit, checked_events, rows_by_unit, units_at
+from verification.files import Fault, UnitRecord, Verified, number_of
+from verification.unit_rows import and_more, by_unit, checked_events, first_difference, rows_by_unit, units_at
 
 if TYPE_CHECKING:
     from log.store import Store

@@ -19,13 +19,10 @@ from schema.tables import TABLES
 from sql.catalog import PINNING, open_views
 from sql.catalog_file import CATALOG_NAME, catalog_fault
 from sql.promises import breaches, computed_views, promises
-from verification.files import check_small_table, memory_of, read_files, remember
-from verification.findings import Fault, Verified, number_of
+from verification.files import Fault, Verified, check_small_table, memory_of, number_of, read_files, remember
 from verification.identities import check_identities, check_kept_sets
 from verification.logs import check_leftovers, check_logs
-from verification.prompts import check_prompts
-from verification.references import check_citations, check_owners, check_plans
-from verification.scores import check_scores
+from verification.references import check_citations, check_owners, check_plans, check_prompts, check_scores
 from verification.unit_rows import covered_versions
 from verification.units import Pinned, UnitWalk
 
@@ -38,9 +35,7 @@ _SMALL = (
 def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
     """Check a store of any schema version, finished or being written; only ``.checked`` is written.
 
-    Yields:
-        Each check when it is done. If a table's log is damaged, the check that says so is the last.
-
+    Yields each check when it is done. If a table's log is damaged, the check that says so is the last.
     """
     logs = check_logs(store)
     yield logs
@@ -85,9 +80,7 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
 def scrub(store: Store, seconds: float) -> Iterator[Verified]:
     """Read the files of a local store that were not found whole within some seconds, so that no damage stays unnoticed.
 
-    Yields:
-        The check of the logs; if they are whole, one check for each table.
-
+    Yields the check of the logs; if they are whole, one check for each table.
     """
     if not is_local(store.location):
         raise InputError(f"{store.location}: only of a local store's files is remembered when they were read")

@@ -19,17 +19,11 @@ _EMPTY = (
 
 @dataclass(frozen=True)
 class Shown:
-    """A finished study of the gallery.
+    """A finished study of the gallery."""
 
-    Attributes:
-        name: The study's name.
-        about: The first words of the study's file.
-        folder: The folder of its report.
-    """
-
-    name: str
-    about: str
-    folder: Path
+    name: str  # The study's name
+    about: str  # The first words of the study's file
+    folder: Path  # The folder of its report
 
     @property
     def files(self) -> list[Path]:

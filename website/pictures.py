@@ -11,16 +11,12 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from log.store import Store
-from report.printing.canvas import action_styles, drawing, new_figure
+from report.printing.canvas import Axes, Figure, action_styles, drawing, library, new_figure
 from report.printing.palette import ACTION_COLOURS, INK, QUIET, RULE, SHADE, TERM_COLOURS, properties, with_properties
 from sql.catalog import Views, open_views
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 BASELINE, OTHER = "snapkv-half", "recent-half"
@@ -241,9 +237,9 @@ def numbers(views: Views) -> dict[str, dict[str, float | None]]:
     """Return the numbers that the page quotes, by action: fractions and positions."""
     named: dict[str, dict[str, float | None]] = {}
     for action in ACTIONS:
-        row = _one(views, "decomposition", action=action) | _one(views, "answers", action=action)
-        row |= _one(views, "saturation", action=action) | _one(views, "branch_windows", action=action)
-        row |= _one(views, "local_agreement", action=action)
+        row: dict[str, Any] = {}
+        for view in ("decomposition", "answers", "saturation", "branch_windows", "local_agreement"):
+            row |= _one(views, view, action=action)
         if action != BASELINE:
             row |= _one(views, "contrasts", action=action, baseline=BASELINE)
         named[action] = {name: round(value, 6) for name, value in row.items() if isinstance(value, float)}
@@ -253,8 +249,7 @@ def numbers(views: Views) -> dict[str, dict[str, float | None]]:
 def svg(figure: Figure) -> str:
     """Return a figure as an SVG document that is light or dark as the reader's system is set."""
     text = io.StringIO()
-    unnamed = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    figure.savefig(text, format="svg", metadata=unnamed, transparent=True)
+    figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), transparent=True)
     opening, rest = with_properties(text.getvalue()).split("<defs>", 1)
     dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {properties(dark=True)} }} }}"
     return f"{opening}<style>:root {{ {properties(dark=False)} }} {dark}</style>\n <defs>{rest}"
@@ -291,9 +286,7 @@ def _line(axes: Axes, action: str, x: list[int], y: list[float]) -> None:
 
 
 def _box(left: float, bottom: float, width: float, height: float, colour: str, *, alpha: float = 1.0) -> Any:
-    from matplotlib.patches import Rectangle  # noqa: PLC0415 - takes half a second
-
-    return Rectangle((left, bottom), width, height, facecolor=colour, edgecolor="none", alpha=alpha)
+    return library().patches.Rectangle((left, bottom), width, height, facecolor=colour, edgecolor="none", alpha=alpha)
 
 
 def _bare(axes: Axes) -> None:

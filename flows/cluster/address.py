@@ -14,24 +14,16 @@ from schema.study import TRANSFORMER, Study
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """The address of a cluster.
+    """The address of a cluster."""
 
-    Attributes:
-        text: The cluster's name in lines: the option's text, or the GPUs.
-        workers: For each worker to start on this machine, environment variables added to the command's; None if there
-            is a scheduler already.
-    """
-
-    text: str
+    text: str  # The cluster's name in lines: the option's text, or the GPUs
+    # For each worker to start on this machine, environment variables added to the command's; None if there is a
+    # scheduler already
     workers: tuple[Mapping[str, str], ...] | None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read an address.
-
-        Raises:
-            InputError: The text is no address, or Dask is not installed.
-        """
+        """Read an address."""
         local = re.fullmatch(r"local:([1-9][0-9]{0,2})", text)
         if local is None and not re.fullmatch(r"(tcp|tls)://[^\s/]+:[0-9]{1,5}", text):
             raise InputError(

@@ -46,9 +46,7 @@ _FAULTS = (OSError, RuntimeError, ValueError, TimeoutError)  # raised by Dask's 
 class Cluster:
     """A connection to a cluster, made at the first use, together with workers that end with this process.
 
-    Args:
-        address: Where the scheduler is.
-        say: Receives a line about the cluster that was reached.
+    ``say`` receives a line about the cluster that was reached.
     """
 
     def __init__(self, address: ClusterAddress, say: Callable[[str], None]) -> None:
@@ -96,10 +94,7 @@ class Cluster:
     ) -> None:
         """Check that scheduler and present workers run this kvdrift and see the store; wait for a first worker.
 
-        Args:
-            store: The store; None before there is one.
-            resources: The resources that a worker must declare to get work; others are not looked at.
-            threads: How many threads a worker may have; None for any number.
+        Only workers with the ``resources`` are looked at; None as ``threads`` allows any number of a worker's threads.
 
         Raises:
             InputError: A process does not; the line names the process, and what the process needs. Or no worker
@@ -258,10 +253,8 @@ def local_processes(
 ) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
     """Return Dask's specifications of workers on this machine, and of their scheduler.
 
-    Args:
-        environments: The environment variables of each worker, added to this process's. They are set before the worker
-            imports anything but Dask, and again in a process that replaces the worker.
-        security: The certificate that all processes show and require.
+    The ``environments`` of the workers are added to this process's. They are set before a worker imports anything but
+    Dask, and again in a process that replaces the worker. All processes show and require the certificate ``security``.
     """
     from distributed import Nanny, Scheduler  # noqa: PLC0415
 

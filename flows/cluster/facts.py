@@ -20,19 +20,13 @@ _OF_DASK = ("python", "dask", "distributed")  # that processes of a cluster need
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """The facts that a worker must match.
+    """The facts that a worker must match."""
 
-    Attributes:
-        source: SHA-256 of the packages that the process runs.
-        threads: How many tasks the process takes at once; None allows any number.
-        store: The id of the store that the process sees; None if no store was asked for, or none is seen.
-        problem: Why the process does not see the store.
-    """
-
-    source: str
-    threads: int | None = 1
+    source: str  # SHA-256 of the packages that the process runs
+    threads: int | None = 1  # How many tasks the process takes at once; None allows any number
+    # The id of the store that the process sees; None if no store was asked for, or none is seen
     store: str | None = None
-    problem: str | None = None
+    problem: str | None = None  # Why the process does not see the store
 
 
 def facts(location: str | None, threads: int | None = 1) -> WorkerFacts:
@@ -51,14 +45,7 @@ def facts_there(location: str | None, dask_worker: Any) -> tuple[str, WorkerFact
 
 
 def check_facts(worker: str, found: WorkerFacts, here: WorkerFacts, location: str | None) -> None:
-    """Check the facts of a worker.
-
-    Args:
-        worker: The worker's name in error lines.
-        found: The worker's facts.
-        here: The facts of the process that hands out the work.
-        location: The store's location.
-    """
+    """Check the facts of a worker, named in error lines, by those of the process that hands out the work."""
     check_source(worker, found.source, here.source)
     if here.threads is not None and found.threads != here.threads:
         raise InputError(f"{worker}: has {found.threads} threads, and a model serves one: start it with --nthreads 1")
@@ -74,13 +61,7 @@ def check_facts(worker: str, found: WorkerFacts, here: WorkerFacts, location: st
 
 
 def check_source(name: str, there: str, here: str | None = None) -> None:
-    """Check the source that a process of a cluster runs.
-
-    Args:
-        name: The process's name in error lines.
-        there: The process's ``source_sha256``.
-        here: The ``source_sha256`` of the process that hands out the work; None for this process's.
-    """
+    """Check the ``source_sha256`` of a process, named in error lines, against this process's by default."""
     if there != (here or source_sha256()):
         raise InputError(
             f"{name}: runs another version of kvdrift; install there what is installed here, and start it again"
@@ -93,11 +74,7 @@ def lacking(name: str, error: Exception) -> InputError:
 
 
 def other_versions(found: Mapping[str, Any]) -> str | None:
-    """Return a line about a process of a cluster with another Python or Dask than this process; None if there is none.
-
-    Args:
-        found: The versions as Dask's client returns them.
-    """
+    """Return a line, or None, about a process of a cluster with another Python or Dask than this process."""
     here = found["client"]["packages"]
     processes = {"the scheduler": found["scheduler"]} | {f"worker {name}": of for name, of in found["workers"].items()}
     for name, there in processes.items():

@@ -28,11 +28,7 @@ from schema.study import FINITE_STATE, Study
 
 
 class ClusterGenerator:
-    """Generates the units of studies on a cluster.
-
-    Args:
-        cluster: The cluster.
-    """
+    """Generates the units of studies on a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -41,8 +37,7 @@ class ClusterGenerator:
     def check(self, studies: Sequence[tuple[Study, GpuKinds]]) -> None:
         """Check that the cluster answers, and that its workers can generate; no store is needed.
 
-        Args:
-            studies: The studies to generate, each with the kinds of GPU that made its units so far.
+        Each study comes with the kinds of GPU that made its units so far.
 
         Raises:
             InputError: A worker cannot generate; the line says what the worker needs.

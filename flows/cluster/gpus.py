@@ -30,12 +30,7 @@ def having(workers: Mapping[str, Any], resources: Mapping[str, float]) -> list[s
 
 
 def who_has_which(found: Sequence[tuple[str, str | None]], others: int) -> str:
-    """Return a line about the GPUs of workers.
-
-    Args:
-        found: Of each worker that has one, its name in error lines and its GPU.
-        others: How many workers declare none.
-    """
+    """Return a line about the GPUs of workers, found by the workers' names, and of how many others declare none."""
     machines = defaultdict[str, list[str]](list)
     for name, gpu in found:
         machines[gpu or "no GPU that torch finds"].append(name.rpartition(" on ")[2])

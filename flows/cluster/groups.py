@@ -17,15 +17,10 @@ from schema.location import is_local
 
 
 class Pace(NamedTuple):
-    """How often workers commit.
+    """How often workers commit."""
 
-    Attributes:
-        least: Seconds that a worker generates before it commits, at least.
-        rate: Commits a second of all workers together, at most.
-    """
-
-    least: float
-    rate: float
+    least: float  # Seconds that a worker generates before it commits, at least
+    rate: float  # Commits a second of all workers together, at most
 
     def seconds(self, workers: int) -> float:
         """Return how many seconds each of some workers generates before it commits, on average."""
@@ -46,12 +41,7 @@ class Group(NamedTuple):
 
 
 class Groups:
-    """The documents that wait for a worker.
-
-    Args:
-        work: The documents.
-        location: The store's absolute path or URL.
-    """
+    """The documents that wait for a worker; ``location`` is the store's absolute path or URL."""
 
     def __init__(self, work: NamedPart, location: str) -> None:
         self._waiting = deque(work)

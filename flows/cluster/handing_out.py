@@ -39,16 +39,10 @@ class _Attempt:
 
 
 class HandingOut:
-    """Hands groups to a cluster's workers.
+    """Hands groups to a cluster's workers that declare the ``resources``.
 
     If a group fails, each of its documents is tried alone, by another worker if there is one. If a document fails
     twice, the others are still generated, unless several documents fail in a row.
-
-    Args:
-        cluster: The cluster.
-        assignment: The common input of the tasks.
-        groups: The documents.
-        resources: The resources that a worker must declare.
     """
 
     def __init__(

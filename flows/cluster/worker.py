@@ -34,52 +34,33 @@ _ROWS = 1 << 20  # events of one commit, some 60 MB in memory; no more documents
 
 @dataclass(frozen=True)
 class Assignment:
-    """The common input of a stage's tasks.
+    """The common input of a stage's tasks."""
 
-    Attributes:
-        token: Distinguishes the assignment from all others.
-        study: The study.
-        location: The store's absolute path or URL.
-        facts: The facts of the process that hands out the work.
-        gpus: The GPU models that a worker may have, unless the study allows any.
-        known: The stored identity of each study, action and revision that is generated.
-    """
-
-    token: str
-    study: Study
-    location: str
-    facts: WorkerFacts
-    gpus: GpuKinds
+    token: str  # Distinguishes the assignment from all others
+    study: Study  # The study
+    location: str  # The store's absolute path or URL
+    facts: WorkerFacts  # The facts of the process that hands out the work
+    gpus: GpuKinds  # The GPU models that a worker may have, unless the study allows any
+    # The stored identity of each study, action and revision that is generated
     known: Mapping[tuple[str, str, int], ActionIdentity]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The success of a task on a worker.
+    """The success of a task on a worker."""
 
-    Attributes:
-        documents: The names of the documents that are stored; all of the group, or those that its seconds were enough
-            for.
-        units: How many of their units are new.
-        seconds: How long generation took.
-    """
-
+    # The names of the documents that are stored; all of the group, or those that its seconds were enough for
     documents: frozenset[str]
-    units: int
-    seconds: float
+    units: int  # How many of their units are new
+    seconds: float  # How long generation took
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of a task on a worker; nothing of its group was stored.
+    """The failure of a task on a worker; nothing of its group was stored."""
 
-    Attributes:
-        worker: The worker's address; None if workers ended, or Dask failed.
-        error: The error that the task raised.
-    """
-
-    worker: str | None
-    error: KvdriftError
+    worker: str | None  # The worker's address; None if workers ended, or Dask failed
+    error: KvdriftError  # The error that the task raised
 
 
 @dataclass
@@ -99,12 +80,8 @@ def generate_group(
 ) -> Stored | Failure | InputError | None:
     """Generate documents until the group's seconds are over, and store their units by one commit; runs on a worker.
 
-    A worker whose GPU fails for good ends: Dask gives the documents to another worker, and replaces the worker.
-
-    Args:
-        group: The documents, and their units.
-        assignment: The common input of the stage's tasks.
-        declined_by: Addresses of the workers that failed with the documents, while there are others.
+    A worker whose GPU fails for good ends: Dask gives the documents to another worker, and replaces the worker. The
+    workers in ``declined_by`` failed with the documents, while there are others.
 
     Returns:
         What was stored, or a failure. Errors are returned and not raised, since Dask would try a raised error again, a

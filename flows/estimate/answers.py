@@ -37,18 +37,9 @@ def answers_are_current(store: Store, study: str, model: str, scoring: Scoring) 
 def answer_moments(
     views: Views, study: str, model: str, split: str, windows: Windows, answered: Collection[str]
 ) -> DocumentMoments | None:
-    """Read the moments of the documents with answers of a split, controls left out.
+    """Read the moments of the documents with known answers of a split, controls left out.
 
-    Args:
-        views: the views.
-        study: the study's name.
-        model: the model's id.
-        split: the split.
-        windows: the study's windows.
-        answered: the documents with known answers.
-
-    Returns:
-        Moments without profiles; None if there is no such document, or if pairs of such a document are not scored yet.
+    The moments have no profiles. None if there is no such document, or if pairs of such a document are not scored yet.
     """
     table = measured(views.rows("document_answers", study=study, model=model, split=split))
     whole = measured(views.rows("moments", study=study, model=model, split=split))

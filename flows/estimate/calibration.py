@@ -33,16 +33,7 @@ def calibrate_study(
     unchanged inputs are kept. A contrast is prespecified if the plan names both of its actions, or seen if the outcomes
     of either were known before the plan.
 
-    Args:
-        store: the study's store.
-        views: its views.
-        plan: the frozen plan, whose baseline, margin, level, draws, seed and method of intervals are used.
-        events_version: the version of ``events`` that the views show.
-        moments: moments by split, for splits that have documents.
-        seen: planned actions whose outcomes were known before.
-
-    Returns:
-        The number of rows that were made now.
+    The number of rows that were made now is returned. ``events_version`` is the version that the views show.
     """
     if not {"development", "evaluation"} <= moments.keys():
         return 0

@@ -37,18 +37,10 @@ class DocumentIndex:
         self, table: pa.Table, names: Sequence[str] | Mapping[str, str], axis: str | None = None, length: int = 0,
         first: int = 1,
     ) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:  # fmt: skip
-        """Arrange columns by document and action.
+        """Arrange columns of a view by document and action, float64 [documents, actions]; NaN without a row.
 
-        Args:
-            table: rows of a view.
-            names: the columns.
-            axis: a column by which a document and action has several rows.
-            length: how many values the axis has.
-            first: the lowest value of the axis.
-
-        Returns:
-            By column, float64 [documents, actions], or [documents, actions, length] with an axis; NaN if the view has
-            no row.
+        With an ``axis``, a column by which a document and action has ``length`` rows from ``first`` on, there is a
+        third dimension.
         """
         shape: tuple[int, ...] = (len(self.documents), len(self.actions))
         where: list[Any] = [

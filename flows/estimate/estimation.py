@@ -39,19 +39,12 @@ _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # the key of a row
 
 @dataclass(frozen=True)
 class StudyEstimates:
-    """The estimates of an analysis.
+    """The estimates of an analysis."""
 
-    Attributes:
-        rows: rows of ``results``, in the order of their keys.
-        new: how many rows were made now; the others were stored already.
-        made: how many actions and contrasts were estimated now.
-        subjects: how many actions and contrasts there are.
-    """
-
-    rows: pa.Table
-    new: int
-    made: int
-    subjects: int
+    rows: pa.Table  # rows of ``results``, in the order of their keys
+    new: int  # how many rows were made now; the others were stored already
+    made: int  # how many actions and contrasts were estimated now
+    subjects: int  # how many actions and contrasts there are
 
 
 def estimate_study(
@@ -68,19 +61,10 @@ def estimate_study(
 ) -> StudyEstimates:
     """Bootstrap the documents of an analysis, for the actions and contrasts that lack current estimates.
 
-    If the store holds replicates of residual branching, these are estimated too.
-
-    Args:
-        store: the study's store.
-        views: its views.
-        analysis: the estimates to make, and how.
-        events_version: the version of ``events`` that the views show.
-        moments: the moments of the analysis's documents.
-        run: a function that estimates the parts of an analysis.
-        coefficients: coefficients of control variates by action, fitted on other documents; an action without
-            coefficients has no reduced estimates.
-        answers: moments of the documents with answers; None if no answers are estimated.
-        wanted: whether a subject's estimates are to be made or are kept already.
+    If the store holds replicates of residual branching, these are estimated too. ``run`` estimates the parts of the
+    analysis. An action without ``coefficients`` of control variates, fitted on other documents, has no reduced
+    estimates. ``answers`` are moments of the documents with answers, and ``wanted`` says whether a subject's estimates
+    are to be made or are kept already.
     """
     analysis.request.check(moments, list(itertools.permutations(moments.actions, 2)))
     branching = branching_moments(views, analysis.study, analysis.model, analysis.split)
@@ -146,13 +130,7 @@ def document_moments(
 ) -> DocumentMoments:
     """Read the moments of every document and action of a split, controls left out.
 
-    Args:
-        views: the views.
-        study: the study's name.
-        model: the model's id.
-        split: the split.
-        windows: the study's windows; None to read them.
-        profiles: whether moments over positions and lags are read too.
+    The windows are read if None; without ``profiles``, moments over positions and lags are not read.
     """
     windows = windows or study_windows(views, study, model)
     table = measured(views.rows("moments", study=study, model=model, split=split))

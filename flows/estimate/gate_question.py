@@ -12,27 +12,16 @@ from stats.registry import Quantity
 
 @dataclass(frozen=True)
 class GateQuestion:
-    """A question to a store.
+    """A question to a store."""
 
-    Attributes:
-        quantity: a quantity of actions, or a contrast.
-        action: the action b.
-        baseline: the action a that b is compared with.
-        margin: how much worse b may be, in the quantity's own unit: fractions, or tokens.
-        level: 1 - alpha of each answer.
-        study: the study's name; None if the store has one.
-        model: the model's id; None if the study has one.
-        stratum: a stratum, or ``pooled``.
-    """
-
-    quantity: str
-    action: str
-    baseline: str
-    margin: float
-    level: float = EXPLORATORY_LEVEL
-    study: str | None = None
-    model: str | None = None
-    stratum: str = POOLED
+    quantity: str  # a quantity of actions, or a contrast
+    action: str  # the action b
+    baseline: str  # the action a that b is compared with
+    margin: float  # how much worse b may be, in the quantity's own unit: fractions, or tokens
+    level: float = EXPLORATORY_LEVEL  # 1 - alpha of each answer
+    study: str | None = None  # the study's name; None if the store has one
+    model: str | None = None  # the model's id; None if the study has one
+    stratum: str = POOLED  # a stratum, or ``pooled``
 
     @property
     def interval_level(self) -> float:
@@ -42,48 +31,32 @@ class GateQuestion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer, and the numbers behind it.
+    """The answer, and the numbers behind it."""
 
-    Attributes:
-        decision: the answer.
-        question: the question, completed with the study and the model.
-        contrast: the difference that was estimated.
-        estimate: theta_b - theta_a; None if it is undefined.
-        low: the lower end of the two-sided interval at level 1 - 2 alpha; None without an interval.
-        high: the upper end.
-        interval: how the interval was made.
-        draws: bootstrap draws.
-        documents: evaluation documents that both actions have.
-        clusters: clusters of these documents.
-        status: whether a plan named the difference before its documents were seen.
-        events_version: the version of ``events`` that was read.
-        plan_sha256: the plan's hash; None without a plan.
-        alike: whether the estimate is below the margin, but the interval is not, because all or nearly all documents
-            are alike and failing documents may be missing.
-        more: how many more documents, with the same share of unlike ones, would then settle the question; None if no
-            number would, or if the documents are not alike.
-        unseen: how many documents in all would exclude failures that no document shows, if the answer is
-            ``equivalent or better`` and does not reckon with such failures; None otherwise.
-        from_floor: the interval of the difference in R from the engine's floor, which holds for all pairs of actions
-            together; None if the baseline is no floor.
-    """
-
-    decision: Decision
-    question: GateQuestion
-    contrast: Quantity
-    estimate: float | None
-    low: float | None
-    high: float | None
-    interval: str
-    draws: int
-    documents: int
-    clusters: int
-    status: str
-    events_version: int
-    plan_sha256: str | None
+    decision: Decision  # the answer
+    question: GateQuestion  # the question, completed with the study and the model
+    contrast: Quantity  # the difference that was estimated
+    estimate: float | None  # theta_b - theta_a; None if it is undefined
+    low: float | None  # the lower end of the two-sided interval at level 1 - 2 alpha; None without an interval
+    high: float | None  # the upper end
+    interval: str  # how the interval was made
+    draws: int  # bootstrap draws
+    documents: int  # evaluation documents that both actions have
+    clusters: int  # clusters of these documents
+    status: str  # whether a plan named the difference before its documents were seen
+    events_version: int  # the version of ``events`` that was read
+    plan_sha256: str | None  # the plan's hash; None without a plan
+    # whether the estimate is below the margin, but the interval is not, because all or nearly all documents are alike
+    # and failing documents may be missing
     alike: bool
+    # how many more documents, with the same share of unlike ones, would then settle the question; None if no number
+    # would, or if the documents are not alike
     more: int | None
+    # how many documents in all would exclude failures that no document shows, if the answer is ``equivalent or better``
+    # and does not reckon with such failures; None otherwise
     unseen: int | None = None
+    # the interval of the difference in R from the engine's floor, which holds for all pairs of actions together; None
+    # if the baseline is no floor
     from_floor: tuple[float, float] | None = None
 
     @property

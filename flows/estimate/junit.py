@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from log.delta.durability import replace_durably
 from schema.errors import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 SUITE = "kvdrift gate"
 
 
 def write_junit(path: Path, name: str, line: str, outcome: str | None, properties: Mapping[str, object]) -> None:
-    """Write a file with one test.
+    """Write a file with one test, in place of an existing file.
 
-    Args:
-        path: The file; an existing file is replaced.
-        name: The name of the test.
-        line: The answer, or the error, in words.
-        outcome: ``failure``, ``skipped`` or ``error``; None if the test passes.
-        properties: Further properties of the test.
+    ``line`` has the answer, or the error, in words; the outcome is ``failure``, ``skipped``, ``error``, or None if the
+    test passes.
     """
     counts = {"failure": "failures", "skipped": "skipped", "error": "errors"}
     totals = {total: str(int(outcome == one)) for one, total in counts.items()}

@@ -48,31 +48,19 @@ class Divergence:
 
 @dataclass(frozen=True)
 class StudyLook:
-    """One look at a study and model.
-
-    Attributes:
-        work: Units done and wanted, by split and action.
-        planned: Whether the evaluation is planned.
-        stored: Units of any size that are committed.
-        derived: Trajectories that are derived.
-        rate: Units done per second lately; None before two looks.
-        split: The split of ``divergence``; None if nothing is derived.
-        divergence: The divergence of each action.
-        finished: Whether everything is generated and estimated as planned.
-        taken: The looks that a sequential study has taken; None for other studies.
-    """
+    """One look at a study and model."""
 
     study: str
     model: str
-    work: tuple[UnitsDone, ...]
-    planned: bool
-    stored: int
-    derived: int
-    rate: float | None
-    split: str | None
-    divergence: tuple[Divergence, ...]
-    finished: bool
-    taken: LooksTaken | None = None
+    work: tuple[UnitsDone, ...]  # Units done and wanted, by split and action
+    planned: bool  # Whether the evaluation is planned
+    stored: int  # Units of any size that are committed
+    derived: int  # Trajectories that are derived
+    rate: float | None  # Units done per second lately; None before two looks
+    split: str | None  # The split of ``divergence``; None if nothing is derived
+    divergence: tuple[Divergence, ...]  # The divergence of each action
+    finished: bool  # Whether everything is generated and estimated as planned
+    taken: LooksTaken | None = None  # The looks that a sequential study has taken; None for other studies
 
     @property
     def done(self) -> int:

@@ -31,27 +31,17 @@ EXPLORATORY_LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Analysis:
-    """The estimates to make for one study, model and split, and how to make them.
+    """The estimates to make for one study, model and split, and how to make them."""
 
-    Attributes:
-        study: the study's name.
-        model: the model's id.
-        split: the split whose documents are resampled.
-        seed: the seed of resampling.
-        draws: pairs of quantities and bootstrap draws; every quantity once, the exploratory ones last.
-        request: the levels and families of the intervals.
-        plan_sha256: the plan's hash; None if no plan was frozen.
-        answers_changed: whether answers of its documents have changed since the plan froze them.
-    """
-
-    study: str
-    model: str
-    split: str
-    seed: int
+    study: str  # the study's name
+    model: str  # the model's id
+    split: str  # the split whose documents are resampled
+    seed: int  # the seed of resampling
+    # pairs of quantities and bootstrap draws; every quantity once, the exploratory ones last
     draws: tuple[tuple[tuple[str, ...], int], ...]
-    request: Request
-    plan_sha256: str | None
-    answers_changed: bool = False
+    request: Request  # the levels and families of the intervals
+    plan_sha256: str | None  # the plan's hash; None if no plan was frozen
+    answers_changed: bool = False  # whether answers of its documents have changed since the plan froze them
 
     @property
     def of_answers(self) -> Analysis:
@@ -184,12 +174,7 @@ def parts_of(
 ) -> list[AnalysisPart]:
     """Cut the estimates of some subjects into parts, residual branching excluded.
 
-    Args:
-        analysis: the estimates to make, and how.
-        moments: the moments of its documents, or of its documents with answers.
-        subjects: the subjects to estimate.
-        coefficients: coefficients of control variates, by action.
-        answers: whether answers are estimated, rather than events.
+    With ``answers`` the moments are those of the documents with answers, and answers are estimated rather than events.
     """
     subjects = [
         subject for subject in subjects if subject.answers == answers and not (subject.branched or subject.together)
@@ -221,16 +206,7 @@ def inputs_of(
     coefficients: Mapping[str, Float] = NO_COEFFICIENTS,
     answers: DocumentMoments | None = None,
 ) -> dict[Subject, str]:
-    """Return every subject of an analysis with the SHA-256 of all inputs of its estimates.
-
-    Args:
-        analysis: the estimates to make, and how.
-        moments: the moments of its documents.
-        branching: the moments of residual branching; None if nothing was branched.
-        revisions: the revision of each action.
-        coefficients: coefficients of control variates, by action.
-        answers: the moments of documents with answers; None if no answers are estimated.
-    """
+    """Return every subject of an analysis with the SHA-256 of all inputs of its estimates."""
     settings = replace(analysis, request=replace(analysis.request, seen=()), answers_changed=False)
     found = {}
     kinds: list[tuple[DocumentMoments | BranchingMoments, list[Subject]]] = [(moments, subjects_of(moments))]

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from generator.documents.answers import task_scoring
-from generator.documents.scores import Decode, Tokens, score_pairs
+from generator.documents.answers import Decode, Tokens, score_pairs, task_scoring
 from generator.transformer.files.tokenizer import text_decoder
 from log.counts import Answers, Counts, Place, Scored
 from log.readable_store import ReadableStore
@@ -154,15 +153,8 @@ def score_stored(
 ) -> int:
     """Score the coupled pairs of a study and model that are not scored yet; return how many.
 
-    If the model's tokenizer cannot be loaded, nothing is scored, and one line says so.
-
-    Args:
-        store: the study's store.
-        study: the study's name.
-        model: the model's id.
-        revision: the model's revision as the study file gives it.
-        location: the model's files if a study file names them; by default the files that the model's id names here.
-        progress: listener of the work's progress.
+    If the model's tokenizer cannot be loaded, nothing is scored, and one line says so. ``revision`` and ``location``
+    are those of the study file; by default the model's files are those that its id names here.
     """
     scoring = Scoring.stored(store, study, model)
     units = scoring.unscored

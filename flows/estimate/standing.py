@@ -25,8 +25,7 @@ from log.store import Store
 def inputs_sha256(*inputs: Any) -> str:
     """Compute the SHA-256 of all inputs of estimates: data, code of ``stats``, versions of numpy and scipy.
 
-    Args:
-        inputs: dataclasses, mappings, sequences, arrays and plain values; arrays count with every bit.
+    Inputs are dataclasses, mappings, sequences, arrays and plain values; arrays count with every bit.
     """
     digest = hashlib.sha256(_code_sha256().encode())
     for one in inputs:
@@ -35,16 +34,9 @@ def inputs_sha256(*inputs: Any) -> str:
 
 
 def standing_rows(store: Store, table: str, wanted: Iterable[str], cited: Mapping[str, int]) -> pa.Table:
-    """Return the rows of ``results`` or ``calibration`` that were made from some inputs, at any version.
+    """Return the newest rows of ``results`` or ``calibration`` for each wanted SHA-256 of inputs, at any version.
 
-    Args:
-        store: the store.
-        table: the name of the table.
-        wanted: the SHA-256 of each set of inputs.
-        cited: the events version and the documents' revision that the rows are to cite, by column.
-
-    Returns:
-        The newest rows for each set of inputs, citing the present versions; none for inputs without rows.
+    The rows cite the events version and the documents' revision in ``cited``, by column. Inputs without rows have none.
     """
     stored = store.read(table)
     rows = stored.filter(pc.is_in(stored["inputs_sha256"], value_set=pa.array(list(wanted), pa.string())))

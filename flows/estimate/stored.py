@@ -35,15 +35,8 @@ from stats.reduction.control_variates import NO_COEFFICIENTS
 def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_one, progress: Progress = SILENT) -> int:
     """Estimate a study as its frozen plan says or, without a plan, every split as exploratory.
 
-    Args:
-        store: the study's store.
-        study: the study's name.
-        model: the model's id.
-        run: a function that estimates the parts of an analysis.
-        progress: listener of the work's progress.
-
-    Returns:
-        The number of new estimates; 0 if the store has those of the present events.
+    ``run`` estimates the parts of an analysis. The number of new estimates is returned; 0 if the store has those of the
+    present events.
     """
     current = estimates_are_current(store, study, model)
     scoring = Scoring.stored(store, study, model)

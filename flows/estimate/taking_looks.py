@@ -50,16 +50,7 @@ def _is_due(store: Store, views: Views, plan: FrozenPlan) -> bool:
 
 
 def take_look(store: Store, views: Views, plan: FrozenPlan) -> LooksTaken:
-    """Take the look whose documents are complete, and store it.
-
-    Args:
-        store: the study's store.
-        views: its views.
-        plan: the frozen plan, of a sequential study that has not stopped.
-
-    Returns:
-        The looks that the study has taken, with that look.
-    """
+    """Take the look of a sequential study whose documents are complete, store it, and return all looks taken."""
     taken = _require(store, plan)
     look = taken.wanted
     names = taken.looks.names(look)

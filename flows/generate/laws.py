@@ -13,11 +13,7 @@ from schema.study import Study
 def of_all_laws(lacking: Sequence[tuple[Study, Work]]) -> Work:
     """Merge the work of studies of one file and model, which differ only in names and laws.
 
-    Args:
-        lacking: The studies, each with its work.
-
-    Returns:
-        Each document once, with all units that some study lacks; each unit names its study.
+    Each document comes once, with all units that some study lacks; each unit names its study.
     """
     documents: dict[str, tuple[Document, list[PendingUnit]]] = {}
     for study, work in lacking:

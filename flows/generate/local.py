@@ -15,7 +15,7 @@ from generator.generation.model import Model
 from generator.identity import ActionIdentity
 from generator.transformer.files.fingerprints import model_identity
 from generator.transformer.files.local_folders import model_location
-from generator.transformer.fused.faults import slower
+from generator.transformer.fused.layers import slower
 from generator.transformer.other_weights.named import identities
 from log.store import Unit
 from schema.progress import SILENT
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 class LocalGenerator:
     """Generation in this process, with one model in memory at a time.
 
-    Args:
-        say: Receives a line about anything that generation must do without.
+    ``say`` receives a line about anything that generation must do without.
     """
 
     def __init__(self, say: Callable[[str], None] = SILENT.say) -> None:
@@ -47,11 +46,7 @@ class LocalGenerator:
         return generate_together(self.model(study), study.name, part, study.study.horizon, study.study.seed)
 
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
-        """Return the identity of the study's actions; a model is loaded only if it must be downloaded first.
-
-        Raises:
-            InputError: a file cannot be read, or the model cannot be loaded.
-        """
+        """Return the identity of the study's actions; a model is loaded only if it must be downloaded first."""
         if study.model.kind == FINITE_STATE:
             return finite_model(study).identity
         if study.model.engine is not None:
@@ -61,11 +56,7 @@ class LocalGenerator:
         return self.model(study).identity if required and unknown else identity
 
     def model(self, study: Study) -> Model:
-        """Return the study's model with its law; release another model that is loaded, and load this one.
-
-        Raises:
-            InputError: the model cannot be loaded.
-        """
+        """Return the study's model with its law; release another model that is loaded, and load this one."""
         held, whole = self._study, study.model.finite or study.model.engine is not None
         # The documents of a study of systems are its systems; the actions of a study with an engine are its sides.
         other = held is None or held.model != study.model or held.own_weights != study.own_weights
@@ -83,7 +74,7 @@ class LocalGenerator:
         return finite_model(study) if study.model.finite else self._loaded(study)
 
     def _loaded(self, study: Study) -> LoadedModel | ModelWithOthers:
-        from generator.transformer.other_weights.loading import load_transformer  # noqa: PLC0415 - what is left to do shows without a model
+        from generator.transformer.other_weights.model import load_transformer  # noqa: PLC0415 - what is left to do shows without a model
 
         model = load_transformer(study)
         for one in model.models:

@@ -23,11 +23,7 @@ def named(part: Work) -> NamedPart:
 
 
 def with_actions(study: Study, part: NamedPart) -> Work:
-    """Rebuild the actions that work names, from the study and the modules beside its file.
-
-    Raises:
-        InputError: a selector is missing, or is not as the study asks for.
-    """
+    """Rebuild the actions that work names, from the study and the modules beside its file."""
     actions = {action.name: action for action in build_actions(study)}
     return [
         (

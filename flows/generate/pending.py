@@ -75,19 +75,11 @@ def pending_work(
     store: Store | None, material: Material, documents: Sequence[Document], replicates: int,
     branched: Collection[str], redone: Collection[str] = (), units: pa.Table | None = None,
 ) -> Work:  # fmt: skip
-    """Compare documents and actions with the stored units.
+    """Return the documents that lack stored units, each with those units; [] if nothing lacks.
 
-    Args:
-        store: the study's store; None before there is one.
-        material: the study with its documents and actions.
-        documents: the documents that are wanted.
-        replicates: how many replicates of each document and action are wanted.
-        branched: names of actions that get equally many replicates of residual branching.
-        redone: names of actions whose stored units are about to be superseded.
-        units: the result of ``stored_units``; None to read it.
-
-    Returns:
-        Documents that lack units, each with those units; [] if nothing lacks.
+    ``store`` is None before there is one. Actions in ``branched`` get as many replicates of residual branching as of
+    coupled pairs; the units of actions in ``redone`` are about to be superseded. ``units``, the result of
+    ``stored_units``, is read if None.
     """
     revisions = {} if store is None else newest_revisions(store.read("actions"))
     units = stored_units(store, material) if units is None else units

@@ -15,12 +15,7 @@ from schema.document import SPLITS, Document
 
 
 def record_prompts(store: Store, material: Material) -> int:
-    """Write the prompts of documents that the store does not have yet; return how many are new.
-
-    Args:
-        store: the study's store, which has the documents' rows.
-        material: the study with its documents.
-    """
+    """Write the prompts of documents that the store has rows of, but no prompt yet; return how many are new."""
     study, model = material.study.name, material.model_id
     revisions = store.documents(study, model, ["doc", "document_revision"])
     revision_of = dict(zip(*(revisions[name].to_pylist() for name in ("doc", "document_revision")), strict=True))

@@ -97,17 +97,10 @@ def work_beside(
     here: Callable[[Given], Made],
     sent: Callable[[Given], object] = lambda part: part,
 ) -> Generator[Made, None, None]:
-    """Do parts of some work in side processes, which are ended if the work ends early.
+    """Do parts of some work in side processes, which are ended if the work ends early; yield results in any order.
 
-    Args:
-        sides: The processes.
-        parts: The parts.
-        there: Does a part, as it was sent, in a side process.
-        here: Does a part in this process if no side process did: it was killed, or cannot do what this process can try.
-        sent: Returns a part as a process gets it.
-
-    Yields:
-        The result of each part, in any order.
+    ``there`` does a part, as ``sent`` returns it, in a side process. ``here`` does a part in this process if no side
+    process did: it was killed, or cannot do what this process can try.
 
     Raises:
         KvdriftError: A process raised it.

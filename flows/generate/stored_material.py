@@ -24,13 +24,8 @@ from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES,
 def record_material(store: Store, material: Material, planned_actions: list[str] | None) -> None:
     """Write study parameters, documents and actions; existing rows stay.
 
-    A document whose answers, scoring or cluster have changed gets a further revision.
-
-    Args:
-        store: the study's store.
-        material: the study with its documents and actions.
-        planned_actions: the actions of the frozen plan; None if there is no plan yet. A new action outside the plan
-            counts as added after it.
+    A document whose answers, scoring or cluster have changed gets a further revision. A new action outside the plan's
+    ``planned_actions`` counts as added after it; None if there is no plan yet.
     """
     study, model = material.study, material.model_id
     parameters = {
@@ -66,11 +61,6 @@ def record_identities(store: Store, material: Material, identity: Callable[[Acti
     """Write the identity of each action's current revision, before its first unit is generated.
 
     The identity of units stored before identities were recorded stays unknown.
-
-    Args:
-        store: the study's store, with its actions.
-        material: the study with its documents and actions.
-        identity: returns the identity of an action.
     """
     study, model = material.study.name, material.model_id
     newest, stored = newest_revisions(store.read("actions")), stored_identities(store, study, model)

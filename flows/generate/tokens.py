@@ -27,15 +27,7 @@ def record_tokens(
     """Record the text of each token of a study's model, unless the store has them; return how many are new.
 
     If the model's tokenizer cannot be loaded, nothing is recorded, and one line says so. Finite-state systems have no
-    token texts.
-
-    Args:
-        store: the study's store.
-        study: the study's name.
-        model: the model's id.
-        revision: the model's revision as the study file gives it.
-        location: the model's files if a study file names them; by default the files that the model's id names here.
-        progress: told if the tokenizer cannot be loaded.
+    token texts. ``revision`` and ``location`` are those of the study file, as in ``score_stored``.
     """
     known = store.read("tokens", columns=["study", "model"])
     if pc.any(_of(known, study, model)).as_py():

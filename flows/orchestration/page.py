@@ -30,9 +30,6 @@ class FlowRunPage:
     """A listener for ``schema.progress`` that forwards everything and, once open, shows everything in the flow run.
 
     If the server refuses something, it is left out, and no work is lost.
-
-    Args:
-        listener: the listener that everything is forwarded to.
     """
 
     def __init__(self, listener: Progress = SILENT) -> None:

@@ -188,11 +188,7 @@ def api_url() -> str | None:
 
 @contextmanager
 def _own_server(home: Path | None) -> Iterator[str]:
-    """Run a server in a thread during the block; yield the server's address.
-
-    Args:
-        home: folder of the server's database; None if the user has set that.
-    """
+    """Run a server in a thread during the block; yield its address. ``home`` is None if the user has set the folder."""
     import uvicorn  # noqa: PLC0415
     from prefect.events.worker import EventsWorker  # noqa: PLC0415
     from prefect.server.api.server import create_app  # noqa: PLC0415

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,27 +19,19 @@ from log.delta.parquet_files import replace_file
 from log.store import Store
 from schema.errors import InputError, OperationError, first_line, is_disk_fault
 from schema.location import folder_name, is_local
+from schema.own_process import OwnProcesses
 from schema.progress import SILENT, Progress
-from schema.study.laws import name_of_all
+from schema.study.sweeps import name_of_all
 
 if TYPE_CHECKING:
     from report.page import DrawFigures
     from report.printing.section import Drawing
-    from schema.own_process import OwnProcesses
 
 _INPUTS = "inputs.json"
 _REVISIONS = "action_revisions"  # the key of the revisions in that file, beside the tables' names
 _TABLES = (
-    "events",
-    "trajectories",
-    "branchings",
-    "exact_values",
-    "scores",
-    "results",
-    "calibration",
-    "plans",
-    "actions",
-)
+    "events", "trajectories", "branchings", "exact_values", "scores", "results", "calibration", "plans", "actions",
+)  # fmt: skip
 
 
 def write_report(
@@ -54,21 +46,11 @@ def write_report(
     sides: OwnProcesses | None = None,
     beside: Path | None = None,
 ) -> Path:
-    """Write the report of a stored study.
+    """Write the report of a stored study in a folder, and return the path of the page.
 
-    Args:
-        store: the study's store.
-        study: the study's name.
-        model: the model's id.
-        folder: folder of the page, its figures and its tables.
-        token_text: returns a token id as text; without it the examples show ids.
-        latex: whether the tables are written as .tex files too.
-        progress: listener of the work's progress.
-        sides: the side processes, which draw the figures.
-        beside: the page that compares this study with those of other temperatures; it need not exist yet.
-
-    Returns:
-        The path of the page.
+    Without ``token_text`` the examples show token ids. ``latex`` writes the tables as .tex files too, ``sides`` draw
+    the figures, and the page ``beside``, which compares this study with those of other temperatures, need not exist
+    yet.
     """
     from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
     from report.reading.source import Provenance  # noqa: PLC0415
@@ -105,18 +87,9 @@ def write_preliminary(
     *,
     token_text: Callable[[int], str] | None = None,
 ) -> Path:
-    """Write the page of a study that still runs, with estimates of the pairs that are derived.
+    """Write the page of a study that still runs, with estimates of the pairs that are derived; return its path.
 
-    Args:
-        store: the study's store.
-        study: the study's name.
-        model: the model's id.
-        folder: folder of the page, its figures and its tables.
-        said: the study's progress, as a sentence.
-        token_text: returns a token id as text; without it the examples show ids.
-
-    Returns:
-        The path of the page.
+    ``said`` is the study's progress, as a sentence. Without ``token_text`` the examples show token ids.
     """
     from flows.estimate.preliminary import PreliminaryViews  # noqa: PLC0415 - as below
     from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
@@ -135,11 +108,7 @@ def write_preliminary(
 def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
     """Replace a finished study's preliminary page by a link to its report; any other page stays.
 
-    Args:
-        folder: the folder of the preliminary page.
-        study: the study's name.
-        report: the page of the study's report, which need not exist yet.
-        store: the store's name as commands take it.
+    The report need not exist yet; ``store`` is the store's name as commands take it.
     """
     from report.page import RELOADING, write_ended  # noqa: PLC0415 - as below
 
@@ -181,10 +150,8 @@ def present_inputs(store: Store) -> dict[str, int | None]:
 def record_inputs(folder: Path, inputs: Mapping[str, int | None], revisions: Mapping[str, int]) -> None:
     """Record that the folder's page is complete; this is written after everything that it refers to.
 
-    Args:
-        folder: the page's folder.
-        inputs: the data versions of the tables that the page was made from.
-        revisions: the newest revision of each action with estimates on the page.
+    ``inputs`` are the data versions of the tables that the page was made from, ``revisions`` the newest revision of
+    each action with estimates on the page.
     """
     with writing(folder):
         replace_file(folder / _INPUTS, json.dumps({**inputs, _REVISIONS: revisions}).encode())
@@ -222,13 +189,26 @@ def writing(folder: Path) -> Iterator[None]:
 def report_folder(store: Store, study: str, model: str | None = None) -> Path:
     """Return the default folder of a study's report: in the store if that is a folder, else in ``reports``.
 
-    Args:
-        store: the study's store.
-        study: the study's name.
-        model: the report's model, for a study of several models.
+    ``model`` is the report's model, for a study of several models.
     """
     base = Path(store.location) / "report" if is_local(store.location) else Path("reports")
     return base / folder_name(study) if model is None else base / folder_name(study) / folder_name(model)
+
+
+def own_model(study: str, model: str, pages: Collection[tuple[str, str]]) -> str | None:
+    """Return the model if other models of its study are among the studies and models that have pages."""
+    return model if sum(name == study for name, _ in pages) > 1 else None
+
+
+def page_folder(
+    store: Store, study: str, model: str, pages: Collection[tuple[str, str]], output: Path | None = None
+) -> Path:
+    """Return the folder of one of some pages: the report's, or ``output`` if it is the only one, else in there."""
+    own = own_model(study, model, pages)
+    if output is None:
+        return report_folder(store, study, own)
+    folder = output / folder_name(study)
+    return output if len(pages) == 1 else folder if own is None else folder / folder_name(own)
 
 
 def laws_report_folder(store: Store, name: str, model: str | None = None) -> Path:
@@ -237,13 +217,7 @@ def laws_report_folder(store: Store, name: str, model: str | None = None) -> Pat
 
 
 def page_beside(store: Store, study: str, model: str | None = None) -> Path | None:
-    """Return the page that compares a study with the other temperatures of its file; None without such a page.
-
-    Args:
-        store: the study's store.
-        study: the study's name.
-        model: the pages' model, for a study of several models.
-    """
+    """Return the page that compares a study with the other temperatures of its file; None without such a page."""
     name = name_of_all(study)
     page = None if name is None else laws_report_folder(store, name, model) / "index.html"
     return page if page is not None and page.is_file() else None

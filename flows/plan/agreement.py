@@ -46,19 +46,12 @@ def check_plan_agrees(plan: FrozenPlan, study: Study) -> None:
 
 @dataclass(frozen=True)
 class PlanDifference:
-    """A value of ``[plan]`` or ``[windows]`` that a study file and its frozen plan do not share.
+    """A value of ``[plan]`` or ``[windows]`` that a study file and its frozen plan do not share."""
 
-    Attributes:
-        what: The key, as in ``plan.alpha``.
-        frozen: The frozen value, as JSON holds it.
-        asked: The study file's value.
-        chosen: The plan's K or N, if the key sets K or N.
-    """
-
-    what: str
-    frozen: Any
-    asked: Any
-    chosen: int | None = None
+    what: str  # The key, as in ``plan.alpha``
+    frozen: Any  # The frozen value, as JSON holds it
+    asked: Any  # The study file's value
+    chosen: int | None = None  # The plan's K or N, if the key sets K or N
 
     @property
     def grows(self) -> bool:

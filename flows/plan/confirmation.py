@@ -20,8 +20,8 @@ from generator.documents.registry import excluded_clusters
 from log.store import Store
 from schema.errors import InputError, nearest
 from schema.study import Study, load_studies
-from schema.study.laws import of_each_law
 from schema.study.reading import read_content
+from schema.study.sweeps import of_each_law
 from stats.quantities import PAIR_QUANTITIES
 
 _SEEDS = 20  # seeds that are tried
@@ -29,31 +29,20 @@ _SEEDS = 20  # seeds that are tried
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A study file that was written.
+    """A study file that was written."""
 
-    Attributes:
-        path: The file.
-        study: The study's name.
-        seed: Its seed.
-        actions: Its actions, the baseline first.
-        documents: How many evaluation documents it has; no study in the store has evaluated them.
-    """
-
-    path: Path
-    study: str
-    seed: int
-    actions: tuple[str, ...]
-    documents: int
+    path: Path  # The file
+    study: str  # The study's name
+    seed: int  # Its seed
+    actions: tuple[str, ...]  # Its actions, the baseline first
+    documents: int  # How many evaluation documents it has; no study in the store has evaluated them
 
 
 def write_confirmation(study_file: Path, names: Sequence[str], store: Store, path: Path | None = None) -> Confirmation:
-    """Write a study file that confirms explored actions; never overwrite a file.
+    """Write a study file that confirms explored actions and the baseline; never overwrite a file.
 
-    Args:
-        study_file: The study file whose actions were explored.
-        names: The actions to confirm; the new file includes the baseline as well.
-        store: The store of the explored study, in which the new study is to be run.
-        path: The file to write; its name is the study's. By default NAME-confirm.toml beside the study file.
+    The new study is to be run in ``store``, that of the explored study. Its name is that of the file ``path``, by
+    default NAME-confirm.toml beside the study file.
     """
     studies, content = load_studies(study_file), read_content(study_file)
     _check_actions(studies, names, study_file)
@@ -149,16 +138,8 @@ def _draw(
 ) -> int:
     """Find a seed and clusters under which no evaluation document was seen, and write the draft with them.
 
-    Args:
-        content: The study file's content.
-        draft: The file to write it to.
-        excluded: The file for the excluded clusters, which the draft names.
-        path: Where the study file will be.
-        seen: The documents that were seen.
-        clusters: The clusters to exclude from the beginning.
-
-    Returns:
-        The number of evaluation documents, in all strata.
+    The file ``excluded``, which the draft names, has the excluded clusters, ``clusters`` from the beginning. The study
+    file will be at ``path``. The number of evaluation documents in all strata is returned.
     """
     first = content["study"].get("seed", 0)
     seed = first + 1

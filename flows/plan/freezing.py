@@ -61,15 +61,8 @@ def freeze_plan(
 ) -> FrozenPlan:
     """Write a plan to the store, or adopt the plan that another run of the same study froze first.
 
-    Args:
-        store: the study's store.
-        material: the study with its documents and actions.
-        content: the result of ``make_plan``; whether evaluation documents had been seen is added.
-        events_version: the version of ``events`` that the content was made from.
-        superseded: the previous revision of the plan; None for the study's first plan.
-
-    Returns:
-        The study's one frozen plan.
+    To ``content``, the result of ``make_plan`` from ``events_version``, it is added whether evaluation documents had
+    been seen. ``superseded`` is the previous revision of the plan; None for the study's first plan.
     """
     study, revision = material.study, 0 if superseded is None else superseded.revision + 1
     if (frozen := _adopted(store, study, revision)) is not None:

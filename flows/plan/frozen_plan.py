@@ -134,21 +134,13 @@ class FrozenPlan:
 
 @dataclass(frozen=True)
 class Looks:
-    """The looks of a sequential plan (definitions, "Sequential studies").
+    """The looks of a sequential plan (definitions, "Sequential studies")."""
 
-    Attributes:
-        order: the evaluation documents of each stratum, in the order in which they are taken.
-        documents: for each look the number of documents of each stratum, counted from the first.
-        shares: share of the information at each look.
-        constants: critical constant of each look, in standard errors.
-        resolution: the rule that resolves an endpoint.
-    """
-
-    order: dict[str, list[str]]
-    documents: list[dict[str, int]]
-    shares: list[float]
-    constants: list[float]
-    resolution: Resolution
+    order: dict[str, list[str]]  # the evaluation documents of each stratum, in the order in which they are taken
+    documents: list[dict[str, int]]  # for each look the number of documents of each stratum, counted from the first
+    shares: list[float]  # share of the information at each look
+    constants: list[float]  # critical constant of each look, in standard errors
+    resolution: Resolution  # the rule that resolves an endpoint
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Looks:

@@ -32,12 +32,9 @@ class Wanted(NamedTuple):
 
 
 def wanted_units(controls: Mapping[str, bool], replicates: int, branched: Collection[str]) -> list[Wanted]:
-    """Return the units that each document of a split is to have.
+    """Return the units that each document of a split is to have: K replicates, also of residual branching if branched.
 
-    Args:
-        controls: The study's actions, each with whether it is a control, which needs ``CONTROL_REPLICATES`` at most.
-        replicates: K.
-        branched: Actions that also get K replicates of residual branching.
+    Of an action that is a control ``CONTROL_REPLICATES`` at most are needed.
     """
     least = min(replicates, CONTROL_REPLICATES)
     plain = [Wanted(name, PLAIN, least if control else replicates) for name, control in controls.items()]

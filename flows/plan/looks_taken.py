@@ -20,20 +20,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class LooksTaken:
-    """The looks that a sequential study and model has taken, under its newest plan.
+    """The looks that a sequential study and model has taken, under its newest plan."""
 
-    Attributes:
-        plan: the plan.
-        looks: the plan's looks.
-        reached: the last look that was taken, 0 before the first. Its results for actions that were redone since, or
-            for revised documents, do not count and must be computed again.
-        rows: results of look ``reached``, for current revisions of actions and documents.
-    """
-
-    plan: FrozenPlan
-    looks: Looks
+    plan: FrozenPlan  # the plan
+    looks: Looks  # the plan's looks
+    # the last look that was taken, 0 before the first. Its results for actions that were redone since, or for revised
+    # documents, do not count and must be computed again.
     reached: int
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # results of look ``reached``, for current revisions of actions and documents
 
     @classmethod
     def in_store(cls, store: Store, plan: FrozenPlan) -> LooksTaken | None:

@@ -22,16 +22,10 @@ def plan_looks(
 
     A look at a share of N takes that share of each stratum's documents, rounded up, and all other documents of their
     clusters. A look that adds nothing is left out, and so is a look without two clusters in each stratum, which would
-    have no interval.
+    have no interval, and a look that lacks a document of ``evaluated``, evaluated before the plan.
 
-    Args:
-        material: the study with its documents and actions.
-        per_stratum: N.
-        level: the level of each primary endpoint, for all looks together.
-        evaluated: documents that were evaluated before the plan; a look that lacks any of these is left out.
-
-    Returns:
-        The plan's entry ``sequential``, as JSON holds it.
+    The result is the plan's entry ``sequential`` as JSON; ``level`` is that of each primary endpoint, for all looks
+    together.
     """
     planned = material.study.plan
     if planned.stopping == FIXED:

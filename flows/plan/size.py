@@ -13,15 +13,10 @@ Bounds = tuple[int, int]
 
 @dataclass(frozen=True)
 class EvaluatedSize:
-    """The size of a study's present evaluation, by current units.
+    """The size of a study's present evaluation, by current units."""
 
-    Attributes:
-        replicates: the most replicates of one document and measured action.
-        documents: the most documents of one stratum, up to the last that has units.
-    """
-
-    replicates: int = 0
-    documents: int = 0
+    replicates: int = 0  # the most replicates of one document and measured action
+    documents: int = 0  # the most documents of one stratum, up to the last that has units
 
 
 NOTHING = EvaluatedSize()

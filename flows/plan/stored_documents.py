@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.plan.frozen_plan import FrozenPlan, find_plan
 from generator.documents.answers import task_scoring
-from generator.documents.held import NOTHING_HELD, HeldDocument, HeldDocuments
+from generator.documents.source import NOTHING_HELD, HeldDocument, HeldDocuments
 from log.store import Store
 from schema.document import SPLITS, Document
 from schema.study import Study

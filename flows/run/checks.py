@@ -26,8 +26,7 @@ from generator.transformer.files.local_folders import (
 )
 from generator.transformer.model_checks import check_model, check_placement, known_traits
 from generator.transformer.needs import check_layers
-from generator.transformer.other_weights.named import told_of, weights_location, with_own_weights
-from generator.transformer.other_weights.shared_tokens import check_shared
+from generator.transformer.other_weights.named import check_shared, told_of, weights_location, with_own_weights
 from log.store import Store
 from schema.document import SPLITS
 from schema.errors import ControlError, InputError, OperationError
@@ -43,12 +42,8 @@ _ABSENT = "; not on this machine"
 def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
     """Check a study file, and the model that it names, before anything is written.
 
-    Args:
-        run: the study's run.
-        served: whether another process generates; then this machine's devices do not matter.
-
-    Returns:
-        Lines on checks that could not be made, and why.
+    If it is ``served``, another process generates, and this machine's devices do not matter. The lines that are
+    returned tell which checks could not be made, and why.
     """
     model, unchecked = run.study.model, []
     if model.kind == FINITE_STATE:

@@ -18,14 +18,9 @@ from schema.errors import PlanError
 
 
 def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:
-    """Refuse a run if its study file contradicts the stored study; additions are allowed.
+    """Refuse a run if its study file contradicts the stored study; additions are allowed, and are returned.
 
-    Args:
-        run: The study's run.
-        redo: Names of actions to be redone, which may have changed.
-
-    Returns:
-        The differences that the run is to add to the store.
+    Actions to ``redo`` may have changed.
     """
     if (store := run.stored) is not None:
         units = store.units(run.study.name, run.study.model.id, COMPARED).to_pylist()

@@ -43,27 +43,16 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between a study file and its store.
+    """One difference between a study file and its store."""
 
-    Attributes:
-        kind: How a run treats the difference.
-        what: The key or thing that differs, as the study file names it.
-        stored: The stored value, as text.
-        asked: The study file's value, as text.
-        action: The action concerned; None if the study is.
-        units: How many stored units are concerned.
-        planned: Whether it is a difference from the frozen plan.
-        note: A further remark.
-    """
-
-    kind: Kind
-    what: str
-    stored: str
-    asked: str
-    action: str | None = None
-    units: int = 0
-    planned: bool = False
-    note: str = ""
+    kind: Kind  # How a run treats the difference
+    what: str  # The key or thing that differs, as the study file names it
+    stored: str  # The stored value, as text
+    asked: str  # The study file's value, as text
+    action: str | None = None  # The action concerned; None if the study is
+    units: int = 0  # How many stored units are concerned
+    planned: bool = False  # Whether it is a difference from the frozen plan
+    note: str = ""  # A further remark
 
     def __str__(self) -> str:
         concerned = f" ({self.units} units)" if self.units else ""

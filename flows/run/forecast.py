@@ -37,20 +37,14 @@ from schema.tables import PLAIN
 
 @dataclass(frozen=True)
 class SplitForecast:
-    """The stored and the missing units of a split.
-
-    Attributes:
-        documents: how many documents of each stratum there will be, from the fewest to the most.
-        replicates: replicates of each document, from the fewest to the most.
-        stored: how many units of these documents are stored.
-        work: the most that is to be generated.
-    """
+    """The stored and the missing units of a split."""
 
     split: str
+    # how many documents of each stratum there will be, from the fewest to the most
     documents: dict[str, tuple[int, int]]
-    replicates: tuple[int, int]
-    stored: int
-    work: Work
+    replicates: tuple[int, int]  # replicates of each document, from the fewest to the most
+    stored: int  # how many units of these documents are stored
+    work: Work  # the most that is to be generated
 
     @property
     def bounded(self) -> bool:
@@ -65,28 +59,17 @@ class SplitForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The stored and the missing parts of a study.
+    """The stored and the missing parts of a study."""
 
-    Attributes:
-        plan: the frozen plan, None before there is one.
-        asked: the plan with the study file's K and N, equal to ``plan`` unless these grow; None if a plan is to be
-            made.
-        splits: development and evaluation.
-        underived: how many stored units are still to be derived.
-        unscored: how many stored pairs are still to be scored, if the model's tokenizer is here.
-        estimated: whether the estimates are current with events and scores.
-        reported: whether the page is current with the tables.
-        looked: whether a sequential study has stopped; true for other studies.
-    """
-
-    plan: FrozenPlan | None
+    plan: FrozenPlan | None  # the frozen plan, None before there is one
+    # the plan with the study file's K and N, equal to ``plan`` unless these grow; None if a plan is to be made
     asked: FrozenPlan | None
-    splits: tuple[SplitForecast, SplitForecast]
-    underived: int = 0
-    unscored: int = 0
-    estimated: bool = False
-    reported: bool = False
-    looked: bool = True
+    splits: tuple[SplitForecast, SplitForecast]  # development and evaluation
+    underived: int = 0  # how many stored units are still to be derived
+    unscored: int = 0  # how many stored pairs are still to be scored, if the model's tokenizer is here
+    estimated: bool = False  # whether the estimates are current with events and scores
+    reported: bool = False  # whether the page is current with the tables
+    looked: bool = True  # whether a sequential study has stopped; true for other studies
 
     @property
     def finished(self) -> bool:
@@ -104,11 +87,9 @@ class Forecast:
 
 
 def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
-    """Compare a study with its store, which need not exist yet.
+    """Compare a study, whose file agrees with its store, with that store, which need not exist yet.
 
-    Args:
-        run: the study's run, whose study file agrees with the store.
-        redone: names of actions whose stored units are about to be superseded.
+    The stored units of actions in ``redone`` are about to be superseded.
     """
     store = run.stored
     plan = None if store is None else find_plan(store, run.study.name, run.study.model.id)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from flows.cluster.address import ClusterAddress
 from flows.generate.local import LocalGenerator
 from flows.generate.side_processes import SideBySideGenerator
 from flows.generate.storing import GenerateInto, Identify, storing
@@ -22,29 +23,21 @@ from transforms.pipeline import run_derivation
 from transforms.segments import DerivationReport
 
 if TYPE_CHECKING:
-    from flows.cluster.address import ClusterAddress
     from generator.service.client import ServiceAddress
 
 
 @dataclass(frozen=True)
 class Generators:
-    """The functions and processes that do the work of a run.
+    """The functions and processes that do the work of a run."""
 
-    Attributes:
-        made_by: Generates events and stores them.
-        identify: Returns the identity of units.
-        get_ready: Called with all runs and the names of redone actions before anything is written, if there is work.
-        derived_by: Derives the underived units of the store at a location.
-        sides: Returns the side processes, if there are any.
-        served: Whether another machine may generate, so that this machine's devices do not matter.
-    """
-
-    made_by: GenerateInto
-    identify: Identify
+    made_by: GenerateInto  # Generates events and stores them
+    identify: Identify  # Returns the identity of units
+    # Called with all runs and the names of redone actions before anything is written, if there is work
     get_ready: Callable[[Sequence[StudyRun], Collection[str]], None]
+    # Derives the underived units of the store at a location
     derived_by: Callable[[str], DerivationReport] = run_derivation
-    sides: Callable[[], OwnProcesses | None] = lambda: None
-    served: bool = True
+    sides: Callable[[], OwnProcesses | None] = lambda: None  # Returns the side processes, if there are any
+    served: bool = True  # Whether another machine may generate, so that this machine's devices do not matter
 
 
 @contextmanager

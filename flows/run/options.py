@@ -22,11 +22,7 @@ def default_location(studies: Sequence[Study]) -> str:
 def named_workers(
     studies: Sequence[Study], cluster: str | None, gpus: str | None, *, served: bool
 ) -> ClusterAddress | None:
-    """Return the cluster that ``--cluster`` or ``--gpus`` names; None if neither does.
-
-    Raises:
-        InputError: an option cannot be read, or two options name a generator.
-    """
+    """Return the cluster that ``--cluster`` or ``--gpus`` names; None if neither does."""
     who = {"--gpus": gpus is not None, "--cluster": cluster is not None, "--endpoint": served}
     given = [option for option, there in who.items() if there]
     if len(given) > 1:
@@ -39,12 +35,7 @@ def named_workers(
 def named_service(
     locations: Sequence[str], token_file: Path | None, root_certificates: Path | None, timeout: float
 ) -> ServiceAddress | None:
-    """Return the service that ``--endpoint`` names; None without ``--endpoint``.
-
-    Raises:
-        InputError: several services are named, an option cannot be read, or an option belongs to a service that is not
-            named.
-    """
+    """Return the service that ``--endpoint`` names; None without ``--endpoint``."""
     given = {"--token-file": token_file, "--tls-root-certs": root_certificates}
     for name, value in given.items():
         if value is not None and not locations:

@@ -19,11 +19,7 @@ _DRAWS_BEYOND = 50
 
 
 def remarks(runs: Sequence[StudyRun]) -> list[str]:
-    """Return a line on each setting of a file's studies that may have another effect than meant.
-
-    Args:
-        runs: A run of each study, one for each model and law, after its checks.
-    """
+    """Return a line on each setting of a file's studies, checked before, that may have another effect than meant."""
     lines = left_out(runs[0].study.documents)
     for run in runs:
         lines += _absent_eos_tokens(run.study)

@@ -30,10 +30,6 @@ def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:
 
     So the same call after a kill goes on with the revision that it began, and a line says so. An action that the store
     lacks is left to the run.
-
-    Args:
-        runs: The runs of one study file.
-        names: The actions.
     """
     rows = begun_revisions(runs, names)
     begun = {(row["study"], row["action"]) for row in rows}
@@ -97,15 +93,9 @@ def _is_reported(run: StudyRun, action: Action, revision: int) -> bool:
 
 
 def drop_action(store: Store, name: str, study: str | None = None) -> int:
-    """Drop an action: its units stay in the log, and no view shows them.
+    """Drop an action: its units stay in the log, and no view shows them; return how many are superseded.
 
-    Args:
-        store: The store.
-        name: The action.
-        study: The action's study; needed if several studies have an action of this name.
-
-    Returns:
-        The number of units that are superseded.
+    The study is needed if several studies have an action of this name.
     """
     stored = store.read("actions")
     studies = sorted({row["study"] for row in stored.to_pylist()} if study is None else {study})

@@ -47,9 +47,7 @@ from stats.reduction.saving import saving
 def prepare(run: StudyRun, *, compared: bool = False) -> None:
     """Make the store, and write documents, actions and parameters to it.
 
-    Args:
-        run: the study's run.
-        compared: whether the study file has just been compared with the store.
+    ``compared`` says that the study file has just been compared with the store.
     """
     store = Store.create(run.location)
     if not compared:
@@ -64,8 +62,7 @@ def prepare(run: StudyRun, *, compared: bool = False) -> None:
 def develop(*runs: StudyRun) -> int:
     """Generate the missing units of development documents, within the runs' limit; return the number of new units.
 
-    Args:
-        runs: the run of a study, or the runs of several laws of one model.
+    The runs are those of several laws of one model, or one.
     """
     return _generate(runs, [pending_development(run.store, run.material) for run in runs], "development documents")
 
@@ -135,8 +132,7 @@ def plan(run: StudyRun) -> str:
 def evaluate(*runs: StudyRun) -> int:
     """Generate the planned units of evaluation documents, within the limit; return the number of new units.
 
-    Args:
-        runs: the run of a study, or the runs of several laws of one model, each with its plan.
+    The runs, each with its plan, are those of several laws of one model, or one.
     """
     return _generate(runs, [pending_evaluation(run.store, run.material) for run in runs], "evaluation documents")
 
@@ -167,21 +163,14 @@ def look(run: StudyRun) -> bool:
 
 
 def analyze(run: StudyRun, estimate: Runner = one_by_one) -> int:
-    """Estimate the evaluation documents unless the estimates are current; return the number of new estimates.
-
-    Args:
-        run: the study's run.
-        estimate: a function that estimates the parts of an analysis.
-    """
+    """Estimate the evaluation documents unless the estimates are current; return the number of new estimates."""
     return analyze_stored(run.store, run.study.name, run.study.model.id, estimate, run.own_progress)
 
 
 def report(run: StudyRun, beside: Path | None = None) -> Path:
     """Write the report unless it is current with the tables; return the path of its page.
 
-    Args:
-        run: the study's run.
-        beside: the page that will compare this study with those of other temperatures.
+    The page ``beside`` will compare this study with those of other temperatures.
     """
     page = run.page
     if not report_is_current(run.store, page.parent):
@@ -195,11 +184,7 @@ def report(run: StudyRun, beside: Path | None = None) -> Path:
 
 
 def keep_up(run: StudyRun) -> None:
-    """Merge small files and write the catalogue, once, at the end of a run.
-
-    Raises:
-        InputError: the store cannot be written.
-    """
+    """Merge small files and write the catalogue, once, at the end of a run."""
     if run.compacts:
         run.store.gather()
     refresh_catalog(run.store)

@@ -39,10 +39,6 @@ def run_file(
     documents, and with ``plan_only`` after freezing the plans. The units of the actions ``redo`` are superseded first,
     and with ``replan`` the plans are made anew. At its end the run puts small files together, unless ``compacts`` is
     False. If ``progress`` is the open page of a flow run, the stages are tasks of that run.
-
-    Raises:
-        InputError: the study file, the store, a service or a worker is not as it must be.
-        OperationError: the work failed.
     """
     location = absolute(store if store is not None else default_location(studies))
     shared, gathered = DocumentLimit(limit), SharedMaterial()

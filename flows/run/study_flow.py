@@ -33,19 +33,12 @@ ABREAST = max(2, min(os.cpu_count() or 2, 4))  # at most 4, since a part's draws
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run.
+    """The outcome of a run."""
 
-    Attributes:
-        location: the store.
-        pages: the report of each model; none if the limit stopped the run before its reports.
-        documents_left: how many documents the limit leaves to generate.
-        did_something: False if nothing was left to do.
-    """
-
-    location: str
-    pages: list[Path]
-    documents_left: int
-    did_something: bool
+    location: str  # the store
+    pages: list[Path]  # the report of each model; none if the limit stopped the run before its reports
+    documents_left: int  # how many documents the limit leaves to generate
+    did_something: bool  # False if nothing was left to do
 
 
 def run_studies(
@@ -58,13 +51,10 @@ def run_studies(
 ) -> Outcome:
     """Run the studies of one file, one for each model and law, to their reports, or find them finished.
 
-    Args:
-        runs: a run of each study, all of one store.
-        before: called before anything is written, unless nothing is left to do.
-        redo: names of actions whose units are superseded and generated anew.
-        plan_only: stop when the plans are frozen; the outcome has no pages then.
-        page: shows the run on the user's Prefect server. If the page is open, the caller is in its flow run: the stages
-            are tasks of that flow run, and a stage is retried if a retry may help.
+    ``before`` is called before anything is written, unless nothing is left to do. The units of actions in ``redo`` are
+    superseded and generated anew. With ``plan_only`` the run stops when the plans are frozen, and the outcome has no
+    pages. If the ``page`` on the user's Prefect server is open, the caller is in its flow run: the stages are tasks of
+    that flow run, and a stage is retried if a retry may help.
     """
     location = runs[0].location
     growth = _growth(runs, redo)

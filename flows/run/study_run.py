@@ -13,7 +13,7 @@ from flows.material import Material, gather_material
 from flows.pages.reports import report_folder
 from flows.plan.stored_documents import held_documents
 from generator.actions import Action
-from generator.documents.held import NOTHING_HELD
+from generator.documents.source import NOTHING_HELD
 from generator.generation import Work
 from generator.identity import ActionIdentity
 from log.store import Store
@@ -57,35 +57,24 @@ class DocumentLimit:
 
 @dataclass(frozen=True, eq=False)
 class StudyRun:
-    """One study and model on the way from its documents to its report.
+    """One study and model on the way from its documents to its report."""
 
-    Attributes:
-        study: the study file, for one model.
-        location: the store's present or future location: an absolute path or a URL.
-        made_by: generates the events and stores them.
-        progress: listener of the progress on the whole study file.
-        limit: how many documents may be generated before the run stops.
-        identify: returns the identity of units; by default, of units that this process generates.
-        derived_by: derives the underived units of the store at a location; by default in this process.
-        sides: returns the side processes, if there are any.
-        offline: whether to do without files of the model that are not on this machine; nothing can be generated then.
-        replan: whether the plan is made anew, as a later revision of the present plan.
-        gathered: makes the study's documents and actions.
-        compacts: whether small files are merged at the end.
-    """
-
-    study: Study
-    location: str
-    made_by: GenerateInto
-    progress: Progress = SILENT
+    study: Study  # the study file, for one model
+    location: str  # the store's present or future location: an absolute path or a URL
+    made_by: GenerateInto  # generates the events and stores them
+    progress: Progress = SILENT  # listener of the progress on the whole study file
+    # how many documents may be generated before the run stops
     limit: DocumentLimit = field(default_factory=DocumentLimit)
+    # returns the identity of units; by default, of units that this process generates
     identify: Identify = field(default_factory=lambda: LocalGenerator().identify)
+    # derives the underived units of the store at a location; by default in this process
     derived_by: Callable[[str], DerivationReport] = run_derivation
-    sides: Callable[[], OwnProcesses | None] = lambda: None
+    sides: Callable[[], OwnProcesses | None] = lambda: None  # returns the side processes, if there are any
+    # whether to do without files of the model that are not on this machine; nothing can be generated then
     offline: bool = False
-    replan: bool = False
-    gathered: Callable[..., Material] = gather_material
-    compacts: bool = True
+    replan: bool = False  # whether the plan is made anew, as a later revision of the present plan
+    gathered: Callable[..., Material] = gather_material  # makes the study's documents and actions
+    compacts: bool = True  # whether small files are merged at the end
 
     def say(self, line: str) -> None:
         """Print a line about this study, with the study's name if its file has several temperatures or models."""
@@ -111,9 +100,6 @@ class StudyRun:
         """Return the identity of an action; weights that are not known yet are None.
 
         No model is loaded.
-
-        Raises:
-            InputError: a file cannot be read, or an endpoint serves another model than the study's.
         """
         return self._identity(action)
 
@@ -133,11 +119,7 @@ class StudyRun:
 
     @cached_property
     def material(self) -> Material:
-        """The study's documents, stored documents first, and its actions.
-
-        Raises:
-            InputError: something in the study file cannot be done, or the store is damaged.
-        """
+        """The study's documents, stored documents first, and its actions."""
         try:
             held = held_documents(self.store, self.study)
         except MissingStoreError:
@@ -155,11 +137,7 @@ class StudyRun:
 
     @property
     def stored(self) -> Store | None:
-        """The study's store; None before there is one.
-
-        Raises:
-            InputError: the store is of a newer version, or damaged.
-        """
+        """The study's store; None before there is one."""
         try:
             return self.store
         except MissingStoreError:
@@ -167,10 +145,6 @@ class StudyRun:
 
     @property
     def page(self) -> Path:
-        """The path of the study's page, which need not exist yet.
-
-        Raises:
-            InputError: there is no store yet.
-        """
+        """The path of the study's page, which need not exist yet."""
         model = self.study.model.id if self.study.several_models else None
         return report_folder(self.store, self.study.name, model) / "index.html"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.orchestration.server import answering, api_url
-from flows.scheduling.notifications import check_block, notify
+from flows.scheduling.notifications import check_block, each_tagged_run, notify
 from schema.errors import InputError
 from schema.study import Study
 
@@ -27,35 +27,20 @@ _TAG = "kvdrift"
 
 @dataclass(frozen=True)
 class StudySchedule:
-    """The study of a deployment, and how it is run.
+    """The study of a deployment, and how it is run."""
 
-    Attributes:
-        study_file: the study file, an absolute path.
-        studies: the file's studies, one for each model.
-        store: the store, an absolute path or a URL.
-        cron: when runs start; None for runs that are started by hand.
-        timezone: the time zone of ``cron``, such as Europe/Berlin.
-        limit: the most documents that a run generates.
-        endpoint: the service that generates.
-        token_file: the file with the service's token.
-        tls_root_certs: the file of the authorities that vouch for the service.
-        cluster: the Dask scheduler whose workers generate.
-        gpus: how many GPUs of the worker's machine generate.
-        notify: the notification block that is told how runs end, as TYPE/NAME.
-    """
-
-    study_file: Path
-    studies: Sequence[Study]
-    store: str
-    cron: str | None
-    timezone: str
-    limit: int | None = None
-    endpoint: str | None = None
-    token_file: Path | None = None
-    tls_root_certs: Path | None = None
-    cluster: str | None = None
-    gpus: str | None = None
-    notify: str | None = None
+    study_file: Path  # the study file, an absolute path
+    studies: Sequence[Study]  # the file's studies, one for each model
+    store: str  # the store, an absolute path or a URL
+    cron: str | None  # when runs start; None for runs that are started by hand
+    timezone: str  # the time zone of ``cron``, such as Europe/Berlin
+    limit: int | None = None  # the most documents that a run generates
+    endpoint: str | None = None  # the service that generates
+    token_file: Path | None = None  # the file with the service's token
+    tls_root_certs: Path | None = None  # the file of the authorities that vouch for the service
+    cluster: str | None = None  # the Dask scheduler whose workers generate
+    gpus: str | None = None  # how many GPUs of the worker's machine generate
+    notify: str | None = None  # the notification block that is told how runs end, as TYPE/NAME
 
     @property
     def tag(self) -> str:
@@ -94,15 +79,10 @@ class StudySchedule:
 
 @dataclass(frozen=True)
 class Deployed:
-    """A deployment on the server.
+    """A deployment on the server."""
 
-    Attributes:
-        name: FLOW/NAME, the form that Prefect's commands take.
-        page: the address of the deployment's page; None if the server has no pages.
-    """
-
-    name: str
-    page: str | None
+    name: str  # FLOW/NAME, the form that Prefect's commands take
+    page: str | None  # the address of the deployment's page; None if the server has no pages
 
 
 def check_cron(cron: str, timezone: str) -> None:
@@ -136,10 +116,6 @@ def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
     """Make the deployment, or change the deployment of its name, for the workers of a pool; make a missing pool.
 
     Runs start in the present working folder.
-
-    Args:
-        schedule: what is deployed.
-        work_pool: the pool's name.
     """
     from prefect.runner.storage import LocalStorage  # noqa: PLC0415 - Prefect takes seconds
 
@@ -157,11 +133,7 @@ def deploy(schedule: StudySchedule, work_pool: str) -> Deployed:
 
 
 def serve(schedule: StudySchedule) -> None:
-    """Make the deployment, and run it from this process until an interrupt, which pauses its schedule.
-
-    Raises:
-        InputError: as ``deploy``.
-    """
+    """Make the deployment, and run it from this process until an interrupt, which pauses its schedule."""
     from prefect.runner import Runner  # noqa: PLC0415 - Prefect takes seconds
 
     deployment = _deployment(schedule, None)
@@ -254,22 +226,13 @@ def _end_silent_runs() -> None:
     from prefect.client.schemas.objects import StateType  # noqa: PLC0415
     from prefect.events.actions import ChangeFlowRunState  # noqa: PLC0415
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture  # noqa: PLC0415
-    from prefect.events.schemas.events import ResourceSpecification  # noqa: PLC0415
 
     beat = "prefect.flow-run.heartbeat"
     ends = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed", "Cancelling")}
     trigger = EventTrigger(
-        match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-        match_related=ResourceSpecification(
-            {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{_TAG}"}
-        ),
-        for_each={"prefect.resource.id"},
-        after={beat},
-        expect={beat, *ends},
-        posture=Posture.Proactive,
-        threshold=1,
+        **each_tagged_run(_TAG), after={beat}, expect={beat, *ends}, posture=Posture.Proactive,
         within=timedelta(seconds=_SILENT_SECONDS),
-    )
+    )  # fmt: skip
     crashed = ChangeFlowRunState(
         name=None,
         state=StateType.CRASHED,

@@ -22,7 +22,9 @@ from flows.orchestration.page import FlowRunPage
 from flows.orchestration.retries import retried
 from flows.run.options import named_service, named_workers
 from flows.run.study_flow import ABREAST, FLOW, run_name
-from schema.errors import InputError, KvdriftError
+from log.store import Store
+from log.studies import stored_studies
+from schema.errors import KvdriftError
 from schema.location import absolute
 from schema.study import load_studies
 
@@ -110,7 +112,7 @@ def recompute(store: Name) -> str:
     Args:
         store: Folder or URL of the store; a relative path is one of the deployment's working folder.
     """
-    from flows.scheduling.recomputing import derive_store, estimate_study, stored_studies, study_page  # noqa: PLC0415
+    from flows.scheduling.recomputing import derive_store, estimate_study, study_page  # noqa: PLC0415
 
     page = FlowRunPage()
     page.open(Path(store).name)
@@ -119,9 +121,7 @@ def recompute(store: Name) -> str:
         return task(cache_policy=NO_CACHE, persist_result=False, **retried())(function)
 
     location = absolute(store)
-    studies = stored_studies(location)
-    if not studies:
-        raise InputError(f"{location}: the store holds no study yet")
+    studies = stored_studies(Store.open(location))
     staged(derive_store)(location, page)
     for name, model in studies:
         staged(estimate_study)(location, name, model, page)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
+from uuid import UUID
 
 from schema.errors import InputError
-
-if TYPE_CHECKING:
-    from uuid import UUID
 
 _ENDS = ("Completed", "Failed", "Crashed")
 _BODY = """{{ flow_run.name }} is {{ flow_run.state.name }}
@@ -16,11 +14,7 @@ _BODY = """{{ flow_run.name }} is {{ flow_run.state.name }}
 
 
 def check_block(block: str) -> UUID:
-    """Return the id of a notification block of the server.
-
-    Args:
-        block: The block as TYPE/NAME, such as slack-webhook/laboratory.
-    """
+    """Return the id of a notification block of the server, given as TYPE/NAME, such as slack-webhook/laboratory."""
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect takes seconds
     from prefect.exceptions import ObjectNotFound  # noqa: PLC0415
 
@@ -41,31 +35,27 @@ def check_block(block: str) -> UUID:
     return found.id
 
 
-def notify(deployment: str, tag: str, block: str) -> None:
-    """Notify a block when a run of a deployment completes, fails or crashes, in place of any earlier block.
+def each_tagged_run(tag: str) -> dict[str, Any]:
+    """Return the arguments of a trigger that is about every single flow run with a tag."""
+    from prefect.events.schemas.events import ResourceSpecification  # noqa: PLC0415 - Prefect takes seconds
 
-    Args:
-        deployment: The deployment's name.
-        tag: The tag of its runs.
-        block: The block as TYPE/NAME.
-    """
+    tagged: dict[str, Any] = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{tag}"}
+    return {
+        "match": ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+        "match_related": ResourceSpecification(tagged), "for_each": {"prefect.resource.id"}, "threshold": 1,
+    }  # fmt: skip
+
+
+def notify(deployment: str, tag: str, block: str) -> None:
+    """Notify a block TYPE/NAME when a tagged run completes, fails or crashes, in place of any earlier block."""
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect takes seconds
     from prefect.events.actions import SendNotification  # noqa: PLC0415
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture  # noqa: PLC0415
-    from prefect.events.schemas.events import ResourceSpecification  # noqa: PLC0415
 
     name = f"kvdrift: {deployment}: how runs end"
     sent = SendNotification(block_document_id=check_block(block), subject=f"kvdrift study {deployment}", body=_BODY)
-    trigger = EventTrigger(
-        match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-        match_related=ResourceSpecification(
-            {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{tag}"}
-        ),
-        for_each={"prefect.resource.id"},
-        expect={f"prefect.flow-run.{state}" for state in _ENDS},
-        posture=Posture.Reactive,
-        threshold=1,
-    )
+    ends = {f"prefect.flow-run.{state}" for state in _ENDS}
+    trigger = EventTrigger(**each_tagged_run(tag), expect=ends, posture=Posture.Reactive)
     made = AutomationCore(
         name=name, description=f"Made by kvdrift schedule --notify {block}.", trigger=trigger, actions=[sent]
     )

@@ -8,17 +8,13 @@ from flows.estimate.scores import score_stored
 from flows.estimate.stored import analyze_stored
 from flows.generate.tokens import record_tokens
 from flows.orchestration.page import FlowRunPage
-from flows.pages.reports import page_beside, report_folder, report_is_current, write_report
+from flows.pages.reports import own_model, page_beside, page_folder, report_is_current, write_report
 from generator.transformer.files.tokenizer import token_reader
 from log.store import Store
+from log.studies import model_revisions, stored_studies
+from schema.progress import Progress
 from sql.catalog_file import refresh_catalog
 from transforms.pipeline import run_derivation
-
-
-def stored_studies(location: str) -> list[tuple[str, str]]:
-    """Return study and model of all documents of a store."""
-    documents = Store.open(location).read("documents", columns=["study", "model"])
-    return sorted({(row["study"], row["model"]) for row in documents.to_pylist()})
 
 
 def derive_store(location: str, page: FlowRunPage) -> int:
@@ -31,13 +27,18 @@ def derive_store(location: str, page: FlowRunPage) -> int:
     return done
 
 
+def estimate_stored(store: Store, study: str, model: str, progress: Progress) -> tuple[int, int, int]:
+    """Record tokens, score answers and estimate; return the new texts of tokens, scored pairs and estimates."""
+    revision = model_revisions(store).get((study, model))
+    texts = record_tokens(store, study, model, revision=revision, progress=progress)
+    scored = score_stored(store, study, model, revision=revision, progress=progress)
+    return texts, scored, analyze_stored(store, study, model, progress=progress)
+
+
 def estimate_study(location: str, study: str, model: str, page: FlowRunPage) -> int:
     """Score and estimate a study, unless that is done; return the number of estimates."""
     store = Store.open(location)
-    revision = _revision(store, study, model)
-    record_tokens(store, study, model, revision=revision, progress=page)
-    score_stored(store, study, model, revision=revision, progress=page)
-    count = analyze_stored(store, study, model, progress=page)
+    _, _, count = estimate_stored(store, study, model, page)
     refresh_catalog(store)
     page.say(f"{study}, {model}: " + (f"{count} estimates" if count else "estimates are up to date"))
     return count
@@ -46,18 +47,12 @@ def estimate_study(location: str, study: str, model: str, page: FlowRunPage) -> 
 def study_page(location: str, study: str, model: str, page: FlowRunPage) -> Path:
     """Write a study's report, unless it is current; return the path of its page."""
     store = Store.open(location)
-    several = sum(name == study for name, _ in stored_studies(location)) > 1  # then each model has its own page
-    own = model if several else None
-    folder = report_folder(store, study, own)
+    studies = stored_studies(store)
+    folder = page_folder(store, study, model, studies)
     report = folder / "index.html"
     if not report_is_current(store, folder):
-        text = token_reader(model, revision=_revision(store, study, model))
-        beside = page_beside(store, study, own)
+        text = token_reader(model, revision=model_revisions(store).get((study, model)))
+        beside = page_beside(store, study, own_model(study, model, studies))
         report = write_report(store, study, model, folder, token_text=text, progress=page, beside=beside)
     page.publish(store, study, model, report)
     return report
-
-
-def _revision(store: Store, study: str, model: str) -> str | None:
-    revisions = {(row["study"], row["model"]): row["revision"] for row in store.read("studies").to_pylist()}
-    return revisions.get((study, model))

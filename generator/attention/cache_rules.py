@@ -81,12 +81,10 @@ class CacheRule:
     ) -> None:  # fmt: skip
         """Change entries in place before a token is fed.
 
-        Args:
-            prompt: For each layer the keys and values of the cache's prompt entries, [KV heads, entries, size] each;
-                attention reads these tensors themselves.
-            suffixes: For each layer the keys and values of all slots, [slots, KV heads, H, size] each.
-            slots: For each layer the slots of the cache's streams on the layer's device, int64 [streams].
-            length: L, including the token about to be fed.
+        ``prompt`` has for each layer the keys and values of the cache's prompt entries, [KV heads, entries, size] each,
+        which attention reads themselves; ``suffixes`` those of all slots, [slots, KV heads, H, size] each; ``slots``
+        the slots of the cache's streams on the layer's device, int64 [streams]. ``length`` is L, including the token
+        about to be fed.
         """
 
     def passes(self, length: int) -> bool:  # noqa: ARG002 - others need it
@@ -100,22 +98,16 @@ class CacheRule:
     def left(self, entries: StreamEntries, scores: Tensor) -> Tensor | None:  # noqa: ARG002 - others need it
         """Return which prompt entries streams still have after a step, from the arguments and the scores of ``attend``.
 
-        Returns:
-            bool [R, KV heads, entries of the prompt]; None if the rule does not say. By default an entry with a
-                negative score is gone.
+        The answer is bool [R, KV heads, entries of the prompt]; None if the rule does not say. By default an entry with
+        a negative score is gone.
         """
         return scores[..., : self.scores] >= 0 if self.scores else None
 
     def attend(self, entries: StreamEntries, scores: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Attend from one new token per row.
+        """Attend from one new token per row, and return attention, if ``replaces``, and the scores after the step.
 
-        Args:
-            entries: The rows.
-            scores: Scores of prompt entries, then of the suffix, float32 [R, KV heads, ``scores`` + L]; the new entry's
-                score is 0. Empty if the rule has no scores.
-
-        Returns:
-            Attention of the rows, [R, KV heads, query heads of it, size], in the queries' dtype, if ``replaces``; and
-                the scores after the step.
+        Scores are of prompt entries, then of the suffix, float32 [R, KV heads, ``scores`` + L]; the new entry's score
+        is 0. They are empty if the rule has none. Attention is [R, KV heads, query heads of it, size], in the queries'
+        dtype.
         """
         raise NotImplementedError

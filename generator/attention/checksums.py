@@ -23,11 +23,7 @@ _BYTES = 8  # of a word
 def checksum(*parts: Tensor) -> Tensor:
     """Sum the bits of some tensors as 64-bit words modulo 2^64, each word times an odd number of its place.
 
-    Args:
-        parts: Tensors of one device and dtype, any shapes.
-
-    Returns:
-        int64 [], on that device: nothing is copied to the host.
+    The tensors have one device and dtype. The sum is int64 [] on that device: nothing is copied to the host.
     """
     flat = torch.cat([part.flatten() for part in parts]).view(torch.uint8)
     if left_over := -len(flat) % _BYTES:
@@ -44,18 +40,11 @@ def in_words(sums: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def first_decisions(rule: CacheRule, prompt: Sequence[PromptLayer], held: Sequence[PrefixLayer]) -> list[Tensor]:
-    """Return checksums of a decode-time policy's first step, which is equal for all replicates: no drawn token is fed.
+    """Return a checksum, int64 [], for each layer of a policy's first step, which is equal for all replicates.
 
-    The prompt's last token is fed once more in place of a drawn token. If a policy scores entries, the sums are of the
-    entries left before and after that step; else they are of the attention.
-
-    Args:
-        rule: The policy's rule of the prompt's cache.
-        prompt: Each layer of the whole prompt.
-        held: For each layer the entries that the first cut kept.
-
-    Returns:
-        The checksum of each layer, int64 [].
+    No drawn token is fed: the prompt's last token is fed once more in place of one. If a policy scores entries, the
+    sums are of the entries left before and after that step; else they are of the attention. ``prompt`` are the layers
+    of the whole prompt, ``held`` the entries that the first cut kept of each.
     """
     return [_decided(rule, layer, own) for layer, own in zip(prompt, held, strict=True)]
 

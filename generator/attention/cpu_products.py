@@ -21,25 +21,18 @@ _PACKED_FOR = 16  # rows; oneDNN lays weights out alike for other numbers
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute x W' + b by oneDNN.
+    """Compute x W' + b by oneDNN on a CPU: float32 [..., in] -> [..., out].
 
-    Args:
-        x: float32 [..., in], on a CPU.
-        weight: float32 [out, in], in any layout, or as ``packed`` returns it.
-        bias: float32 [out], or None.
-
-    Returns:
-        Float32 [..., out].
+    The weight is float32 [out, in], in any layout, or as ``packed`` returns it; the bias is float32 [out], or None.
     """
     output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # noqa: SLF001
     return output
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Lay a weight out as oneDNN reads it, once for many products; ``to_dense`` of the result gives the weight back.
+    """Lay a weight, float32 [out, in] on a CPU, out as oneDNN reads it, once for many products.
 
-    Args:
-        weight: float32 [out, in], in any layout, on a CPU.
+    ``to_dense`` of the result gives the weight back.
     """
     layout: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR)  # noqa: SLF001
     return layout

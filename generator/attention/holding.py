@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from generator.attention.shared_prefix import PrefixLayer
-from schema.errors import KvdriftError, OperationError, failure_of
+from schema.errors import OperationError, failing_as
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -79,13 +79,9 @@ class InDtype:
 
 def bytes_as_stored(layer: PrefixLayer, holding: Holding) -> StoredBytes:
     """Return the stored bytes of a layer's keys and values, which may be tensors without data."""
-    try:
+    with failing_as("codec", holding):
         size = holding.stored_bytes(layer)
         size = StoredBytes(operator.index(size.payload), operator.index(size.scales))
-    except KvdriftError:
-        raise
-    except Exception as error:
-        raise OperationError(f"codec {type(holding).__name__}: {failure_of(error, holding)}") from error
     if min(size.payload, size.scales) < 0:
         raise OperationError(f"codec {type(holding).__name__}: stored_bytes returned {size}; bytes are 0 or more")
     return size

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from generator.attention.layer_terms import PLAIN, LayerTerms
-from generator.attention.network_layers import attention_modules
+from generator.attention.layer_traits import attention_modules
 
 IMPLEMENTATION = "kvdrift"
 
@@ -26,18 +26,10 @@ class LayerAttention(Protocol):
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms = PLAIN
     ) -> Tensor:
-        """Compute the attention of one layer.
+        """Compute the attention of one layer, [B, heads, T, size], from rotated queries [B, heads, T, size].
 
-        Args:
-            layer: The layer's number among those with attention, from 0.
-            query: [B, heads, T, size], rotated.
-            key: [B, KV heads, T, size], rotated.
-            value: [B, KV heads, T, size].
-            scaling: The factor of products of queries and keys.
-            terms: What the layer's attention has beside a softmax over all earlier positions.
-
-        Returns:
-            The attention output, [B, heads, T, size].
+        Keys, rotated, and values are [B, KV heads, T, size]. ``layer`` is the layer's number among those with
+        attention, from 0. ``terms`` are what the layer's attention has beside a softmax over all earlier positions.
         """
 
 
@@ -56,12 +48,7 @@ class _Counted:
 
 
 def counted(attention: LayerAttention, network: Any) -> LayerAttention:
-    """Return attention that counts only layers with attention, for a network in which some layers have none.
-
-    Args:
-        attention: The attention of every layer that has attention.
-        network: A transformers causal language model.
-    """
+    """Return attention that counts only layers with attention, for a network in which some layers have none."""
     found = attention_modules(network)
     if len(found) == len(network.model.layers):
         return attention

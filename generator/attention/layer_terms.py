@@ -19,13 +19,7 @@ _POSITIONS = 128  # of queries of a prompt, whose scores are computed at once
 
 @dataclass(frozen=True, eq=False)
 class LayerTerms:
-    """Terms of a layer's attention besides a softmax over all earlier positions.
-
-    Attributes:
-        window: W, or None if every query sees all positions before it.
-        softcap: c, or None.
-        sinks: [heads], or None.
-    """
+    """The terms of a layer: a window W, a soft cap c, and sinks [heads]; each is None if the layer does not have it."""
 
     window: int | None = None
     softcap: float | None = None
@@ -49,17 +43,9 @@ PLAIN = LayerTerms()
 
 
 def attend_capped(query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float) -> tuple[Tensor, Tensor]:
-    """Attend with a soft cap.
+    """Attend with a soft cap from queries [..., T, size] to keys and values [..., S, size].
 
-    Args:
-        query: [..., T, size].
-        key: [..., S, size].
-        value: [..., S, size].
-        scaling: The factor of products of queries and keys.
-        softcap: c.
-
-    Returns:
-        The output [..., T, size], float32, and the logarithm of the sum of exponentials, float32 [..., T].
+    Returns the output [..., T, size], float32, and the logarithm of the sum of exponentials, float32 [..., T].
     """
     if query.dim() == 3 and fits_onednn(query):
         heads = zip(query, key, value, strict=True)
@@ -80,15 +66,9 @@ def capped(scores: Tensor, softcap: float | None) -> Tensor:
 
 
 def with_sinks(output: Tensor, mass: Tensor, sinks: Tensor | None) -> Tensor:
-    """Add sinks to the sums of exponentials of an attention output.
+    """Add sinks [heads] to the sums of exponentials of an attention output, [..., KV heads, query heads, size].
 
-    Args:
-        output: [..., KV heads, query heads of it, size].
-        mass: The logarithm of the sum of exponentials over all parts, float32 [..., KV heads, query heads of it].
-        sinks: [heads], or None.
-
-    Returns:
-        The output, of the same shape.
+    ``mass`` is the logarithm of the sum of exponentials over all parts, float32 [..., KV heads, query heads of it].
     """
     if sinks is None:
         return output
@@ -96,17 +76,9 @@ def with_sinks(output: Tensor, mass: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def attend_causally_by(query: Tensor, key: Tensor, value: Tensor, scaling: float, terms: LayerTerms) -> Tensor:
-    """Attend causally in a layer with terms, from the last T of S positions.
+    """Attend causally in a layer with terms, from the last T of S positions; return [1, heads, T, size].
 
-    Args:
-        query: [1, heads, T, size].
-        key: [KV heads, S, size].
-        value: [KV heads, S, size].
-        scaling: The factor of products of queries and keys.
-        terms: The layer's terms.
-
-    Returns:
-        The attention output, [1, heads, T, size].
+    Queries are [1, heads, T, size], keys and values [KV heads, S, size].
     """
     _, heads, length, size = query.shape
     kv_heads, positions, _ = key.shape
@@ -149,8 +121,7 @@ def _scores(query: Tensor, key: Tensor, scaling: float, softcap: float | None) -
 def _weigh(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Average values [..., S, size] with the softmax of float32 scores [..., T, S] as weights.
 
-    Returns:
-        The averages [..., T, size], and the logarithms of the sums of exponentials [..., T]; both float32.
+    Returns the averages [..., T, size] and the logarithms of the sums of exponentials [..., T]; both float32.
     """
     top = scores.amax(-1)
     weights = torch.softmax(scores, -1)

@@ -39,16 +39,9 @@ def attend_part(
 ) -> PartialAttention:
     """Attend by torch's fused kernels, called by name since the public function does not return the sums.
 
-    Args:
-        query: [B, heads, T, size].
-        key: [B, heads, S, size].
-        value: [B, heads, S, size].
-        scaling: The factor of products of queries and keys.
-        causal: Whether query t sees no key after t; then T = S.
-        softcap: The layer's soft cap, if it has one; not of causal attention.
-
-    Returns:
-        The output [B, heads, T, size], and the logarithm of the sum of exponentials, float32 [B, heads, T].
+    Queries are [B, heads, T, size], keys and values [B, heads, S, size]; if ``causal``, T = S and query t sees no key
+    after t. A soft cap is not of causal attention. Returns the output [B, heads, T, size], and the logarithm of the sum
+    of exponentials, float32 [B, heads, T].
     """
     if softcap is not None:
         return attend_capped(query, key, value, scaling, softcap)
@@ -75,9 +68,7 @@ def attend_prompt(
     """Attend from queries [heads, T, size] to keys and values [heads, S, size], by oneDNN if that is faster.
 
     A layer's soft cap is applied, if there is one. ``chunks`` are the same entries, as ``packed_chunks`` returns them.
-
-    Returns:
-        The output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T].
+    Returns the output [heads, T, size], and the logarithm of the sum of exponentials, float32 [heads, T].
     """
     if softcap is not None:
         return attend_capped(query, key, value, scaling, softcap)
@@ -92,11 +83,8 @@ def join_parts(
 ) -> PartialAttention:
     """Join attention to two disjoint sets of keys, in float32.
 
-    Args:
-        first: Attention to the keys of one set.
-        second: Attention to the keys of the other set.
-        log_of_sum: log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need, since their rows differ
-            from step to step. A prompt is computed only once.
+    ``log_of_sum`` is log(exp(a) + exp(b)); by default ``seamless_logaddexp``, which streams need, since their rows
+    differ from step to step. A prompt is computed only once.
     """
     (output, mass), (other, other_mass) = first, second
     joint = (log_of_sum or seamless_logaddexp)(mass, other_mass)
@@ -114,16 +102,9 @@ def seamless_logaddexp(one: Tensor, other: Tensor) -> Tensor:
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Attend from the last T of S positions to all positions up to their own.
+    """Attend from the last T of S positions to all positions up to their own; return [1, heads, T, size].
 
-    Args:
-        query: [1, heads, T, size].
-        key: [KV heads, S, size].
-        value: [KV heads, S, size].
-        scaling: The factor of products of queries and keys.
-
-    Returns:
-        The attention output, [1, heads, T, size].
+    Queries are [1, heads, T, size], keys and values [KV heads, S, size].
     """
     _, heads, length, size = query.shape
     kv_heads, positions, _ = key.shape

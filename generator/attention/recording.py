@@ -47,13 +47,9 @@ class PromptLayer:
 
 
 class PromptRecording:
-    """``LayerAttention`` over one prompt, chunk by chunk.
+    """``LayerAttention`` over one prompt of n entries, chunk by chunk, with the SHA-256 of its tokens.
 
-    Args:
-        entries: n, the prompt's tokens.
-        window: W, the number of last queries to keep.
-        statistics: The statistics to gather over all queries.
-        prompt: SHA-256 of the prompt's tokens.
+    ``window`` is W, the number of last queries to keep; ``statistics`` are gathered over all queries.
     """
 
     def __init__(

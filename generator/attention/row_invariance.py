@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from generator.attention.cpu_products import OneDNNLinear, fits_onednn
-from generator.attention.network_layers import attention_modules
+from generator.attention.layer_traits import attention_modules
 from generator.attention.parts import attend_prompt
 from generator.attention.streams.rows import TILE, tile_of
 
@@ -72,8 +72,7 @@ class FilledKernels(Protocol):
 class TriedSteps:
     """The whole steps that have been tried by any copy of a model.
 
-    Attributes:
-        deviation: The largest difference between laws that should be equal, relative to the largest probability.
+    ``deviation`` is the largest difference between laws that should be equal, relative to the largest probability.
     """
 
     deviation: float = 0.0
@@ -90,15 +89,11 @@ class TriedSteps:
 
 
 def step_deviation(kernels: FilledKernels, suffixes: Tensor, streams: int) -> float:
-    """Compare the laws of equal streams, for several numbers of streams beside them.
+    """Compare the laws of equal streams, for several numbers of streams, at most ``streams``, beside them.
 
-    Args:
-        kernels: Kernels of three caches: a prompt, a copy of the prompt, and another prompt.
-        suffixes: The streams' suffixes before the step, [kinds, KV heads, entries, size].
-        streams: The largest number of streams.
-
-    Returns:
-        The largest difference, relative to the largest probability; 0 if laws are equal bit for bit.
+    The kernels are of three caches: a prompt, a copy of the prompt, and another prompt. ``suffixes`` are those of
+    streams before the step, [kinds, KV heads, entries, size]. Returns the largest difference, relative to the largest
+    probability; 0 if laws are equal bit for bit.
     """
     kernels.fill(suffixes)
     kinds, none = len(suffixes), torch.empty(0, dtype=torch.int64)

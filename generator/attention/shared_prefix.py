@@ -20,8 +20,7 @@ from generator.attention.parts import attend_part, join_parts
 from generator.attention.streams.prompt_reads import PrefixLayer, PromptReads
 from generator.attention.streams.rows import rounded, tile_of
 from generator.attention.streams.ruled import RuledStreams
-from generator.attention.streams.slots import StreamSlots
-from generator.attention.streams.suffixes import copy_suffixes, suffix_buffers
+from generator.attention.streams.slots import StreamSlots, copy_suffixes, suffix_buffers
 from schema.errors import InputError
 
 __all__ = ["PrefixLayer", "SharedPrefix"]  # codecs take the first from here, and their text is part of identities
@@ -138,8 +137,7 @@ class SharedPrefix:
     def select(self, rows: Tensor) -> None:
         """Replace the open streams: new stream i continues open stream ``rows[i]``; higher numbers are parked streams.
 
-        Args:
-            rows: int64 [streams], on the CPU, grouped by cache in ascending order.
+        Rows are int64 [streams], on the CPU, grouped by cache in ascending order.
         """
         if self._slots.select(rows):
             self._pack()
@@ -147,9 +145,7 @@ class SharedPrefix:
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the suffixes of open streams ``rows``, at their current length, as the parked streams ``places``.
 
-        Args:
-            rows: int64 [parked], on the CPU.
-            places: int64 [parked], on the CPU.
+        Both are int64 [parked], on the CPU.
         """
         self._slots.park(rows, places)
 
@@ -170,8 +166,7 @@ class SharedPrefix:
     def take(self, indices: _Indices) -> None:
         """Copy the suffixes that move, and make room for the token about to be fed.
 
-        Args:
-            indices: The vectors that ``indices`` returned, on every device of ``devices``; used until the next step.
+        ``indices`` are the vectors that ``indices`` returned, on every device of ``devices``; used until the next step.
         """
         self._indices = indices
         for buffer in self._buffers:
@@ -221,16 +216,8 @@ class SharedPrefix:
     ) -> Tensor:
         """Attend from one new token per row, whose keys and values join the suffixes of the slots.
 
-        Args:
-            layer: The layer's number.
-            query: [rows, heads, 1, size].
-            key: [rows, KV heads, 1, size].
-            value: [rows, KV heads, 1, size].
-            scaling: The factor of products of queries and keys.
-            terms: Not used, since the terms stored with the prompt count.
-
-        Returns:
-            [rows, heads, 1, size]; zeros in rows without a stream.
+        Queries and result are [rows, heads, 1, size], keys and values [rows, KV heads, 1, size]; zeros come back in
+        rows without a stream. ``terms`` are not used, since the terms stored with the prompt count.
         """
         if self._fused is not None:
             indices = self._indices[query.device]

@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from generator.attention.network_layers import attention_modules
-from schema.errors import KvdriftError, OperationError, failure_of
+from generator.attention.layer_traits import attention_modules
+from schema.errors import failing_as
 
 Gathered = TypeVar("Gathered")
 
@@ -111,12 +111,8 @@ class Gathering:
         )
         gathered = self._layers.setdefault(layer, {})
         for statistic in self._statistics:
-            try:
+            with failing_as("statistic", statistic):
                 gathered[statistic] = statistic.update(gathered.get(statistic), chunk)
-            except KvdriftError:
-                raise
-            except Exception as error:
-                raise OperationError(f"statistic {type(statistic).__name__}: {failure_of(error, statistic)}") from error
 
     def of(self, layer: int) -> Mapping[Statistic[Any], Any]:
         """Return the values gathered of a layer so far, by statistic; later chunks change them in place."""

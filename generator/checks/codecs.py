@@ -13,13 +13,10 @@ import torch
 from generator.actions import Action, build_action
 from generator.attention.holding import DTYPES, AsComputed
 from generator.attention.shared_prefix import PrefixLayer
-from generator.checks.check import Check, require
 from generator.checks.elsewhere import ELSEWHERE, same_after_others, same_elsewhere
-from generator.checks.embedded_model import embedded_document, same_events
-from generator.checks.exactness import first_token_found, require_unmoved
 from generator.checks.least_bytes import bits_claimed_and_needed
-from generator.checks.random_models import random_document, random_model
-from generator.checks.tried import Tried, identity_found
+from generator.checks.random_models import embedded_document, random_document, random_model, same_events
+from generator.checks.tried import Check, Tried, first_token_found, identity_found, require, require_unmoved
 from generator.codecs import Codec
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full

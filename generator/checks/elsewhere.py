@@ -20,8 +20,7 @@ from typing import Any, Self
 
 import torch
 
-from generator.checks.check import require
-from generator.checks.tried import ALONE, FIRST, Tried
+from generator.checks.tried import ALONE, FIRST, Tried, require
 from schema.errors import KvdriftError, first_line
 from schema.own_process import last_words, own_environment
 

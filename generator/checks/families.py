@@ -16,13 +16,12 @@ from typing import Any
 import torch
 
 from generator.actions import CODEC_KIND
-from generator.checks.check import Check
 from generator.checks.codecs import CODEC_CHECKS, CodecSubject
 from generator.checks.elsewhere import Decided
 from generator.checks.policies import POLICY_CHECKS, PolicySubject
 from generator.checks.selectors import CHECKS
 from generator.checks.subject import Subject
-from generator.checks.tried import Tried
+from generator.checks.tried import Check, Tried
 from generator.codecs import CODECS
 from generator.selectors import SELECTORS
 from generator.selectors.own.kinds import SELECTOR_KIND, PartKind
@@ -64,11 +63,9 @@ _FAMILIES = {
 def tried_of(name: str, parameters: Mapping[str, Value], folder: Path | None, kind: str | None = None) -> Tried[Any]:
     """Return a selector, codec or policy, ready for its checks.
 
-    Args:
-        name: A name of the package, an entry point's name, or ``module:Class``.
-        parameters: Parameters that differ from the defaults.
-        folder: A folder in which modules are found before installed modules, if any.
-        kind: "selector", "codec" or "policy" if the name stands for several of them; None if it is unambiguous.
+    The name is one of the package, an entry point's, or ``module:Class``, whose modules are found in ``folder`` first.
+    ``kind`` is "selector", "codec" or "policy" if the name stands for several of them. Parameters are those that differ
+    from the defaults.
     """
     return _FAMILIES[_kind_of(name, folder) if kind is None else _known(kind)].subject(name, parameters, folder)
 

@@ -31,13 +31,8 @@ def bits_claimed_and_needed(
 ) -> tuple[float, float]:  # fmt: skip
     """Return how many bits a number a codec claims to store, and how many it needs at least.
 
-    Args:
-        hold: Returns the layer that attention reads in a layer's place.
-        stored_bytes: Returns the bytes that the codec claims for a layer.
-        heads: KV heads of the tried layers.
-        entries: Entries of the tried layers.
-        size: Channels of a head.
-        dtype: The model's dtype, a name of ``DTYPES``.
+    ``hold`` returns the layer that attention reads in a layer's place, and ``stored_bytes`` the bytes that the codec
+    claims for a layer. Tried layers have some KV heads, entries, and channels of a head, in a model's dtype.
     """
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(_DRAWS, 2, heads, entries, size, generator=generator, dtype=torch.float64)

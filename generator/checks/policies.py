@@ -12,13 +12,10 @@ import numpy as np
 import torch
 
 from generator.actions import Action, build_action
-from generator.checks.check import Check, require
 from generator.checks.elsewhere import ELSEWHERE, IN_TURN, same_after_others, same_elsewhere
-from generator.checks.embedded_model import embedded_document, same_events
-from generator.checks.exactness import first_token_found
-from generator.checks.random_models import random_document, random_model
+from generator.checks.random_models import embedded_document, random_document, random_model, same_events
 from generator.checks.real_cache import TOLERANCE, Law, RealSide, RealStream, WatchedStream, plain_network
-from generator.checks.tried import Tried, identity_found
+from generator.checks.tried import Check, Tried, first_token_found, identity_found, require
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.coupling.uniforms import uniform_table
 from generator.generation import PendingUnit, generate_units

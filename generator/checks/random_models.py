@@ -1,4 +1,7 @@
-"""Small random-weight models for checks, with laws far from uniform, and with EOS tokens that often end a side."""
+"""Models for checks: small random-weight models, and the embedded model with a document.
+
+Random-weight models have laws far from uniform, and EOS tokens that often end a side.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from generator.actions import Action
+from generator.checks.tried import require
+from generator.embedded.documents import make_document
+from generator.generation import PendingUnit, generate_units
 from generator.transformer.files.configuration import library, quiet
+from generator.transformer.files.local_folders import EMBEDDED_ID
 from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel
+from log.store import Unit
 from schema.document import Document
 
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {
@@ -56,3 +65,23 @@ def random_document(name: str, length: int) -> Document:
     random = np.random.default_rng(list(name.encode()))
     tokens = tuple(int(token) for token in random.integers(0, VOCABULARY, length))
     return Document(doc=name, stratum="RANDOM", cluster=name, task="random", source="random", tokens=tokens)
+
+
+def embedded_document() -> Document:
+    """Return the document on which actions are tried."""
+    return make_document("needle", 384, 0, 7)
+
+
+def same_events(own: Action, beside: Action, document: Document) -> str:
+    """Generate an action alone, beside another action, and replicate by replicate; return a line about the result."""
+    model = load_model(EMBEDDED_ID)
+
+    def events(*pending: PendingUnit) -> list[dict[str, Any]]:
+        units: list[Unit] = generate_units(model, "study", document, list(pending), 8, 7)
+        return [row for unit in units for row in unit.events.to_pylist() if row["action"] == own.name]
+
+    alone = events(PendingUnit(own, 0, 2))
+    parts = events(PendingUnit(beside, 0, 2), PendingUnit(own, 0, 1)) + events(PendingUnit(own, 1, 1))
+    require(alone == parts, "the events are others beside another action, or replicate by replicate")
+    apart = sum(row["x_token"] != row["y_token"] for row in alone)
+    return f"the same events alone, beside another action and in parts; {apart} of {len(alone)} tokens differ from X"

@@ -21,8 +21,8 @@ from torch import Tensor
 from generator.actions import Action
 from generator.attention.cache_rules import CacheRule, StreamEntries
 from generator.attention.recording import PromptLayer
-from generator.checks.check import require
 from generator.checks.random_models import save_random_model
+from generator.checks.tried import require
 from generator.coupling.streams import ALL_SAVINGS
 from generator.selectors import Selector
 from generator.selectors.policies import Policy
@@ -105,12 +105,7 @@ class RealStream:
 class WatchedStream:
     """One history of a policy's action, which records the entries that every step reads.
 
-    Args:
-        policy: The action's policy.
-        horizon: H.
-
-    Attributes:
-        law: The law of the next token, float64 [V].
+    ``law`` is that of the next token, float64 [V].
     """
 
     def __init__(self, model: LoadedModel, document: Document, action: Action, policy: Policy, horizon: int) -> None:
@@ -122,11 +117,7 @@ class WatchedStream:
         self.law: Law = self._kernels.open([1])[0].double().cpu().numpy()
 
     def advance(self, token: int) -> Positions | None:
-        """Feed a token and return the positions that the step has read; None if it has read everything.
-
-        Raises:
-            OperationError: KV heads or layers read different numbers of entries, or the new entry is not read.
-        """
+        """Feed a token and return the positions that the step has read; None if it has read everything."""
         self._watched.read.clear()
         self._fed += 1
         with self._model.computing():
@@ -210,8 +201,7 @@ class _WatchedRule(GuardedRule):
 class RealSide:
     """The compressed side of one history, in a real cache from which the policy's unread entries are removed.
 
-    Attributes:
-        reads: The number of entries that the last step has read.
+    ``reads`` is the number of entries that the last step has read.
     """
 
     def __init__(
@@ -227,11 +217,7 @@ class RealSide:
         return self._real.law
 
     def advance(self, token: int) -> None:
-        """Feed a token to both caches.
-
-        Raises:
-            OperationError: A dropped entry is read again, or the laws differ by more than 1e-5.
-        """
+        """Feed a token to both caches, and raise an error if their laws differ."""
         self._real.advance(token, self._watched.advance(token))
         self.reads = len(self._real.positions[0][0])
         apart = float(np.abs(self._watched.law - self._real.law).sum()) / 2

@@ -12,12 +12,10 @@ import torch
 
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk
-from generator.checks.check import Check, require
 from generator.checks.elsewhere import ELSEWHERE, IN_TURN, same_after_others, same_elsewhere
-from generator.checks.embedded_model import embedded_document, same_events
-from generator.checks.exactness import first_token_found, require_unmoved
-from generator.checks.random_models import random_document
+from generator.checks.random_models import embedded_document, random_document, same_events
 from generator.checks.subject import KV_HEADS, LAYERS, SIZE, Kind, Subject, model_of
+from generator.checks.tried import Check, first_token_found, require, require_unmoved
 from generator.selectors import Recent, Selector, build_selector
 from generator.transformer.prompts.eviction import CompactCache, evict
 from generator.transformer.prompts.prompt import Prompt

@@ -1,20 +1,19 @@
-"""The base of subjects of checks: a selector, codec or policy, as a study names it."""
+"""A check and its outcome; and what is checked: a selector, codec or policy, as a study names it."""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from generator.actions import Action
-from generator.checks.check import require
 from generator.identity import parts_sha256
 from generator.selectors.parameters import Value
 from log.store import Unit
-from schema.errors import InputError, KvdriftError
+from schema.errors import InputError, KvdriftError, OperationError, failure_of
 
 Part = TypeVar("Part")
 
@@ -22,14 +21,57 @@ FIRST, ALONE = "first", "alone"
 """The names of two prompts of equal length, which no other check uses."""
 
 
+class HasPart(Protocol):
+    """The object that a check tries: ``generator.checks.tried``."""
+
+    @property
+    def part(self) -> object:
+        """The selector, codec or policy."""
+
+
+Subject = TypeVar("Subject", bound=HasPart)
+
+
+@dataclass(frozen=True)
+class Check(Generic[Subject]):
+    """A check that every selector, codec or policy must pass: its name, and what it tries, in one line.
+
+    ``function`` tries the subject; it returns a line about the result, or raises an error that says what is wrong.
+    """
+
+    name: str
+    tried: str
+    function: Callable[[Subject], str]
+
+    def __call__(self, subject: Subject) -> Finding:
+        """Run the check on a subject and return the finding; an exception of the part becomes a failed finding."""
+        try:
+            return Finding(holds=True, found=self.function(subject))
+        except KvdriftError as error:
+            return Finding(holds=False, found=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever the part's code raises
+            return Finding(holds=False, found=failure_of(error, subject.part))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of a check."""
+
+    holds: bool
+    found: str
+
+
+def require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - as assert takes it
+    """Raise an error with ``otherwise`` unless ``holds``."""
+    if not holds:
+        raise OperationError(otherwise)
+
+
 @dataclass(frozen=True, eq=False)
 class Tried(ABC, Generic[Part]):
-    """A part of an action, to be checked.
+    """A part of an action, to be checked, by its name in a study file and parameters that differ from the defaults.
 
-    Args:
-        name: The part's name in a study file.
-        parameters: Parameters that differ from the defaults.
-        folder: A folder in which modules are found before installed modules, if any.
+    Modules are found in ``folder``, if any, before installed modules.
     """
 
     name: str
@@ -112,3 +154,19 @@ def _other_values(value: Any) -> Iterator[Any]:
         yield from (value + 2, value + 1, value - 1)
         if isinstance(value, float):
             yield from (value / 2, value + 0.125)
+
+
+def first_token_found(units: Sequence[Unit]) -> str:
+    """Check that units of one prompt, the control's too, have equal first tokens; return the result's line."""
+    firsts = [[row for row in unit.events.to_pylist() if row["t"] == 1] for unit in units]
+    tokens = {tuple(row[side] for row in rows) for rows in firsts for side in ("x_token", "y_token")}
+    require(len(tokens) == 1, "the first tokens are not the control's")
+    moved = {row[name] for rows in firsts for row in rows for name in ("delta", "f")} - {0.0}
+    require(not moved, "delta or f is not 0 at t = 1")
+    return "delta = f = 0 at t = 1, and the control's token"
+
+
+def require_unmoved(unit: Unit, name: str) -> None:
+    """Raise an error unless delta and f of a unit are 0 in every event."""
+    moved = sum(row["delta"] != 0 or row["f"] != 0 for row in unit.events.to_pylist())
+    require(moved == 0, f"{name}: delta or f is not 0 in {moved} of {unit.events.num_rows} events")

@@ -65,13 +65,8 @@ def fused_draws(laws: Tensor, rows: Tensor, u: Tensor, reference: Tensor, absorb
 def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
     """Return the sums of |p - q| and of max(q - p, 0) over blocks of tokens; one launch on CUDA.
 
-    Args:
-        laws: [streams, V].
-        rows: Rows of p and of q, int64 [2, B]; ``ABSORBED`` or ``NOTHING`` for a law that is no stream's.
-        absorbed_token: The token that an ended side emits.
-
-    Returns:
-        Both sums, float64 [2, B, blocks]; exactly 0 for bitwise equal laws.
+    Laws are [streams, V]; rows of p and of q are int64 [2, B], ``ABSORBED`` or ``NOTHING`` for a law that is no
+    stream's. Both sums are float64 [2, B, blocks]; exactly 0 for bitwise equal laws.
     """
     parts = []
     for left, right in torch.split(rows, max(_BYTES // laws[:1].nbytes, 1), 1):

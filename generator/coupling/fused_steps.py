@@ -20,14 +20,11 @@ from generator.coupling.streams import DistinctStreams
 
 
 class FusedSteps:
-    """The draws of all positions.
+    """The draws of all positions, with at most ``most`` streams open at once.
 
-    Args:
-        kernels: The laws.
-        draw: Returns the draws of a position, of any shape, from its laws [streams, V], ``rows`` as given to ``step``,
-            and its uniforms. The draws contain the next token of each stream.
-        uniforms: Those of each position, [H, ...], on the laws' device.
-        most: The most streams that can be open at once.
+    ``draw`` returns the draws of a position, of any shape, from its laws [streams, V], ``rows`` as given to ``step``,
+    and its uniforms. The draws contain the next token of each stream. ``uniforms`` are those of each position, [H,
+    ...], on the laws' device.
     """
 
     def __init__(
@@ -47,16 +44,10 @@ class FusedSteps:
         return self._read()
 
     def step(self, column: int, streams: DistinctStreams, places: Tensor, rows: Tensor) -> Tensor:
-        """Advance every stream by one position and return the position's draws.
+        """Advance every stream by one position and return its draws, on the CPU; nothing if no stream is open.
 
-        Args:
-            column: The position, from 0.
-            streams: The streams of the position.
-            places: The place of each stream's token among the draws of the last position, int64 [streams].
-            rows: The rows of laws that the draws are from, int64 of any shape, on the CPU.
-
-        Returns:
-            The draws, on the CPU; nothing if no stream is open.
+        ``column`` is the position, from 0; ``places`` has the place of each stream's token among the draws of the last
+        position, int64 [streams]; ``rows`` are those of laws that the draws are from, int64 of any shape, on the CPU.
         """
         self._prepare(column, streams, places, rows)
         if not self._begun:

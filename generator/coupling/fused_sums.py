@@ -15,14 +15,8 @@ from torch import Tensor
 def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int, block: int) -> Tensor:
     """Launch ``generator.coupling.fused_draws.pair_sums``.
 
-    Args:
-        laws: [streams, V], on CUDA; a row's values lie beside each other.
-        rows: Rows of p and of q, int64 [2, B]; -1 for the point mass on ``absorbed_token``, -2 for no mass at all.
-        absorbed_token: What an ended side emits.
-        block: Tokens of a block, a power of two.
-
-    Returns:
-        Sums of |p - q| and of max(q - p, 0), float64 [2, B, blocks].
+    Laws are on CUDA, with a row's values beside each other. A row of -1 is the point mass on ``absorbed_token``, -2 no
+    mass at all. ``block`` is the number of tokens of a block, a power of two.
     """
     blocks, pairs = triton.cdiv(laws.shape[1], block), rows.shape[1]
     sums = torch.empty((2, pairs, blocks), dtype=torch.float64, device=laws.device)
@@ -38,17 +32,8 @@ def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int, block: int) -> Te
 # Triton's front end evaluates annotations, and knows no others than its own.
 @triton.jit  # type: ignore[untyped-decorator]
 def _sum_pairs(  # type: ignore[no-untyped-def]
-    laws,
-    rows,
-    sums,
-    law_stride,
-    row_stride,
-    size,
-    absorbed_token,
-    pairs,
-    blocks,
-    BLOCK: tl.constexpr,  # noqa: N803 - a compile-time constant
-):
+    laws, rows, sums, law_stride, row_stride, size, absorbed_token, pairs, blocks, BLOCK: tl.constexpr,
+):  # fmt: skip
     pair, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = place * BLOCK + tl.arange(0, BLOCK)
     row_p, row_q = tl.load(rows + pair), tl.load(rows + row_stride + pair)

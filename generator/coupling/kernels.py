@@ -34,39 +34,25 @@ class StreamKernels(Protocol):
         """The integers sent last; they are on the laws' device after the next ``open`` or ``advance`` of a stream."""
 
     def send(self, indices: Tensor) -> None:
-        """Send integers to the laws' device together with the data that the next ``open`` or ``advance`` needs there.
-
-        Args:
-            indices: int64, of any shape, on the CPU.
-        """
+        """Send integers, int64 of any shape on the CPU, to the laws' device, with what the next step needs there."""
 
     def open(self, caches: Sequence[int]) -> Tensor:
-        """Start streams at the end of the prompt.
+        """Start streams of ``caches``, ascending, at the end of the prompt; return laws of position 1, [streams, V].
 
-        Args:
-            caches: The cache of each stream, ascending.
-
-        Returns:
-            The laws of position 1, [streams, V]; equal for all caches if eviction follows prefill.
+        They are equal for all caches if eviction follows prefill.
         """
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream; without open streams only the position advances.
+        """Append one token, int64 [streams] on the CPU, to each open stream; return the next laws, [streams, V].
 
-        Args:
-            tokens: int64 [streams], on the CPU.
-
-        Returns:
-            The next laws, [streams, V], valid until the next call.
+        Laws are valid until the next call. Without open streams only the position advances.
         """
 
     def select(self, rows: Tensor) -> None:
         """Replace the open streams: new stream i continues old stream ``rows[i]``.
 
-        Args:
-            rows: int64 [streams], on the CPU, grouped by cache in ascending order. A row may occur several times or
-                not at all. With n streams open, row n + i is parked stream i, with its history up to the present
-                position.
+        Rows are int64 [streams], on the CPU, grouped by cache in ascending order. A row may occur several times or not
+        at all. With n streams open, row n + i is parked stream i, with its history up to the present position.
         """
 
     @property
@@ -74,11 +60,9 @@ class StreamKernels(Protocol):
         """Whether a parked stream can be continued from positions before the position at which it was parked."""
 
     def park(self, rows: Tensor, places: Tensor) -> None:
-        """Keep the histories of open streams for a later ``select``.
+        """Keep the histories of open streams for a later ``select``, as the parked streams ``places``, numbered from 0.
 
-        Args:
-            rows: The open streams, int64 [parked], on the CPU.
-            places: The number of each parked stream, from 0; a stream already parked there is given up.
+        Both are int64 [parked], on the CPU. A stream already parked at such a place is given up.
         """
 
     def rewind(self) -> None:
@@ -95,11 +79,8 @@ class AheadKernels(Protocol):
     def follow(self, tokens: Tensor) -> Tensor:
         """Append one token to each open stream; the streams are those of the last ``advance``.
 
-        Args:
-            tokens: int64, on the laws' device: the token of each open stream, then any others.
-
-        Returns:
-            The next laws, [rows, V], with one row for each open stream, then any others; valid until the next call.
+        Tokens are int64, on the laws' device: the token of each open stream, then any others. The next laws, [rows, V],
+        are in the same order, and valid until the next call.
         """
 
     def give_up(self) -> None:

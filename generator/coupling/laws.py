@@ -33,17 +33,11 @@ def distance_of(apart: Tensor) -> Tensor:
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
-    """Draw one token per row by the inverse distribution function.
+    """Draw one token per row, int64 [B], by the inverse distribution function.
 
-    A token of weight 0 is never drawn: the result is the first token whose cumulative weight exceeds u times the total.
-    This product is kept below the total even if rounding would make them equal.
-
-    Args:
-        weights: [B, V], not negative, with a positive sum in each row.
-        u: Uniforms [B] in [0, 1).
-
-    Returns:
-        Tokens, int64 [B].
+    Weights are [B, V], not negative, with a positive sum in each row; uniforms are [B] in [0, 1). A token of weight 0
+    is never drawn: the result is the first token whose cumulative weight exceeds u times the total. This product is
+    kept below the total even if rounding would make them equal.
     """
     return draw_by_sums(block_sums(weights), u, weights.shape[-1], lambda token: weights.gather(-1, token))
 
@@ -98,18 +92,9 @@ def _first_above(cumulative: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def couple(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, residual: Tensor) -> Tensor:
     """Draw the compressed side's token given the reference's, so that (x, y) has the coupling's law.
 
-    y = x with probability min(1, q(x)/p(x)); otherwise y is drawn from (q - min(p, q))/e. A mismatch has probability
-    e = TV(p, q). The comparison is strict, so that equal laws never part and a token with q(x) = 0 is never kept.
-
-    Args:
-        p: The reference's laws, [B, V].
-        q: The compressed side's laws, [B, V].
-        x: Tokens drawn from p, int64 [B].
-        accept: Uniforms [B] in [0, 1).
-        residual: Uniforms [B] in [0, 1).
-
-    Returns:
-        y, int64 [B].
+    Laws p and q are [B, V]; x, drawn from p, and y are int64 [B]; uniforms are [B] in [0, 1). y = x with probability
+    min(1, q(x)/p(x)); otherwise y is drawn from (q - min(p, q))/e. A mismatch has probability e = TV(p, q). The
+    comparison is strict, so that equal laws never part and a token with q(x) = 0 is never kept.
     """
     p_x, q_x = (law.gather(-1, x[:, None]).squeeze(-1) for law in (p, q))
     return couple_by_excess(p_x, q_x, x, accept, residual, lambda rows: (q[rows] - p[rows]).clamp_(min=0.0))
@@ -136,14 +121,11 @@ def pairs_at_once(laws: Tensor) -> int:
 
 
 class LawTable:
-    """A table of laws by row number, from which pairs use two laws each; row -1 is the point mass of an ended side.
+    """A table of laws, [rows, V], from which pairs use two laws each; row -1 is the point mass of an ended side.
 
     Pairs are processed some at a time, so that intermediate results fit a processor's cache, or the memory that an
-    accelerator has besides the laws. ``generator.coupling.fused_draws`` does the same in one pass over the laws.
-
-    Args:
-        laws: [rows, V].
-        absorbed_token: The token that an ended side emits.
+    accelerator has besides the laws. ``generator.coupling.fused_draws`` does the same in one pass over the laws. An
+    ended side emits ``absorbed_token``.
     """
 
     def __init__(self, laws: Tensor, absorbed_token: int) -> None:
@@ -160,17 +142,10 @@ class LawTable:
         return torch.cat([self._distance(left[part], right[part]) for part in self._parts(len(left))])
 
     def couple(self, left: Tensor, right: Tensor, x: Tensor, accept: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the compressed side's tokens given the reference's.
+        """Draw the compressed side's tokens, int64 [B], given the reference's, x; also return TV of laws, float64 [B].
 
-        Args:
-            left: Rows of the reference's laws, int64 [B] on the CPU.
-            right: Rows of the compressed side's laws, int64 [B] on the CPU.
-            x: The reference's tokens, int64 [B].
-            accept: Uniforms of acceptance, [B].
-            residual: Uniforms of the residual token, [B].
-
-        Returns:
-            The tokens, int64 [B], and the TV between the laws, float64 [B].
+        ``left`` are rows of the reference's laws, ``right`` of the compressed side's, int64 [B] on the CPU; uniforms of
+        acceptance and of the residual token are [B].
         """
         tokens, distances = [], []
         p, q = (self._probabilities(rows, x) for rows in (left, right))

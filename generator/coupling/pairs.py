@@ -27,19 +27,12 @@ from generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, di
 
 @dataclass(frozen=True)
 class _LawRows:
-    """The row of each law that a position needs, int64; ``ABSORBED`` for the point mass of an ended side.
+    """The row of each law that a position needs, int64; ``ABSORBED`` for the point mass of an ended side."""
 
-    Attributes:
-        reference: The law of each reference, [references].
-        p: The reference's law, for each pair, [pairs].
-        on_x: The compressed model's law on X, for each pair.
-        on_y: The compressed model's law on Y, for each pair.
-    """
-
-    reference: Tensor
-    p: Tensor
-    on_x: Tensor
-    on_y: Tensor
+    reference: Tensor  # the law of each reference, [references]
+    p: Tensor  # the reference's law, for each pair, [pairs]
+    on_x: Tensor  # the compressed model's law on X, for each pair
+    on_y: Tensor  # the compressed model's law on Y, for each pair
 
     @property
     def parted(self) -> Tensor:
@@ -125,14 +118,11 @@ class CoupledPairs:
     def join(
         self, pairs: Tensor, column: int, tokens: tuple[Tensor, Tensor], distance: Tensor, rows: tuple[Tensor, Tensor]
     ) -> None:
-        """Start some pairs at a branch; each pair has a reference of its own.
+        """Start some pairs, int64 [joining], at a branch; each pair has a reference of its own.
 
-        Args:
-            pairs: The pairs, int64 [joining].
-            column: The position at which they part, from 0.
-            tokens: x and y at that position, int64 [joining] each.
-            distance: delta = f at that position, float64 [joining].
-            rows: The parked streams that the reference's and the compressed histories continue, int64 [joining] each.
+        At ``column``, from 0, they part: ``tokens`` are x and y there, int64 [joining] each, and ``distance`` is delta
+        = f, float64 [joining]. ``rows`` are the parked streams that the reference's and the compressed histories
+        continue, int64 [joining] each.
         """
         references = self._pair_reference[pairs]
         x, y = tokens
@@ -145,13 +135,9 @@ class CoupledPairs:
         self._write(column, pairs.numpy(), x_token=x, y_token=y, delta=distance, f=distance, x_eos=x_eos, y_eos=y_eos)
 
     def step(self, column: int) -> bool:
-        """Advance every pair by one position.
+        """Advance every pair to position ``column``, from 0.
 
-        Args:
-            column: The position to couple, from 0.
-
-        Returns:
-            Whether a stream is open; if none is, nothing was recorded.
+        Returns whether a stream is open; if none is, nothing was recorded.
         """
         streams, wanted = self._regroup()
         self.rows_used.index_add_(0, self._owner[wanted], streams.share)
@@ -226,8 +212,7 @@ class CoupledPairs:
     def _plain_draws(self, laws: Tensor, rows: _LawRows, column: int) -> tuple[Tensor, ...]:
         """Draw the tokens of ``column`` by the laws of the open streams, [streams, V], and return them and distances.
 
-        Returns:
-            On the CPU: x [references]; y, delta, and f of parted pairs, [pairs].
+        On the CPU: x [references]; y, delta, and f of parted pairs, [pairs].
         """
         u_x, u_residual, u_accept = torch.split(self._uniforms[column], [len(self._x), len(self._y), len(self._y)])
         drawn, coupled = (rows.reference >= 0).nonzero().squeeze(-1), self._active().nonzero().squeeze(-1)

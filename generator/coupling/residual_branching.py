@@ -35,29 +35,17 @@ PURPOSES = SCAN_UNIFORMS + 3  # the branch: X, acceptance, residual of Y
 
 @dataclass(frozen=True)
 class ResidualBranches:
-    """The recorded steps of one action; arrays are [replicates, H] or [replicates], positions 1..H.
+    """The recorded steps of one action; arrays are [replicates, H] or [replicates], positions 1..H."""
 
-    Attributes:
-        token: U_t; -1 if survival reached 0 and nothing was drawn.
-        deficit: E_t.
-        weight: W_t.
-        ended: True from U's EOS on.
-        scanned: The last position of the scan.
-        branch: J; 0 if M = 0.
-        steps: The branches' columns of ``events``, meaningful from J on.
-        laws: The number of laws computed in both phases; shared laws are divided among the actions.
-        pair_evaluations: The number of positions, scanned or continued, before both sides of a pair had ended.
-    """
-
-    token: NDArray[np.int32]
-    deficit: NDArray[np.float64]
-    weight: NDArray[np.float64]
-    ended: NDArray[np.bool_]
-    scanned: NDArray[np.int64]
-    branch: NDArray[np.int64]
-    steps: dict[str, NDArray[Any]]
-    laws: float
-    pair_evaluations: int
+    token: NDArray[np.int32]  # U_t; -1 if survival reached 0 and nothing was drawn
+    deficit: NDArray[np.float64]  # E_t
+    weight: NDArray[np.float64]  # W_t
+    ended: NDArray[np.bool_]  # true from U's EOS on
+    scanned: NDArray[np.int64]  # the last position of the scan
+    branch: NDArray[np.int64]  # J; 0 if M = 0
+    steps: dict[str, NDArray[Any]]  # the branches' columns of ``events``, meaningful from J on
+    laws: float  # the number of laws computed in both phases; shared laws are divided among the actions
+    pair_evaluations: int  # the number of positions, scanned or continued, before both sides of a pair had ended
 
 
 def branch_replicates(
@@ -208,10 +196,9 @@ def _overlaps(laws: Tensor, rows: Tensor, u: Tensor) -> Tensor:
 
 
 def _overlap(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
-    """Return, from laws [B, V] and uniforms [B, >= SCAN_UNIFORMS]: e, a token of the overlap and one of each residual.
+    """Return e, a token of the overlap and one of each residual, float64 [4, B].
 
-    Returns:
-        float64 [4, B].
+    Laws are [B, V], uniforms [B, >= SCAN_UNIFORMS].
     """
     overlap = torch.minimum(p, q)
     shares = overlap.sum(-1) > 0

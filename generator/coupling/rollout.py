@@ -28,12 +28,9 @@ from generator.coupling.streams import ALL_SAVINGS, Savings
 
 @dataclass(frozen=True)
 class ActionReplicates:
-    """One action's replicates in a rollout.
+    """One action's replicates in a rollout: their numbers, and uniforms [replicates, H, purposes].
 
-    Attributes:
-        cache: The number of the action's cache, from 1.
-        replicates: The replicate numbers.
-        uniforms: [replicates, H, purposes].
+    ``cache`` is the number of the action's cache, from 1.
     """
 
     cache: int
@@ -61,27 +58,16 @@ class DocumentReplicates:
 
 @dataclass(frozen=True)
 class CoupledSteps:
-    """The recorded steps of one action; arrays are [replicates, H], positions 1..H in column order.
+    """The recorded steps of one action; arrays are [replicates, H], positions 1..H in column order."""
 
-    Attributes:
-        x_token: X.
-        y_token: Y.
-        delta: Total variation between the reference on X and the compressed model on Y.
-        f: Total variation between the reference and the compressed model, both on X.
-        x_eos: True from the first EOS of X on.
-        y_eos: True from the first EOS of Y on.
-        laws: The number of laws computed for the action's own cache, plus its share of the reference's laws.
-        pair_evaluations: The number of positions before both sides of a pair had ended.
-    """
-
-    x_token: NDArray[np.int32]
-    y_token: NDArray[np.int32]
-    delta: NDArray[np.float32]
-    f: NDArray[np.float32]
-    x_eos: NDArray[np.bool_]
-    y_eos: NDArray[np.bool_]
-    laws: float
-    pair_evaluations: int
+    x_token: NDArray[np.int32]  # X
+    y_token: NDArray[np.int32]  # Y
+    delta: NDArray[np.float32]  # total variation between the reference on X and the compressed model on Y
+    f: NDArray[np.float32]  # total variation between the reference and the compressed model, both on X
+    x_eos: NDArray[np.bool_]  # true from the first EOS of X on
+    y_eos: NDArray[np.bool_]  # true from the first EOS of Y on
+    laws: float  # the number of laws computed for the action's own cache, plus its share of the reference's laws
+    pair_evaluations: int  # the number of positions before both sides of a pair had ended
 
 
 def rollout(
@@ -101,11 +87,7 @@ def rollout_documents(
 ) -> list[CoupledSteps]:
     """Run all actions of some documents together, and return the recorded steps of each, document by document.
 
-    Args:
-        kernels: Laws of all documents' streams.
-        documents: The documents, in ascending order of their caches.
-        horizon: The number of positions.
-        savings: The computations to share.
+    Documents are in ascending order of their caches; ``kernels`` have the laws of all their streams.
     """
     actions = [action for document in documents for action in document.actions]
     pair_cache = torch.tensor([a.cache for a in actions for _ in a.replicates])

@@ -21,15 +21,11 @@ _ITEM_BYTES = 48  # of intermediate results to a token, about
 
 
 def deployed(logits: Tensor, law: SamplingLaw, out: Tensor) -> None:
-    """Write the laws by which a study draws tokens.
+    """Write the laws by which a study draws tokens, float32 or float64 [rows, V], into ``out``.
 
-    Ties are treated as follows. Greedy takes the token with the lowest id. Top-k keeps every token whose logit equals
-    the k-th largest. Among equally probable tokens, top-p keeps those with the lowest ids.
-
-    Args:
-        logits: [rows, V], minus infinity for ids that are no tokens; logarithms of probabilities are accepted, too.
-        law: The law to apply.
-        out: The array for the laws, float32 or float64 [rows, V]; sums to 1 in each row.
+    Logits are [rows, V], minus infinity for ids that are no tokens; logarithms of probabilities are accepted, too. Ties
+    are treated as follows. Greedy takes the token with the lowest id. Top-k keeps every token whose logit equals the
+    k-th largest. Among equally probable tokens, top-p keeps those with the lowest ids.
     """
     at_once = max(_BYTES // (_ITEM_BYTES * max(logits.shape[-1], 1)), 1)
     for some, laws in zip(torch.split(logits, at_once), torch.split(out, at_once), strict=True):

@@ -18,9 +18,6 @@ class StepIndices:
 
     The arrays on the host and the devices are used again at the next step. By then the results of the step have been
     waited for, and so has the copy.
-
-    Args:
-        devices: The devices that need the vectors.
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
@@ -57,11 +54,7 @@ class StepIndices:
 
 
 class Arrival:
-    """Numbers on their way from a device to the host, which waits for them only, not for later work of the device.
-
-    Args:
-        numbers: On any device.
-    """
+    """Numbers on their way from a device to the host, which waits for them only, not for later work of the device."""
 
     def __init__(self, numbers: Tensor) -> None:
         self._here = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)

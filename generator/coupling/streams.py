@@ -40,33 +40,21 @@ ALL_SAVINGS = Savings()
 
 @dataclass(frozen=True)
 class DistinctStreams:
-    """The distinct streams among the wanted streams, in ascending order of cache.
+    """The distinct streams among the wanted streams, in ascending order of cache."""
 
-    Attributes:
-        row: The open or parked stream that each distinct stream continues, int64 [streams].
-        token: The token with which each continues, int64 [streams].
-        cache: int64 [streams].
-        place: The distinct stream of each wanted stream, int64 [wanted].
-        share: 1 over the number of wanted streams with the same distinct stream, float64 [wanted].
-        member: A wanted stream that each distinct stream serves, int64 [streams].
-    """
-
-    row: Tensor
-    token: Tensor
-    cache: Tensor
-    place: Tensor
-    share: Tensor
-    member: Tensor
+    row: Tensor  # the open or parked stream that each distinct stream continues, int64 [streams]
+    token: Tensor  # the token with which each continues, int64 [streams]
+    cache: Tensor  # int64 [streams]
+    place: Tensor  # the distinct stream of each wanted stream, int64 [wanted]
+    share: Tensor  # 1 over the number of wanted streams with the same distinct stream, float64 [wanted]
+    member: Tensor  # a wanted stream that each distinct stream serves, int64 [streams]
 
 
 def distinct_streams(cache: Tensor, row: Tensor, token: Tensor, label: Tensor) -> DistinctStreams:
     """Find the distinct streams: two streams are the same if cache, row, token and label are equal.
 
-    Args:
-        cache: int64 [wanted], on the CPU, not negative.
-        row: The open or parked stream to continue, int64 [wanted], not negative.
-        token: The token to continue with, int64 [wanted], not negative.
-        label: Streams with different labels are kept apart, int64 [wanted], not negative.
+    All are int64 [wanted], on the CPU, not negative: ``row`` is the open or parked stream to continue, and ``token``
+    the token to continue with.
     """
     key = torch.zeros_like(cache)
     for part in (cache, row, token, label):

@@ -3,17 +3,26 @@
 RULER (NVIDIA/RULER: ``scripts/eval/synthetic/constants.py``) searches its answers in the text without regard to case:
 ``all`` is the share of answers that occur, for needles, variables and words; ``part`` is 1 if any answer occurs, for
 questions.
+
+A continuation is decoded up to its EOS, without the prompt and without special tokens. The token of a character is
+found by decoding beginnings of the continuation, since a byte-level tokenizer may need several tokens for a letter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 from schema.document import ALL_ANSWERS, ANY_ANSWER
 
 _QUESTIONS = {"ruler": ("qa_1", "qa_2"), "helmet": ("nq", "triviaqa", "hotpotqa", "popqa")}
 _CITATIONS = {"helmet": ("asqa", "qampari")}  # which are judged by more than whether an answer occurs
+Tokens = tuple[int, ...]
+
+Decode = Callable[[Sequence[Tokens]], list[str]]
+"""A function that decodes several continuations at once."""
 
 
 def task_scoring(source: str, task: str) -> str | None:
@@ -57,3 +66,57 @@ def answer_characters(text: str, answers: Sequence[str], scoring: str) -> tuple[
         begin = sum(at <= begin for at in ends)
         end = sum(at < end for at in ends) + 1
     return begin, end
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """The scores of a pair of continuations, and the positions, from 1, of X's tokens that state the answers."""
+
+    score_x: float
+    score_y: float
+    span_first: int | None
+    span_last: int | None
+
+
+def score_pairs(
+    pairs: Sequence[tuple[Tokens, Tokens]], answers: Sequence[str], scoring: str, decode: Decode
+) -> list[PairScore]:
+    """Return the scores of pairs of continuations of a document, X and Y up to their EOS.
+
+    Equal continuations are decoded once, since X is the same under every action.
+    """
+    distinct = list(dict.fromkeys(tokens for pair in pairs for tokens in pair))
+    texts = dict(zip(distinct, decode(distinct), strict=True)) if distinct else {}
+    scores = {tokens: score_text(text, answers, scoring) for tokens, text in texts.items()}
+    spans = {x: token_span(x, texts[x], answers, scoring, decode) for x, _ in pairs}
+    return [PairScore(scores[x], scores[y], *(spans[x] or (None, None))) for x, y in pairs]
+
+
+def token_span(
+    tokens: Tokens, text: str, answers: Sequence[str], scoring: str, decode: Decode
+) -> tuple[int, int] | None:
+    """Return the first and last position, from 1, of the tokens that state the answers; None if there are none.
+
+    ``text`` is the decoded continuation; ``decode`` decodes its beginnings.
+    """
+    characters = answer_characters(text, answers, scoring)
+    if characters is None:
+        return None
+
+    def beginning(count: int) -> str:
+        return text if count == len(tokens) else decode([tokens[:count]])[0]
+
+    def begun(count: int) -> int:
+        """Return how many letters the first ``count`` tokens are a part of."""
+        return len(beginning(count))
+
+    def settled(count: int) -> int:
+        """Return how many letters of the text the first ``count`` tokens contain completely."""
+        both = zip(beginning(count), text, strict=False)
+        return sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], both))
+
+    begin, end = characters
+    positions = range(1, len(tokens) + 1)
+    first = positions[bisect_left(positions, begin + 1, key=begun)]
+    last = positions[bisect_left(positions, end, key=settled)]
+    return first, last

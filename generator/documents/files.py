@@ -18,17 +18,11 @@ _CHUNK = 1 << 20  # characters
 
 @dataclass(frozen=True)
 class SourceRow:
-    """One object of a file.
-
-    Attributes:
-        file: The file.
-        place: Where in the file the object is: ``line 3``, ``entry 7``, ``ctxs[2] of line 3``.
-        fields: The object.
-    """
+    """One object of a file."""
 
     file: Path
-    place: str
-    fields: dict[str, Any]
+    place: str  # where in the file the object is: ``line 3``, ``entry 7``, ``ctxs[2] of line 3``
+    fields: dict[str, Any]  # the object
 
     def has(self, name: str) -> bool:
         """Return whether the field is there and not null."""

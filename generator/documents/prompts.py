@@ -29,13 +29,9 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class PromptText:
-    """A prompt as text.
+    """A prompt as text: a question or instruction, and the beginning of the answer in a plain prompt and in a chat.
 
-    Attributes:
-        text: The question or instruction.
-        plain_opening: The beginning of the answer in a plain prompt.
-        chat_opening: The beginning of the answer in a chat.
-        system: The system's message of a chat.
+    A chat may have a system's message.
     """
 
     text: str
@@ -71,12 +67,10 @@ def longest_prompt(
     compose: Callable[[int], PromptText], tokenizer: Tokenizer, *, chat: bool, tokens: int, least: int,
     most: int | None = None,
 ) -> tuple[PromptText, tuple[int, ...]] | None:  # fmt: skip
-    """Find the prompt with the most parts that fits into ``tokens`` tokens; the search stops at 99% of this number.
+    """Find the prompt with the most parts that fits into ``tokens`` tokens; None if even ``least`` parts do not fit.
 
-    ``compose`` returns the prompt with a number of parts; more parts make a longer prompt.
-
-    Returns:
-        The prompt and its token ids, at most ``tokens``; None if even ``least`` parts do not fit.
+    ``compose`` returns the prompt with a number of parts; more parts make a longer prompt. The search stops at 99% of
+    the tokens. The prompt comes with its token ids.
     """
 
     def measured(parts: int) -> tuple[PromptText, tuple[int, ...]]:

@@ -20,31 +20,19 @@ MOST_PLACES: Final = 16
 
 @dataclass(frozen=True)
 class Record:
-    """A place where a prompt states an answer or a piece of one.
+    """A place where a prompt states an answer or a piece of one."""
 
-    Attributes:
-        answer: Number of the answer in the document's list, from 0.
-        piece: Number of the piece of the answer, from 0.
-        first: The first token of the place, from 1.
-        last: The last token of the place.
-    """
-
-    answer: int
-    piece: int
-    first: int
-    last: int
+    answer: int  # number of the answer in the document's list, from 0
+    piece: int  # number of the piece of the answer, from 0
+    first: int  # the first token of the place, from 1
+    last: int  # the last token of the place
 
 
 def find_records(tokens: Sequence[str], answers: Sequence[str]) -> list[Record]:
-    """Return the records of a document's answers.
+    """Return the records of a document's answers, by answer, piece and place.
 
-    Args:
-        tokens: The text of each of the prompt's tokens, each decoded alone.
-        answers: The document's answers.
-
-    Returns:
-        The records by answer, piece and place; no records of an answer that the prompt does not state, or states too
-            often.
+    ``tokens`` are the texts of the prompt's tokens, each decoded alone. An answer that the prompt does not state, or
+    states too often, has no records.
     """
     plain = [_plain(token) for token in tokens]
     text, ends = "".join(plain), list(accumulate(map(len, plain)))

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from generator.documents.embedded import EmbeddedSource
 from generator.documents.files import read_object
-from generator.documents.held import NOTHING_HELD, HeldDocument, HeldDocuments
 from generator.documents.helmet import HelmetSource
 from generator.documents.jsonl import JsonlSource
 from generator.documents.prompts import Tokenizer
 from generator.documents.ruler import RulerSource
-from generator.documents.source import Candidate, DocumentSource, where
+from generator.documents.source import NOTHING_HELD, Candidate, DocumentSource, HeldDocument, HeldDocuments, where
 from schema.document import SPLITS, Document, part_of, split_of
 from schema.errors import InputError, nearest
 from schema.study import DocumentsSection

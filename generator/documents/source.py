@@ -1,4 +1,7 @@
-"""The interface of a document source: it lists candidates before anything is tokenized, and makes documents of some."""
+"""The interface of a document source: it lists candidates before anything is tokenized, and makes documents of some.
+
+Of a study that has documents already, strata take these first, whatever the order of their source.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,12 @@ from schema.study import DocumentsSection
 
 @dataclass(frozen=True)
 class Candidate:
-    """A document that a source can make.
-
-    Attributes:
-        cluster: The name of the group of dependent documents.
-        number: The number of the generated document or of the file's row, from 0.
-    """
+    """A document that a source can make."""
 
     doc: str
-    cluster: str
+    cluster: str  # the name of the group of dependent documents
     task: str
-    number: int
+    number: int  # the number of the generated document or of the file's row, from 0
 
 
 class DocumentSource(ABC):
@@ -50,11 +48,7 @@ class DocumentSource(ABC):
     summary: str
 
     def check(self, section: DocumentsSection) -> None:  # noqa: B027 - most have nothing more to check
-        """Check a section, apart from its keys and tasks, without data and model.
-
-        Raises:
-            InputError: The source cannot make the documents that the section asks for.
-        """
+        """Check a section, apart from its keys and tasks, without data and model."""
 
     def missed(self, section: DocumentsSection) -> str:  # noqa: ARG002 - most take all that they have
         """Return a remark for the error about too few documents of a section; empty without a remark."""
@@ -124,3 +118,36 @@ def document_of(
         doc=candidate.doc, stratum=section.stratum_name, cluster=candidate.cluster, task=candidate.task,
         source=section.source, tokens=tokens, answers=answers, scoring=scoring or "",
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HeldDocument:
+    """A document that a study already has, with its split, which does not change.
+
+    ``place`` is its place among the frozen documents of its split and stratum, from 0. None if no plan has frozen it;
+    it then comes after the frozen documents, in the source's order.
+    """
+
+    doc: str
+    split: str
+    stratum: str
+    task: str | None
+    place: int | None = None
+
+
+@dataclass(frozen=True)
+class HeldDocuments:
+    """All documents that a study already has; empty for a new study."""
+
+    documents: tuple[HeldDocument, ...] = ()
+
+    def of(self, stratum: str) -> dict[str, HeldDocument]:
+        """Return a stratum's documents by their ids."""
+        return {one.doc: one for one in self.documents if one.stratum == stratum}
+
+    def elsewhere(self, stratum: str) -> frozenset[str]:
+        """Return the ids of the documents of all other strata."""
+        return frozenset(one.doc for one in self.documents if one.stratum != stratum)
+
+
+NOTHING_HELD = HeldDocuments()

@@ -43,14 +43,7 @@ Item = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PromptLayout:
-    """The shape of a prompt.
-
-    Attributes:
-        task: ``needle`` or ``variable_tracking``.
-        length: Tokens of the body.
-        items: Needles or chains in the body.
-        asked: How many of the items the question asks for.
-    """
+    """The shape of a prompt: its task, tokens of the body, and needles or chains in it, of which some are asked for."""
 
     task: str
     length: int

@@ -33,19 +33,12 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class SideFacts:
-    """The facts that a side's weights state about their model.
+    """The facts that a side's weights state about their model."""
 
-    Attributes:
-        vocabulary: V, the number of tokens.
-        positions: The largest number of tokens, prompt and generated tokens.
-        eos_tokens: Tokens that end a text, ascending.
-        tokenizer_sha256: SHA-256 of the tokenizer in the weights; None without a tokenizer.
-    """
-
-    vocabulary: int
-    positions: int
-    eos_tokens: tuple[int, ...]
-    tokenizer_sha256: str | None
+    vocabulary: int  # V, the number of tokens
+    positions: int  # the largest number of tokens, prompt and generated tokens
+    eos_tokens: tuple[int, ...]  # tokens that end a text, ascending
+    tokenizer_sha256: str | None  # SHA-256 of the tokenizer in the weights; None without a tokenizer
 
 
 class Session(Protocol):
@@ -98,11 +91,7 @@ class Side(Protocol):
         """SHA-256 of the weights; None if the engine does not say."""
 
     def open(self, entries: int) -> Session:
-        """Open a cache with room for ``entries`` entries, those of the prompt and of all streams.
-
-        Raises:
-            InputError: The engine refuses the settings, or reports other settings.
-        """
+        """Open a cache with room for ``entries`` entries, those of the prompt and of all streams."""
 
     def cache_bytes(self, entries: int) -> int:
         """Return roughly how many bytes a cache with room for ``entries`` entries takes."""
@@ -126,10 +115,7 @@ class Engine(Described, Protocol):
         """Return settings with which a prompt takes fewer bytes than with the defaults."""
 
     def side(self, weights: Path, settings: Mapping[str, Any], where: str) -> Side:
-        """Make a side.
+        """Make a side from a file of weights and the settings that differ from the engine's defaults, by name.
 
-        Args:
-            weights: The file with the weights.
-            settings: Those that differ from the engine's defaults, by name.
-            where: What error lines name, such as an action.
+        ``where`` is what error lines name, such as an action.
         """

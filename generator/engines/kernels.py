@@ -20,12 +20,7 @@ DOUBLE_VOCABULARY = 4096  # laws over more tokens are float32
 
 @dataclass(frozen=True)
 class PromptSide:
-    """A side that has decoded a prompt.
-
-    Attributes:
-        session: The side's session, with the prompt.
-        logits: The logits after the prompt, float32 [V].
-    """
+    """A side's session that has decoded a prompt, and the logits after it, float32 [V]."""
 
     session: Session
     logits: NDArray[np.float32]
@@ -40,13 +35,8 @@ class _Stream:
 class EngineKernels:
     """Streams of some sides, as ``StreamKernels`` of ``generator.coupling.kernels``.
 
-    Cache 0 is the reference's, cache a is that of the a-th action. Each side prefills by itself, so the laws of
-    position 1 may differ.
-
-    Args:
-        sides: For each cache the side that has decoded the prompt.
-        eos_tokens: Tokens that end a side.
-        law: The law applied to logits.
+    ``sides`` has for each cache the side that has decoded the prompt: cache 0 is the reference's, cache a is that of
+    the a-th action. Each side prefills by itself, so the laws of position 1 may differ.
     """
 
     def __init__(self, sides: Sequence[PromptSide], eos_tokens: tuple[int, ...], law: SamplingLaw) -> None:

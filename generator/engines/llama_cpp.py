@@ -26,11 +26,7 @@ _loaded: weakref.WeakValueDictionary[tuple[Path, str], Weights] = weakref.WeakVa
 
 @dataclass(frozen=True)
 class LlamaCpp:
-    """llama.cpp in this process, through the library of the package xllamacpp.
-
-    Attributes:
-        digest: SHA-256 of a file, in hexadecimal.
-    """
+    """llama.cpp in this process, through the library of the package xllamacpp; ``digest`` is SHA-256 of a file."""
 
     digest: Callable[[Path], str]
 
@@ -97,11 +93,7 @@ class LlamaCppSide:
         return self.digest(self.file)
 
     def open(self, entries: int) -> Session:
-        """Open a context; sides of one file share its weights.
-
-        Raises:
-            InputError: The library refuses the settings, or has others than were asked for.
-        """
+        """Open a context; sides of one file share its weights."""
         key = (self.file, self.weights_sha256)
         weights = _loaded.get(key)
         if weights is None:

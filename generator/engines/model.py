@@ -33,12 +33,8 @@ _STREAMS = 5  # of one replicate under residual branching, at most; a coupled ro
 class EngineModel:
     """Sides of an engine, as a ``Model`` of ``generator.generation.model``.
 
-    Attributes:
-        engine: The engine.
-        reference: The reference's side.
-        sides: The sides of the actions by name, including the control's.
-        tokenizer_sha256: SHA-256 of the tokenizer of prompts; None without a tokenizer.
-        law: The law of tokens.
+    ``sides`` are those of the actions by name, including the control's. ``tokenizer_sha256`` is that of the tokenizer
+    of prompts; None without a tokenizer.
     """
 
     id: str

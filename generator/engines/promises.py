@@ -23,24 +23,17 @@ Tried = ParamSpec("Tried")
 
 @dataclass(frozen=True)
 class Unknown:
-    """The outcome of a promise that could not be tried.
-
-    Attributes:
-        why: The missing report of the engine, and its consequence.
-    """
+    """The outcome of a promise that could not be tried: the missing report of the engine, and its consequence."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Promise(Generic[Tried]):
-    """A promise that an adapter, or a server, must hold.
+    """A promise that an adapter, or a server, must hold: its name, and what is tried, in one line.
 
-    Attributes:
-        name: A word or two.
-        tried: What is tried, in one line.
-        function: Tries the promise on an engine and weights, or on a server's side; returns a line about the result, or
-            raises an error that says what is wrong.
+    ``function`` tries the promise on an engine and weights, or on a server's side; it returns a line about the result,
+    or raises an error that says what is wrong.
     """
 
     name: str

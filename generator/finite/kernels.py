@@ -14,10 +14,8 @@ from generator.finite.system import FiniteSystem
 class FiniteKernels:
     """Streams of a system, as ``StreamKernels`` of ``generator.coupling.kernels``.
 
-    Laws come from the tables, float64 on the CPU. After an EOS token they are ignored: the rollout replaces them.
-
-    Args:
-        actions: Names of actions, which may repeat: cache 0 is the reference, cache a is the a-th action.
+    Cache 0 is the reference, cache a is the a-th of ``actions``, which may repeat. Laws come from the tables, float64
+    on the CPU. After an EOS token they are ignored: the rollout replaces them.
     """
 
     def __init__(self, system: FiniteSystem, actions: Sequence[str]) -> None:
@@ -66,9 +64,7 @@ class FiniteKernels:
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the histories of open streams as the parked streams ``places``, for a later ``select``.
 
-        Args:
-            rows: int64 [parked].
-            places: int64 [parked].
+        Both are int64 [parked].
         """
         more = max(int(places.max()) + 1 - len(self._parked_table), 0)
         self._parked_table, self._parked_code, self._parked_length = (

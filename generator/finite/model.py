@@ -24,11 +24,9 @@ from schema.study import Study
 
 @dataclass(frozen=True)
 class FiniteModel:
-    """A study's systems by document, as a ``Model`` of ``generator.generation.model``.
+    """A study's systems by document, as a ``Model`` of ``generator.generation.model``; ``law`` is that of their tables.
 
-    Attributes:
-        file: All systems of the study's file, of which the study may take more later; None if systems are drawn.
-        law: The law of tokens, as in the systems' tables.
+    ``file`` has all systems of the study's file, of which the study may take more later; None if systems are drawn.
     """
 
     id: str

@@ -20,25 +20,15 @@ LARGEST_ENUMERATION = 2**20
 
 @dataclass(frozen=True, eq=False)
 class PairPaths:
-    """Every pair of paths that the reference and an action can take under the coupling.
+    """Every pair of paths that the reference and an action can take under the coupling."""
 
-    Attributes:
-        probability: Probability of each pair, float64 [paths]; the sum is 1.
-        x: The reference's tokens, int64 [paths, H].
-        y: The action's tokens, int64 [paths, H].
-        delta: The distances delta_t, float64 [paths, H].
-        f: The distances f_t, float64 [paths, H].
-        x_ended: Whether the reference has emitted EOS at or before t, bool [paths, H].
-        y_ended: Whether the action has emitted EOS at or before t, bool [paths, H].
-    """
-
-    probability: FloatArray
-    x: NDArray[np.int64]
-    y: NDArray[np.int64]
-    delta: FloatArray
-    f: FloatArray
-    x_ended: NDArray[np.bool_]
-    y_ended: NDArray[np.bool_]
+    probability: FloatArray  # probability of each pair, float64 [paths]; the sum is 1
+    x: NDArray[np.int64]  # the reference's tokens, int64 [paths, H]
+    y: NDArray[np.int64]  # the action's tokens, int64 [paths, H]
+    delta: FloatArray  # the distances delta_t, float64 [paths, H]
+    f: FloatArray  # the distances f_t, float64 [paths, H]
+    x_ended: NDArray[np.bool_]  # whether the reference has emitted EOS at or before t, bool [paths, H]
+    y_ended: NDArray[np.bool_]  # whether the action has emitted EOS at or before t, bool [paths, H]
 
     @property
     def mismatch(self) -> NDArray[np.bool_]:

@@ -30,15 +30,11 @@ def file_systems(study: Study) -> list[FiniteSystem] | None:
 
 
 def study_systems(study: Study, read: Iterable[FiniteSystem] | None = None) -> Strata:
-    """Draw or read the systems of a finite-state study.
+    """Draw the systems of a finite-state study, or take them from ``read``, all systems of its file.
 
     Drawn systems are named ``system-1`` to ``system-N`` in the evaluation split and ``development-1`` to
     ``development-N`` in the development split, with the stratum's name in front if there are several strata. A file's
     systems are taken in its order, stratum by stratum, and within a stratum development first.
-
-    Args:
-        study: The study.
-        read: All systems of its file, if they have been read already.
     """
     model = study.model
     read = file_systems(study) if read is None else read

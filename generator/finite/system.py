@@ -57,11 +57,7 @@ class FiniteSystem:
             self._check_laws(f"{where}, action '{action}'", laws)
 
     def laws(self, action: str | None) -> Laws:
-        """Return the tables of an action, or of the reference (None).
-
-        Raises:
-            InputError: The system does not have the action.
-        """
+        """Return the tables of an action, or of the reference (None)."""
         if action is None:
             return self.reference
         if action not in self.actions:

@@ -11,13 +11,9 @@ from generator.transformer.memory import available_bytes
 
 @dataclass(frozen=True)
 class EngineFootprint:
-    """The bytes that generation takes.
+    """The bytes of all weight files, of the caches of a prompt, all open at once, and of this machine's free memory.
 
-    Attributes:
-        weights: Bytes of all weight files, each in memory once.
-        caches: Bytes of the caches of the reference and of each action, all open for one prompt.
-        replicates_at_once: The number of replicates decoded together; the others follow in rounds.
-        available: Bytes of this machine's memory that are left.
+    ``replicates_at_once`` are decoded together; the others follow in rounds.
     """
 
     weights: int
@@ -42,13 +38,7 @@ class EngineFootprint:
 
 
 def engine_footprint(model: EngineModel, lengths: Sequence[int], horizon: int) -> EngineFootprint:
-    """Return the bytes that generation takes for the study's longest prompt.
-
-    Args:
-        model: The study's model.
-        lengths: Tokens of each prompt.
-        horizon: H.
-    """
+    """Return the bytes that generation takes for the longest of some prompts."""
     longest, sides = max(lengths), [model.reference, *model.sides.values()]
     weights = {side.weights_sha256: side.weight_bytes() for side in sides}
     caches = sum(side.cache_bytes(longest + streams_at_once(side, longest, horizon) * horizon) for side in sides)

@@ -14,6 +14,7 @@ from generator.engines.llama_cpp import NAME, LlamaCpp
 from generator.engines.model import EngineModel
 from generator.transformer.files.fingerprints import file_sha256, tokenizer_sha256
 from generator.transformer.files.local_folders import gguf_file, model_location, tokenizer_location
+from generator.transformer.other_weights.named import check_equal_tokens
 from schema.errors import InputError, nearest
 from schema.study import FLOOR_ACTION, HTTP, ActionSection, ModelSection, Study
 
@@ -82,17 +83,11 @@ def _tokenizer(section: ModelSection, reference: Side) -> str | None:
 def _check_shared(action: str, reference: Side, side: Side) -> None:
     """Raise an error if a side has other tokens than the reference, since there would be no pairs."""
     ours, theirs = reference.facts, side.facts
-    for what, one, other in (
-        ("a vocabulary of", ours.vocabulary, theirs.vocabulary),
-        ("the EOS tokens", ours.eos_tokens, theirs.eos_tokens),
-        ("the tokenizer", ours.tokenizer_sha256, theirs.tokenizer_sha256),
-    ):
-        if one != other:
-            raise InputError(
-                f"action '{action}': its weights have {what} {_short(other)}, those of the reference {_short(one)}: "
-                "sides are compared token by token, and must share the vocabulary and the tokenizer"
-            )
-
-
-def _short(value: object) -> str:
-    return f"{value[:12]}…" if isinstance(value, str) else str(value)
+    check_equal_tokens(
+        action,
+        [
+            ("a vocabulary of", ours.vocabulary, theirs.vocabulary),
+            ("the EOS tokens", ours.eos_tokens, theirs.eos_tokens),
+            ("the tokenizer", ours.tokenizer_sha256, theirs.tokenizer_sha256),
+        ],
+    )

@@ -60,11 +60,7 @@ class Model(Protocol):
         """Return the model for ``count`` threads; ``before`` is called often, and its errors end the work."""
 
     def identity(self, action: Action) -> ActionIdentity:
-        """Return the identity of an action's units.
-
-        Raises:
-            InputError: The selector's source cannot be read.
-        """
+        """Return the identity of an action's units."""
 
     def weight_bytes(self, action: Action) -> int | None:
         """Return the bytes of the weight files of an action's side; None if there are none or they are unknown."""

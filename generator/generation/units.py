@@ -54,8 +54,7 @@ class StudyLaw:
 class PendingUnit:
     """Replicates of an action's revision that are still to be generated: ``first .. first + count - 1``.
 
-    Attributes:
-        of: The study of the replicates, with its law; None for the study and law of the whole work.
+    ``of`` is their study, with its law; None for the study and law of the whole work.
     """
 
     action: Action
@@ -122,13 +121,11 @@ def _pairs(pending: Sequence[PendingUnit]) -> int:
 def generate_together(
     model: Model, study: str, work: Work, horizon: int, seed: int, savings: Savings = ALL_SAVINGS
 ) -> list[list[Unit]]:
-    """Generate all pending units of some documents, which are in memory together.
+    """Generate all pending units of some documents, which are in memory together; return those of each document.
 
     Events depend only on (seed, law, document, action, estimator, replicate). They do not depend on which units are
-    generated together, how many replicates fit into memory, or which computations are shared.
-
-    Returns:
-        For each document its units, those of coupled rollouts before those of residual branching.
+    generated together, how many replicates fit into memory, or which computations are shared. Units of coupled rollouts
+    come before those of residual branching.
     """
     with model.computing():
         # 1) Prefill: each prompt once, recording what the selectors of all actions need
@@ -163,12 +160,10 @@ def generate_together(
 def generate_documents(
     model: Model, study: str, work: Work, horizon: int, seed: int
 ) -> Generator[list[Unit], None, None]:
-    """Generate all units of some work; events are equal in one thread and in several.
+    """Generate all units of some work, and yield those of each document, in any order.
 
-    If the generator is closed or raises an error, its threads stop at their next position.
-
-    Yields:
-        The units of each document, in any order.
+    Events are equal in one thread and in several. If the generator is closed or raises an error, its threads stop at
+    their next position.
     """
     threads = min(THREADS, len(os.sched_getaffinity(0))) if model.pairs_at_once else 1
     parts = list(together(model.pairs_at_once, work, threads))

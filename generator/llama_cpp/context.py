@@ -36,12 +36,9 @@ _PADDING = 256  # of the number of entries, by the library
 
 
 class Context:
-    """One side's cache, with its settings.
+    """One side's cache, with its settings, over weights that several contexts may share.
 
-    Args:
-        weights: The side's model, which several contexts may share.
-        settings: The side's settings.
-        entries: The number of entries for which the cache has room: those of the prompt and of all streams.
+    It has room for ``entries`` entries, those of the prompt and of all streams.
     """
 
     def __init__(self, weights: Weights, settings: ContextSettings, entries: int) -> None:

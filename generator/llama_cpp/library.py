@@ -83,23 +83,14 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
 
 @dataclass(frozen=True)
 class Library:
-    """The functions of a library with known layout.
+    """The functions of a library with known layout."""
 
-    Attributes:
-        file: The compiled library.
-        version: The version of the package that brought the library.
-        system: The processor features that the library was built with, in the library's words.
-        calls: The C library; its functions are declared as in ``_FUNCTIONS``.
-        said: The last lines of its log, each with its level.
-        callback: The function that the library calls with each line; it must live as long as the library.
-    """
-
-    file: Path
-    version: str
-    system: str
-    calls: Any
-    said: deque[tuple[int, str]]
-    callback: Any
+    file: Path  # the compiled library
+    version: str  # the version of the package that brought the library
+    system: str  # the processor features that the library was built with, in the library's words
+    calls: Any  # the C library; its functions are declared as in ``_FUNCTIONS``
+    said: deque[tuple[int, str]]  # the last lines of its log, each with its level
+    callback: Any  # the function that the library calls with each line; it must live as long as the library
 
     def model_parameters(self, **values: Any) -> ModelParameters:
         """Return the library's default parameters of a model, changed by ``values``."""
@@ -126,11 +117,7 @@ class Library:
 
 @functools.cache
 def library() -> Library:
-    """Load the library, once in a process.
-
-    Raises:
-        InputError: The library is not installed, or its structures are not known.
-    """
+    """Load the library, once in a process."""
     found = importlib.util.find_spec(PACKAGE)
     try:
         installed = version(PACKAGE)
@@ -145,11 +132,7 @@ def library() -> Library:
 
 
 def load(file: Path, installed: str) -> Library:
-    """Load the library in a file, of a package's version, and compare its layout with the known layout.
-
-    Raises:
-        InputError: The version is not known, or the library's defaults are not those of its known layout.
-    """
+    """Load the library in a file, of a package's version, and compare its layout with the known layout."""
     if installed not in KNOWN:
         raise InputError(f"{PACKAGE} {installed}: its structures are not known; known: {', '.join(KNOWN)}: {INSTALL}")
     calls = ctypes.CDLL(str(file))

@@ -52,15 +52,7 @@ class ContextSettings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> ContextSettings:
-        """Return the settings, with the values that a study file gives.
-
-        Args:
-            given: Values by name; other settings keep their defaults.
-            where: The name for an error line, such as an action.
-
-        Raises:
-            InputError: An unknown setting, or a value that it does not take.
-        """
+        """Return the settings, with the values by name that a study file gives; ``where`` is for error lines."""
         known = {field.name: field.default for field in fields(cls)}
         for name, value in given.items():
             if name not in known:

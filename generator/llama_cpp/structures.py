@@ -76,9 +76,7 @@ _FILLS = (0xAA, 0x55)
 def written_defaults(function: Any) -> dict[int, int]:
     """Call a function that returns a structure in memory, and return the bytes that it wrote, by offset.
 
-    Args:
-        function: A function without arguments, such as ``llama_context_default_params``; it may return a structure
-            of any size up to 1024 bytes.
+    The function has no arguments, such as ``llama_context_default_params``; its structure has at most 1024 bytes.
     """
     function.restype, function.argtypes = c_void_p, [c_void_p]  # a large structure is returned where the caller says
     written: list[bytes] = []

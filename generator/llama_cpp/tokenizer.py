@@ -20,8 +20,7 @@ _TOKEN_BYTES = 16  # about what the text of a token takes; a call that needs mor
 class GgufTokenizer:
     """The tokenizer of a GGUF file, with the methods of transformers' tokenizers that documents and pages use.
 
-    Args:
-        weights: The file; its vocabulary is enough.
+    Of the weights, the vocabulary is enough.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -96,11 +95,7 @@ _SPECIAL = ("bos_token", "eos_token")
 
 
 def load_gguf_tokenizer(file: Path) -> GgufTokenizer | None:
-    """Load the tokenizer of a GGUF file; None if the file has none.
-
-    Raises:
-        InputError: The file cannot be read.
-    """
+    """Load the tokenizer of a GGUF file; None if the file has none."""
     check_is_gguf(file)
     return _loaded(file, file.stat().st_mtime_ns)
 

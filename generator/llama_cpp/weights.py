@@ -21,31 +21,18 @@ _MMAP = 1
 
 @dataclass(frozen=True)
 class GgufFacts:
-    """Facts about the model of a GGUF file.
+    """Facts about the model of a GGUF file."""
 
-    Attributes:
-        architecture: The architecture's name in llama.cpp.
-        vocabulary: V, the number of tokens.
-        positions: The largest number of tokens, prompt and generated tokens, that the model was made for.
-        key_size: Channels of a head's keys.
-        value_size: Channels of a head's values.
-        eos_tokens: The tokens that end a text, ascending.
-        layers: The number of layers with keys and values.
-        kv_heads: The number of KV heads of a layer.
-        has_tokenizer: Whether the file has a tokenizer.
-        unsupported: The reason why streams of this model cannot be forked and compared; None if they can.
-    """
-
-    architecture: str
-    vocabulary: int
-    positions: int
-    key_size: int
-    value_size: int
-    eos_tokens: tuple[int, ...]
-    layers: int
-    kv_heads: int
-    has_tokenizer: bool
-    unsupported: str | None
+    architecture: str  # the architecture's name in llama.cpp
+    vocabulary: int  # V, the number of tokens
+    positions: int  # the largest number of tokens, prompt and generated tokens, that the model was made for
+    key_size: int  # channels of a head's keys
+    value_size: int  # channels of a head's values
+    eos_tokens: tuple[int, ...]  # the tokens that end a text, ascending
+    layers: int  # the number of layers with keys and values
+    kv_heads: int  # the number of KV heads of a layer
+    has_tokenizer: bool  # whether the file has a tokenizer
+    unsupported: str | None  # the reason why streams of this model cannot be forked and compared; None if they can
 
     def entry_bytes(self, type_k: str, type_v: str) -> int:
         """Return roughly how many bytes the keys and values of one token take in all layers."""
@@ -56,9 +43,7 @@ class GgufFacts:
 class Weights:
     """The model of a GGUF file, in memory while it is referred to.
 
-    Args:
-        file: The GGUF file.
-        vocabulary_only: Whether only the metadata and the vocabulary are read, which takes milliseconds.
+    With ``vocabulary_only``, only the metadata and the vocabulary are read, which takes milliseconds.
     """
 
     def __init__(self, file: Path, *, vocabulary_only: bool = False) -> None:

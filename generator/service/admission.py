@@ -46,9 +46,8 @@ class _Admission(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow is u
 class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Checks every call and its ``authorization`` header before its handler runs.
 
-    Args:
-        token: The token that callers must send as ``authorization: Bearer TOKEN``; None admits everyone.
-        max_request_bytes: The longest ticket that a caller may announce.
+    Callers must send the token as ``authorization: Bearer TOKEN``; None admits everyone. A caller may announce a ticket
+    of at most ``max_request_bytes``.
     """
 
     def __init__(self, token: str | None, max_request_bytes: int) -> None:

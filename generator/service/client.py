@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import flight
 from pydantic import ValidationError
 
+from generator.service.credentials import token_certificate
 from generator.service.protocol import (
     IDENTITY_ACTION,
     LENGTH_HEADER,
@@ -24,7 +25,6 @@ from generator.service.protocol import (
     Identity,
     StreamMetadata,
 )
-from generator.service.token_certificate import token_certificate
 from log.store import Unit
 from schema.errors import InputError, KvdriftError, OperationError
 from schema.tables import EVENTS
@@ -89,19 +89,12 @@ class Call:
 
 @dataclass(frozen=True)
 class ServiceAddress:
-    """One endpoint of the service, and how to reach it.
+    """One endpoint of the service, and how to reach it."""
 
-    Attributes:
-        location: grpc://HOST:PORT or grpc+tls://HOST:PORT.
-        token: The token that the endpoint requires, or None.
-        root_certificates: PEM of the certificates to trust; None trusts those of the system.
-        timeout: Seconds without a sign of life after which the endpoint counts as hanging.
-    """
-
-    location: str
-    token: str | None = None
-    root_certificates: bytes | None = None
-    timeout: float = 60.0
+    location: str  # grpc://HOST:PORT or grpc+tls://HOST:PORT
+    token: str | None = None  # the token that the endpoint requires, or None
+    root_certificates: bytes | None = None  # PEM of the certificates to trust; None trusts those of the system
+    timeout: float = 60.0  # seconds without a sign of life after which the endpoint counts as hanging
 
     def __post_init__(self) -> None:
         where = f"endpoint '{self.location}'"
@@ -135,9 +128,7 @@ class ServiceAddress:
     def generate(self, request: GenerationRequest, call: Call) -> list[Unit]:
         """Ask for units, and return all of them.
 
-        Args:
-            request: The units to generate.
-            call: Records each answer of the endpoint; the owner of the call decides how long to wait, and may cancel.
+        ``call`` records each answer of the endpoint; the owner of the call decides how long to wait, and may cancel.
 
         Raises:
             InputError: The endpoint refuses the request.

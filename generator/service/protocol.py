@@ -82,30 +82,18 @@ class _Message(BaseModel):
 
 
 class Identity(_Message):
-    """The report of an endpoint about itself.
+    """The report of an endpoint about itself."""
 
-    Attributes:
-        protocol: Version of this protocol.
-        schema_version: Version of the events' schema.
-        numerics: Version of the generator's own arithmetic.
-        model: The model's id as a study file gives it.
-        device: The device, as torch names it.
-        revision: The model's revision; None for the default.
-        positions: The most tokens, prompt and generated, that the model was made for.
-        weights: SHA-256 of the model's configuration and weights.
-        versions: Versions of the libraries that compute, and the name of the GPU.
-    """
-
-    protocol: int
-    schema_version: int
-    numerics: int
-    model: _Text
-    device: str
+    protocol: int  # version of this protocol
+    schema_version: int  # version of the events' schema
+    numerics: int  # version of the generator's own arithmetic
+    model: _Text  # the model's id as a study file gives it
+    device: str  # the device, as torch names it
     dtype: str
-    revision: str | None
-    positions: int
-    weights: str
-    versions: dict[str, str]
+    revision: str | None  # the model's revision; None for the default
+    positions: int  # the most tokens, prompt and generated, that the model was made for
+    weights: str  # SHA-256 of the model's configuration and weights
+    versions: dict[str, str]  # versions of the libraries that compute, and the name of the GPU
 
 
 class DocumentMessage(_Message):
@@ -202,11 +190,7 @@ class GenerationRequest(LawMessage):
         })  # fmt: skip
 
     def check(self, identity: Identity, vocabulary: int) -> None:
-        """Check that the endpoint with this identity, and a vocabulary of this size, can do the work.
-
-        Raises:
-            InputError: It cannot, or the request is too large.
-        """
+        """Check that the endpoint with this identity, and a vocabulary of this size, can do the work."""
         for name in ("protocol", "schema_version", "numerics", "model", "weights"):
             asked, served = getattr(self, name), getattr(identity, name)
             if asked != served:

@@ -52,13 +52,10 @@ class _Attempt:
 
 
 class RemoteGenerator:
-    """Generates for the studies of one file at an endpoint.
+    """Generates for the studies of one file, one model under one law or several, at an endpoint.
 
-    Args:
-        address: The endpoint.
-        studies: The studies: one model, under one law or several.
-        say: Called with a line when the endpoint is lost and when it is back.
-        pause: Seconds until a lost endpoint is asked again for the first time.
+    ``say`` is called with a line when the endpoint is lost and when it is back. ``pause`` is the number of seconds
+    until a lost endpoint is asked again for the first time.
     """
 
     def __init__(
@@ -78,8 +75,7 @@ class RemoteGenerator:
     def check(self, made_on: GpuKinds | None = None) -> None:
         """Ask the endpoint for its identity, unless that was done, and check it.
 
-        Args:
-            made_on: The GPU models that made the studies' units so far.
+        ``made_on`` are the GPU models that made the studies' units so far.
 
         Raises:
             InputError: The endpoint refuses the caller or serves something else than the studies ask for.
@@ -99,9 +95,7 @@ class RemoteGenerator:
     def identify(self, study: Study, *, required: bool) -> Callable[[Action], ActionIdentity]:
         """Return a function that gives an action's identity, from the endpoint's weights and this machine's tokenizer.
 
-        Raises:
-            InputError: The endpoint refuses the caller or serves something else than the studies ask for.
-            OperationError: The endpoint does not answer, and the weights are ``required``.
+        Raises as ``check`` does; without an answer only if the weights are ``required``.
         """
         try:
             self.check()

@@ -21,7 +21,7 @@ from generator.actions import build_action
 from generator.generation import PendingUnit, StoppedError, StudyLaw, generate_units
 from generator.identity import parts_sha256
 from generator.service.admission import Gate, answered, failure, refusal, too_long, unavailability
-from generator.service.permission import check_modules
+from generator.service.credentials import token_certificate
 from generator.service.protocol import (
     HEARTBEAT_SECONDS,
     IDENTITY_ACTION,
@@ -32,7 +32,7 @@ from generator.service.protocol import (
     StreamMetadata,
     plain_record,
 )
-from generator.service.token_certificate import token_certificate
+from generator.service.served import check_modules
 from generator.transformer.decoder import is_device_lost
 from generator.transformer.model import LoadedModel
 from log.store import Unit
@@ -78,11 +78,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
             raise OSError(str(error)) from error
 
     def run(self) -> None:
-        """Generate the requested units until the calling thread is interrupted; abandoned requests end unfinished.
-
-        Raises:
-            OperationError: The device computes nothing more.
-        """
+        """Generate the requested units until the calling thread is interrupted; abandoned requests end unfinished."""
         (model,) = self._model.twins(1, self._go_on)
         while True:
             self._under_way = self._waiting.get()
@@ -201,12 +197,7 @@ class _Request:
 
 
 def requested_work(request: GenerationRequest, allowed: Collection[str]) -> tuple[Document, list[PendingUnit]]:
-    """Return the request's document and pending units.
-
-    Args:
-        request: The caller's request.
-        allowed: The modules that the request may name.
-    """
+    """Return the request's document and pending units; the request may name only ``allowed`` modules."""
     check_modules(request.pending, allowed)
     pending = [
         PendingUnit(

@@ -136,10 +136,8 @@ def _numbers(file: Path) -> int:
 def matrix_bytes(shape: ModelShape, tables: int, inner: int | None = None) -> int:
     """Return the bytes of the weights' matrices; norms and biases are negligible.
 
-    Args:
-        shape: The model's numbers.
-        tables: 1 if the embedding is also the head, else 2.
-        inner: The inner width of an MLP or of all experts together, if a token does not go through all of it.
+    ``tables`` is 1 if the embedding is also the head, else 2. ``inner`` is the inner width of an MLP or of all experts
+    together, if a token does not go through all of it.
     """
     attention = 2 * (shape.heads + shape.kv_heads) * shape.head_size
     layers = shape.layers * shape.width * (attention + 3 * (inner or shape.inner_width))

@@ -10,8 +10,7 @@ import torch
 from generator.attention.cpu_products import replace_activations, replace_linear_layers
 from generator.attention.holding import DTYPES
 from generator.attention.interface import IMPLEMENTATION
-from generator.attention.layer_traits import UNKNOWN
-from generator.attention.network_layers import attention_modules
+from generator.attention.layer_traits import UNKNOWN, attention_modules
 from generator.attention.row_invariance import find_row_multiple
 from generator.transformer.decoder import torch_threads, whole_sums
 from generator.transformer.files.configuration import (

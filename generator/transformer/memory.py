@@ -14,7 +14,7 @@ import torch
 
 from generator.attention.holding import DTYPES
 from generator.attention.parts import CHUNK
-from generator.attention.streams.state_sizes import layer_state_bytes, layers_without_attention, state_bytes
+from generator.attention.streams.states import layer_state_bytes, layers_without_attention, state_bytes
 from schema.tables import SWRB
 
 # Prompt tokens processed at once: enough for matrix products, and their memory is small beside any model's weights. The

@@ -20,9 +20,8 @@ _PAIRS_AT_ONCE = 96  # with more, what a position computes leaves a core's cache
 class LoadedModel(Decoder):
     """``generator.generation.model.Model`` of a transformer.
 
-    Attributes:
-        files: Fingerprints of the files that it was loaded from; unknown if it was made in memory.
-        stored_bytes: Bytes of its weight files; None if it was made in memory.
+    ``files`` are fingerprints of the files that it was loaded from, and ``stored_bytes`` those of its weight files;
+    they are unknown if it was made in memory.
     """
 
     files: ModelIdentity = _UNKNOWN
@@ -43,22 +42,15 @@ class LoadedModel(Decoder):
     def twins(self, count: int, before: Callable[[], None]) -> Iterator[LoadedModel]:
         """Make the model ``count`` times for as many threads, each with its share of the available memory.
 
-        Each has modules of its own over the same weights, so that hooks and state belong to one thread.
-
-        Args:
-            count: The number of threads.
-            before: Called before every pass through the network; an error that it raises ends the pass.
+        Each has modules of its own over the same weights, so that hooks and state belong to one thread. ``before`` is
+        called before every pass through the network; an error that it raises ends the pass.
         """
         for _ in range(count):
             network = copy.deepcopy(self.network, {id(weight): weight for weight in self.network.parameters()})
             yield replace(self, network=network, memory_share=self.memory_share / count, before_pass=before)
 
     def identity(self, action: Action) -> ActionIdentity:
-        """Return the identity of an action's units.
-
-        Raises:
-            InputError: The selector's source cannot be read.
-        """
+        """Return the identity of an action's units."""
         return self.files.of(action.parts)
 
     def weight_bytes(self, action: Action) -> int | None:  # noqa: ARG002 - all actions have its weights
@@ -70,11 +62,7 @@ class LoadedModel(Decoder):
     ) -> PrefilledPrompt:
         """Process the document's prompt, recording the data that the selectors of ``actions`` need.
 
-        Args:
-            document: The document.
-            actions: The actions, each of which gets a cache.
-            horizon: H.
-            sharing: The number of actions that share the prefill's time, if not ``actions`` alone.
+        ``sharing`` is the number of actions that share the prefill's time, if not ``actions`` alone.
         """
         check_prompt(document, horizon, self.positions, self.shape.vocabulary, self.switch)
         return PrefilledPrompt(self, document, actions, horizon, sharing)

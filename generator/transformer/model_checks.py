@@ -35,8 +35,7 @@ def check_model(
 ) -> bool:
     """Check everything about a model that can be known without loading its weights.
 
-    Returns:
-        Whether its weights were checked too, by their headers; they are not if they are not on this machine.
+    Returns whether its weights were checked too, by their headers; they are not if they are not on this machine.
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
     if not known_by_family(config) or is_multimodal(model_id, revision):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from kvdrift.options import StoreArgument
-from schema.errors import InputError
 
 
 def analyze(store: StoreArgument) -> None:
@@ -14,27 +13,20 @@ def analyze(store: StoreArgument) -> None:
     Continuations of documents with answers are scored first, and tokens get their texts, if the model's tokenizer can
     be loaded.
     """
-    from flows.estimate.scores import score_stored
-    from flows.estimate.stored import analyze_stored
-    from flows.generate.tokens import record_tokens
+    from flows.scheduling.recomputing import estimate_stored
     from kvdrift.console import ConsoleProgress
     from log.store import Store
-    from log.studies import model_revisions
+    from log.studies import stored_studies
     from sql.catalog_file import refresh_catalog
 
     opened = Store.open(store)
-    studies = {(row["study"], row["model"]) for row in opened.read("documents", columns=["study", "model"]).to_pylist()}
-    if not studies:
-        raise InputError(f"{opened.location}: the store holds no study yet")
-    revisions, made, written = model_revisions(opened), 0, False
+    made, written = 0, False
     with ConsoleProgress() as console:
-        for study, model in sorted(studies):
+        for study, model in stored_studies(opened):
             console.doing(f"estimating {study}, {model}")
-            revision = revisions.get((study, model))
-            texts = record_tokens(opened, study, model, revision=revision, progress=console)
-            if scored := score_stored(opened, study, model, revision=revision, progress=console):
+            texts, scored, count = estimate_stored(opened, study, model, console)
+            if scored:
                 typer.echo(f"{study}, {model}: scored the answers of {scored} pairs")
-            count = analyze_stored(opened, study, model, progress=console)
             made += count
             written = written or bool(texts or scored or count)
             typer.echo(f"{study}, {model}: " + (f"{count} estimates" if count else "estimates are up to date"))

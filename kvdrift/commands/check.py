@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -13,10 +14,9 @@ from kvdrift import completion
 from schema.errors import InputError, KvdriftError, OperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from generator.engines.promises import Promise, Unknown
     from generator.selectors.parameters import Value
+
 
 _WIDTH = 10  # columns for the name of an engine's check
 
@@ -26,21 +26,19 @@ def check(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A selector, codec or policy as named in a study file, such as my_module:MySelector; an "
-            "engine; or a study file with an engine.",
+            help="A selector, codec or policy as named in a study file, such as my_module:MySelector; an engine; or "
+            "a study file with an engine.",
             autocompletion=completion.checked,
         ),
     ],
     parameter: Annotated[
         list[str] | None,
         typer.Option(
-            "--parameter",
-            metavar="NAME=VALUE",
-            help="A parameter of the selector, codec or policy; repeat the option for several.",
+            metavar="NAME=VALUE", help="A parameter of the selector, codec or policy; repeat the option for several."
         ),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option("--weights", metavar="FILE", help="The weights for an engine such as llama.cpp.")
+        Path | None, typer.Option(metavar="FILE", help="The weights for an engine such as llama.cpp.")
     ] = None,
     kind: Annotated[
         str | None,

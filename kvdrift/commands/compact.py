@@ -22,9 +22,7 @@ def compact(
     vacuum: Annotated[
         bool, typer.Option("--vacuum", help="Also delete files that were replaced at least --keep-days ago.")
     ] = False,
-    keep_days: Annotated[
-        float, typer.Option("--keep-days", min=0, help="Days that --vacuum keeps replaced files.")
-    ] = _WEEK,
+    keep_days: Annotated[float, typer.Option(min=0, help="Days that --vacuum keeps replaced files.")] = _WEEK,
 ) -> None:
     """Merge the small files of a store, so that it opens as quickly with many units as with few.
 

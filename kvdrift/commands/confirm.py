@@ -20,7 +20,7 @@ def confirm(
         ),
     ],
     action: Annotated[
-        list[str], typer.Option("--action", metavar="NAME", help="An action to confirm; repeat the option for several.")
+        list[str], typer.Option(metavar="NAME", help="An action to confirm; repeat the option for several.")
     ],
     store: StudyStoreOption = None,
     output: Annotated[

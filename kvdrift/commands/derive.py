@@ -19,22 +19,18 @@ if TYPE_CHECKING:
 def derive(
     store: StoreArgument,
     runner: Annotated[
-        str | None,
-        typer.Option("--runner", metavar="NAME", help="The Beam runner, such as FlinkRunner; by default FnApiRunner."),
+        str | None, typer.Option(metavar="NAME", help="The Beam runner, such as FlinkRunner; by default FnApiRunner.")
     ] = None,
     runner_option: Annotated[
         list[str] | None,
         typer.Option(
-            "--runner-option",
             metavar="NAME=VALUE",
             help="A Beam option for the runner, such as job_endpoint=HOST:PORT; repeat the option for several.",
         ),
     ] = None,
     cluster: ClusterOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Keep deriving new events until interrupted.")] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", min=0.05, help="Seconds between two checks with --watch.")
-    ] = 0.2,
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two checks with --watch.")] = 0.2,
     no_compact: NoCompactOption = False,
 ) -> None:
     """Derive trajectories and steps of all events that lack them."""

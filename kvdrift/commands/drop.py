@@ -15,15 +15,11 @@ def drop(
     action: Annotated[
         str,
         typer.Option(
-            "--action",
-            metavar="NAME",
-            help="The action to drop.",
-            autocompletion=completion.of_store("actions", "action"),
+            metavar="NAME", help="The action to drop.", autocompletion=completion.of_store("actions", "action")
         ),
     ],
     study: Annotated[
-        str | None,
-        typer.Option("--study", metavar="NAME", help="The action's study, if several studies have such an action."),
+        str | None, typer.Option(metavar="NAME", help="The action's study, if several studies have such an action.")
     ] = None,
 ) -> None:
     """Drop an action that no plan names: no view shows it any more. Its events stay in the log."""

@@ -20,49 +20,38 @@ if TYPE_CHECKING:
 def gate(
     store: StoreArgument,
     quantity: Annotated[
-        str,
-        typer.Option("--quantity", metavar="NAME", help="The quantity, such as mismatch; see kvdrift list quantities."),
+        str, typer.Option(metavar="NAME", help="The quantity, such as mismatch; see kvdrift list quantities.")
     ],
     action: Annotated[
         str,
         typer.Option(
-            "--action",
-            metavar="NAME",
-            help="The action to test.",
-            autocompletion=completion.of_store("actions", "action"),
+            metavar="NAME", help="The action to test.", autocompletion=completion.of_store("actions", "action")
         ),
     ],
     margin: Annotated[
         float,
         typer.Option(
-            "--margin",
             metavar="M",
-            help="The largest difference that still counts as no worse, in the "
-            "quantity's unit: 0.02 is 2 percentage points.",
+            help="The largest difference that still counts as no worse, in the quantity's unit: 0.02 is 2 percentage "
+            "points.",
         ),
     ],
     baseline: Annotated[
         str | None,
         typer.Option(
-            "--baseline",
-            metavar="NAME",
-            help="The action to compare with.",
-            autocompletion=completion.of_store("actions", "action"),
+            metavar="NAME", help="The action to compare with.", autocompletion=completion.of_store("actions", "action")
         ),
     ] = None,
     over_floor: Annotated[
         bool, typer.Option("--over-floor", help="Compare with the numerical floor of the study's engine.")
     ] = False,
-    level: Annotated[float, typer.Option("--level", metavar="L", help="The confidence level of the answer.")] = 0.95,
+    level: Annotated[float, typer.Option(metavar="L", help="The confidence level of the answer.")] = 0.95,
     study: StudyOption = None,
     model: ModelOption = None,
-    stratum: Annotated[
-        str | None, typer.Option("--stratum", metavar="NAME", help="Use only documents of this stratum.")
-    ] = None,
+    stratum: Annotated[str | None, typer.Option(metavar="NAME", help="Use only documents of this stratum.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a line.")] = False,
     junit: Annotated[
-        Path | None,
-        typer.Option("--junit", metavar="FILE", help="Write the answer as a JUnit file for continuous integration."),
+        Path | None, typer.Option(metavar="FILE", help="Write the answer as a JUnit file for continuous integration.")
     ] = None,
     page: Annotated[
         bool, typer.Option("--page/--no-page", help="Add the answer to the study's report, if the report exists.")

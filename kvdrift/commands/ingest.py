@@ -24,13 +24,10 @@ def ingest(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILES...", help="Parquet or Arrow IPC files of events, or folders of them.")
     ],
-    store: Annotated[
-        str, typer.Option("--store", metavar="DIR", help="Folder or URL of the store; a missing store is made.")
-    ],
+    store: Annotated[str, typer.Option(metavar="DIR", help="Folder or URL of the store; a missing store is made.")],
     documents: Annotated[
         Path | None,
         typer.Option(
-            "--documents",
             metavar="FILE",
             help="CSV, JSONL or Parquet file with columns doc, stratum, split, and optional columns of documents.",
         ),
@@ -38,9 +35,7 @@ def ingest(
     facts: Annotated[
         Path | None,
         typer.Option(
-            "--facts",
-            metavar="FILE",
-            help="CSV, JSONL or Parquet file with column action, and any of bytes, seconds and engine.",
+            metavar="FILE", help="CSV, JSONL or Parquet file with column action, and any of bytes, seconds and engine."
         ),
     ] = None,
     pieces: Annotated[bool, typer.Option("--pieces", help="Take replicates whose rows are in several files.")] = False,
@@ -49,13 +44,9 @@ def ingest(
     ] = False,
     horizon: Annotated[
         int | None,
-        typer.Option(
-            "--horizon", min=1, metavar="H", help="The number of positions of a replicate, if the store has no H yet."
-        ),
+        typer.Option(min=1, metavar="H", help="The number of positions of a replicate, if the store has no H yet."),
     ] = None,
-    interval: Annotated[
-        float, typer.Option("--interval", min=0.05, help="Seconds between two checks with --watch.")
-    ] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two checks with --watch.")] = 1.0,
 ) -> None:
     """Check the events that another generator made, and append those without errors.
 

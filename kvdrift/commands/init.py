@@ -12,28 +12,21 @@ import typer
 def init(
     study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The file to write.")] = Path("my-study.toml"),
     model: Annotated[
-        str,
-        typer.Option(
-            "--model", metavar="ID", help="The model: a folder or a Hugging Face id; by default the embedded model."
-        ),
+        str, typer.Option(metavar="ID", help="The model: a folder or a Hugging Face id; by default the embedded model.")
     ] = "kvdrift/tiny",
     documents: Annotated[
-        Path | None,
-        typer.Option("--documents", metavar="FILE", help="Your own prompts: a JSON Lines file with id and prompt."),
+        Path | None, typer.Option(metavar="FILE", help="Your own prompts: a JSON Lines file with id and prompt.")
     ] = None,
     task: Annotated[
         list[str] | None,
         typer.Option(
-            "--task", metavar="NAME", help="A task for prompts (see kvdrift list tasks); repeat the option for several."
+            metavar="NAME", help="A task for prompts (see kvdrift list tasks); repeat the option for several."
         ),
     ] = None,
-    length: Annotated[
-        int | None, typer.Option("--length", metavar="TOKENS", min=1, help="The most tokens of a prompt.")
-    ] = None,
+    length: Annotated[int | None, typer.Option(metavar="TOKENS", min=1, help="The most tokens of a prompt.")] = None,
     action: Annotated[
         list[str] | None,
         typer.Option(
-            "--action",
             metavar="NAME=SELECTOR:KEEP",
             help="An action, as in half=snapkv:1/2; repeat the option for several, the baseline first.",
         ),
@@ -41,35 +34,27 @@ def init(
     sweep: Annotated[
         list[str] | None,
         typer.Option(
-            "--sweep",
             metavar="SELECTOR:KEEP,...",
             help="One action for each retention, as in snapkv:3/4,1/2,1/4; repeat the option for several, the "
             "baseline first.",
         ),
     ] = None,
     horizon: Annotated[
-        int | None,
-        typer.Option("--horizon", metavar="H", min=1, help="The number of tokens to compare; by default 64."),
+        int | None, typer.Option(metavar="H", min=1, help="The number of tokens to compare; by default 64.")
     ] = None,
     engine: Annotated[
-        str | None,
-        typer.Option("--engine", metavar="NAME", help="The engine that decodes in place of kvdrift: llama.cpp."),
+        str | None, typer.Option(metavar="NAME", help="The engine that decodes in place of kvdrift: llama.cpp.")
     ] = None,
     gguf: Annotated[
-        Path | None,
-        typer.Option("--gguf", metavar="FILE", help="The engine's weights; by default the embedded model's weights."),
+        Path | None, typer.Option(metavar="FILE", help="The engine's weights; by default the embedded model's weights.")
     ] = None,
     cache_types: Annotated[
         str | None,
-        typer.Option(
-            "--cache-types", metavar="TYPES", help="One action for each cache type, as in q8_0,q4_0 or q8_0/q4_0 (K/V)."
-        ),
+        typer.Option(metavar="TYPES", help="One action for each cache type, as in q8_0,q4_0 or q8_0/q4_0 (K/V)."),
     ] = None,
     weights: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--weights", metavar="FILE", help="The weights of one more action; repeat the option for several."
-        ),
+        typer.Option(metavar="FILE", help="The weights of one more action; repeat the option for several."),
     ] = None,
 ) -> None:
     """Write a study file with a comment to each key, ready to run; an existing file is never replaced.

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 def list_(
     what: Annotated[
-        str,
-        typer.Argument(metavar="|".join(completion.LISTED), help="What to list.", autocompletion=completion.kinds),
+        str, typer.Argument(metavar="|".join(completion.LISTED), help="What to list.", autocompletion=completion.kinds)
     ],
     as_json: JsonOption = False,
 ) -> None:

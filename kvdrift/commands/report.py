@@ -24,7 +24,7 @@ def report(
             help="The folder to write; by default STORE/report/NAME, or a folder in reports/.",
         ),
     ] = None,
-    study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Report only this study.")] = None,
+    study: Annotated[str | None, typer.Option(metavar="NAME", help="Report only this study.")] = None,
     output_format: Annotated[
         str,
         typer.Option(
@@ -37,9 +37,7 @@ def report(
     side_by_side: Annotated[
         bool, typer.Option("--side-by-side", help="Also write a page that compares the studies of one store.")
     ] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", min=0.1, help="Seconds between two updates with --live.")
-    ] = 30.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates with --live.")] = 30.0,
 ) -> None:
     """Write the report of a store's studies, one page each, or one page that compares several stores.
 
@@ -89,35 +87,21 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
     """Write the report of each study of a store, or of one; return the paths of the pages.
 
     ``output`` is the folder of the page, or of the pages' folders if there are several; in the store by default.
-
-    Raises:
-        InputError: there is no such store or study.
     """
-    from flows.pages.reports import page_beside, report_folder, write_report
+    from flows.pages.reports import own_model, page_beside, page_folder, write_report
     from generator.transformer.files.tokenizer import token_reader
     from log.store import Store
-    from log.studies import model_revisions
-    from schema.location import folder_name
+    from log.studies import model_revisions, stored_studies
 
     store = Store.open(location)
-    studies = {(row["study"], row["model"]) for row in store.read("documents", columns=["study", "model"]).to_pylist()}
-    chosen = sorted(pair for pair in studies if study in {None, pair[0]})
-    if not chosen:
-        known = {name for name, _ in studies}
-        hint = "the store holds no study yet" if not known else nearest(str(study), known)
-        raise InputError(f"no study '{study}' in {store.location}; {hint}" if study else f"{store.location}: {hint}")
-    revisions = model_revisions(store)
-    pages = []
-    for name, model in chosen:
-        several = sum(other == name for other, _ in chosen) > 1  # then each model has its own page
-        beside = page_beside(store, name, model if several else None)
-        if output is None:
-            folder = report_folder(store, name, model if several else None)
-        elif len(chosen) == 1:
-            folder = output
-        else:
-            own = output / folder_name(name)
-            folder = own / folder_name(model) if several else own
-        text = token_reader(model, revision=revisions.get((name, model)))
-        pages.append(write_report(store, name, model, folder, token_text=text, latex=latex, beside=beside))
+    chosen, revisions, pages = stored_studies(store, study), model_revisions(store), []
+    for pair in chosen:
+        name, model = pair
+        text, beside = token_reader(model, revision=revisions.get(pair)), own_model(name, model, chosen)
+        pages.append(
+            write_report(
+                store, name, model, page_folder(store, name, model, chosen, output), token_text=text, latex=latex,
+                beside=page_beside(store, name, beside),
+            )
+        )  # fmt: skip
     return pages

@@ -29,20 +29,18 @@ def run(
     study: StudyArgument,
     store: StudyStoreOption = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="Generate at most N documents, then stop.")
+        int | None, typer.Option(metavar="N", min=1, help="Generate at most N documents, then stop.")
     ] = None,
     redo: Annotated[
         list[str] | None,
-        typer.Option(
-            "--redo", metavar="ACTION", help="Generate a changed action again; repeat the option for several."
-        ),
+        typer.Option(metavar="ACTION", help="Generate a changed action again; repeat the option for several."),
     ] = None,
     replan: Annotated[
         bool,
         typer.Option(
             "--replan",
-            help="Make a new revision of the plan from the changed [plan]; after "
-            "evaluation the revision is marked seen.",
+            help="Make a new revision of the plan from the changed [plan]; after evaluation the revision is marked "
+            "seen.",
         ),
     ] = False,
     plan_only: Annotated[
@@ -59,18 +57,13 @@ def run(
     token_file: TokenOption = None,
     tls_root_certs: RootCertsOption = None,
     endpoint_timeout: Annotated[
-        float,
-        typer.Option(
-            "--endpoint-timeout", min=5, help="Seconds without an answer after which the endpoint counts as lost."
-        ),
+        float, typer.Option(min=5, help="Seconds without an answer after which the endpoint counts as lost.")
     ] = 60.0,
     cluster: ClusterOption = None,
     gpus: Annotated[
         str | None,
         typer.Option(
-            "--gpus",
-            metavar="all|N",
-            help="Generate on all GPUs of this machine, or on N GPUs, with one worker for each.",
+            metavar="all|N", help="Generate on all GPUs of this machine, or on N GPUs, with one worker for each."
         ),
     ] = None,
     no_compact: NoCompactOption = False,

@@ -23,36 +23,30 @@ def schedule(
     study: StudyArgument,
     cron: Annotated[
         str | None,
-        typer.Option(
-            "--cron", metavar='"M H D M W"', help="The times of the runs; without --cron, runs are started by hand."
-        ),
+        typer.Option(metavar='"M H D M W"', help="The times of the runs; without --cron, runs are started by hand."),
     ] = None,
     timezone: Annotated[
-        str, typer.Option("--timezone", metavar="ZONE", help="The time zone of --cron, such as Europe/Berlin.")
+        str, typer.Option(metavar="ZONE", help="The time zone of --cron, such as Europe/Berlin.")
     ] = "UTC",
     store: StudyStoreOption = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="Generate at most N documents in a run.")
+        int | None, typer.Option(metavar="N", min=1, help="Generate at most N documents in a run.")
     ] = None,
     endpoint: EndpointOption = None,
     token_file: TokenOption = None,
     tls_root_certs: RootCertsOption = None,
     cluster: ClusterOption = None,
     gpus: Annotated[
-        str | None,
-        typer.Option("--gpus", metavar="all|N", help="Generate on all GPUs of the worker's machine, or on N GPUs."),
+        str | None, typer.Option(metavar="all|N", help="Generate on all GPUs of the worker's machine, or on N GPUs.")
     ] = None,
     work_pool: Annotated[
         str | None,
         typer.Option(
-            "--work-pool",
-            metavar="NAME",
-            help="The work pool, of type process, whose workers run the study; by default: kvdrift.",
+            metavar="NAME", help="The work pool, of type process, whose workers run the study; by default: kvdrift."
         ),
     ] = None,
     notify: Annotated[
-        str | None,
-        typer.Option("--notify", metavar="BLOCK", help="Notify a block of the server, TYPE/NAME, when a run ends."),
+        str | None, typer.Option(metavar="BLOCK", help="Notify a block of the server, TYPE/NAME, when a run ends.")
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Keep this process running, and run the study in it.")] = False,
 ) -> None:

@@ -20,37 +20,31 @@ if TYPE_CHECKING:
 def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model, as model.id in a study file.")],
     host: Annotated[
-        str,
-        typer.Option(
-            "--host", help="The address to listen on; an address that other machines reach needs a token and TLS."
-        ),
+        str, typer.Option(help="The address to listen on; an address that other machines reach needs a token and TLS.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 takes any free port.")] = 8815,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free port.")] = 8815,
     token_file: TokenOption = None,
     tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="PEM file with the service's certificate chain.")
+        Path | None, typer.Option(metavar="FILE", help="PEM file with the service's certificate chain.")
     ] = None,
     tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="PEM file with the certificate's private key.")
+        Path | None, typer.Option(metavar="FILE", help="PEM file with the certificate's private key.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="The device, as in [model]: cpu, cuda, cuda:1, …")] = "cpu",
-    dtype: Annotated[str, typer.Option("--dtype", help="The floating-point type, as in [model].")] = "float32",
-    revision: Annotated[str | None, typer.Option("--revision", help="The revision, as in [model].")] = None,
+    device: Annotated[str, typer.Option(help="The device, as in [model]: cpu, cuda, cuda:1, …")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="The floating-point type, as in [model].")] = "float32",
+    revision: Annotated[str | None, typer.Option(help="The revision, as in [model].")] = None,
     device_map: Annotated[
-        str | None,
-        typer.Option("--device-map", help="The device map, as in [model]: auto uses all GPUs in place of one device."),
+        str | None, typer.Option(help="The device map, as in [model]: auto uses all GPUs in place of one device.")
     ] = None,
     allow_module: Annotated[
         list[str] | None,
         typer.Option(
-            "--allow-module",
             metavar="NAME",
-            help="An installed module with selectors, codecs and policies that studies may name; repeat the "
-            "option for several.",
+            help="An installed module with selectors, codecs and policies that studies may name; repeat the option "
+            "for several.",
         ),
     ] = None,
-    max_request_bytes: Annotated[int, typer.Option("--max-request-bytes", min=1024, help="Refuse longer requests.")] = 2
-    ** 24,
+    max_request_bytes: Annotated[int, typer.Option(min=1024, help="Refuse longer requests.")] = 2**24,
 ) -> None:
     """Serve a model to studies run with --endpoint, until interrupted."""
     if (tls_cert is None) != (tls_key is None):
@@ -68,10 +62,9 @@ def serve(
     if tls_cert is not None and tls_key is not None:
         certificate = (read_pem("--tls-cert", tls_cert), read_pem("--tls-key", tls_key))
     from generator.service.client import TLS_SCHEME
-    from generator.service.identity import identity_of
-    from generator.service.permission import load_modules
+    from generator.service.served import identity_of, load_modules
     from generator.service.server import GenerationService
-    from generator.transformer.fused.faults import slower
+    from generator.transformer.fused.layers import slower
     from generator.transformer.loading import load_model
 
     allowed = load_modules(allow_module or ())

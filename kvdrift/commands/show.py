@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,11 +13,10 @@ from kvdrift.options import ModelOption, StoreArgument, StudyOption
 from schema.errors import InputError, alike, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import pyarrow as pa
 
     from sql.catalog import Views
+
 
 _PAIR = ("study", "model", "doc", "action", "action_revision", "replicate")
 _OF_DOCUMENT = ("split", "stratum", "task", "answers")

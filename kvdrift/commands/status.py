@@ -32,9 +32,7 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", help="Keep showing progress until the study is finished, or until interrupted.")
     ] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", min=0.1, help="Seconds between two checks with --watch.")
-    ] = 2.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two checks with --watch.")] = 2.0,
     as_json: JsonOption = False,
 ) -> None:
     """Show a store's content, the work left to generate, derive, estimate and write, and the next command.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,11 +13,10 @@ from kvdrift.options import JsonOption, StoreArgument
 from schema.errors import InputError, OperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from log.store import Store
     from schema.progress import Progress
-    from verification.findings import Fault, Verified
+    from verification.files import Fault, Verified
+
 
 NAMED_FAULTS = 20  # faults of one check that are printed; the rest are counted
 
@@ -27,17 +27,16 @@ def verify(
         bool,
         typer.Option(
             "--repair",
-            help="First repair damaged or lost files; end all processes that write to the store before. Nothing "
-            "is deleted.",
+            help="First repair damaged or lost files; end all processes that write to the store before. Nothing is "
+            "deleted.",
         ),
     ] = False,
     since: Annotated[
         str | None,
         typer.Option(
-            "--since",
             metavar="AGE",
-            help="Read only files that were not found whole within AGE, such as 90m, 12h or 7d. Regular checks "
-            "then find disk damage within AGE.",
+            help="Read only files that were not found whole within AGE, such as 90m, 12h or 7d. Regular checks then "
+            "find disk damage within AGE.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -49,7 +48,7 @@ def verify(
     """
     from kvdrift.console import ConsoleProgress
     from log.store import Store
-    from verification.findings import number_of
+    from verification.files import number_of
 
     within = None if since is None else seconds_of(since)
     if repair and since is not None:
@@ -113,7 +112,7 @@ def _verified(store: Store, console: Progress, tell: Callable[[str], None], with
 
     With ``within``, files are only read, and only those not found whole in the last ``within`` seconds.
     """
-    from verification.findings import number_of
+    from verification.files import number_of
     from verification.whole_store import scrub
     from verification.whole_store import verify as verified
 

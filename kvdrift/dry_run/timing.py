@@ -95,19 +95,13 @@ class StudyTime:
 def study_time(
     material: Material, extents: dict[str, Extent], actions: Collection[str], budget: float = BUDGET_SECONDS
 ) -> StudyTime:
-    """Load the study's model and measure one document of each stratum.
-
-    Args:
-        material: the study with its documents and actions.
-        extents: how much of each split is generated.
-        actions: names of the actions that are generated.
-        budget: seconds that measuring may take, about.
+    """Load the study's model and measure one document of each stratum, within about ``budget`` seconds.
 
     Raises:
         InputError: the model cannot be loaded here.
         OperationError: the prefill of a prompt alone would take more than its share of the budget.
     """
-    from generator.transformer.other_weights.loading import load_transformer
+    from generator.transformer.other_weights.model import load_transformer
 
     engine = material.study.model.engine is not None
     loaded = engine_model(material.study) if engine else load_transformer(material.study)

@@ -11,14 +11,13 @@ from pathlib import Path
 import typer
 
 from flows.estimate.live import LiveStore, StudyLook
-from flows.pages.reports import end_preliminary, report_folder, write_preliminary
+from flows.pages.reports import end_preliminary, page_folder, write_preliminary
 from generator.transformer.files.tokenizer import token_reader
 from kvdrift.live.display import progress_text
 from log.store import Store
 from log.studies import model_revisions
 from report.reading.content import TokenReader
 from schema.errors import InputError, nearest
-from schema.location import folder_name
 from transforms.pipeline import run_derivation
 
 _FOLDER = "live"  # in the folder of the study's report
@@ -29,12 +28,7 @@ def write_live_pages(location: str, output: Path | None, study: str | None, inte
 
     A page is rewritten when more of its study is derived. The preliminary page is not the report, which is made at the
     study's end in another folder; from then on the preliminary page links to the report. Ctrl-C ends this quietly.
-
-    Args:
-        location: the store's folder or URL.
-        output: the folder of the page, or of the pages' folders if there are several; in the report's by default.
-        study: the study's name; None for all of the store.
-        interval: seconds between looks.
+    ``output`` is the folder of the page, or of the pages' folders if there are several; in the report's by default.
     """
     with suppress(KeyboardInterrupt):
         _write_until_finished(location, output, study, interval)
@@ -50,6 +44,7 @@ def _write_until_finished(location: str, output: Path | None, study: str | None,
             run_derivation(location)
         found = live.look()
         looks = [look for look in found if study in {None, look.study}]
+        pages = [(look.study, look.model) for look in looks]
         if found and not looks:
             raise InputError(f"no study '{study}' in {location}; {nearest(str(study), {one.study for one in found})}")
         for look in looks:
@@ -57,34 +52,23 @@ def _write_until_finished(location: str, output: Path | None, study: str | None,
                 own = (look.study, look.model)
                 shown[own] = look.derived
                 if own not in readers:
-                    readers[own] = _reader(store, look)
-                folder = _folder(store, look, output, looks)
+                    readers[own] = token_reader(look.model, revision=model_revisions(store).get(own))
+                folder = _folder(store, look, output, pages)
                 page = write_preliminary(store, *own, folder, _said(look), token_text=readers[own])
                 typer.echo(f"preliminary: {page} ({progress_text(look)})")
         if looks and all(look.finished for look in looks):
             for look in looks:
-                several_models = sum(other.study == look.study for other in looks) > 1
-                report = report_folder(store, look.study, look.model if several_models else None)
-                end_preliminary(_folder(store, look, output, looks), look.study, report / "index.html", location)
+                report = page_folder(store, look.study, look.model, pages) / "index.html"
+                end_preliminary(_folder(store, look, output, pages), look.study, report, location)
             typer.echo(f"finished: kvdrift report {location} has the report")
             return
         time.sleep(interval)
 
 
-def _reader(store: Store, look: StudyLook) -> TokenReader | None:
-    """Return a function that reads the tokens of a study's model, at the revision that the study names."""
-    return token_reader(look.model, revision=model_revisions(store).get((look.study, look.model)))
-
-
-def _folder(store: Store, look: StudyLook, output: Path | None, looks: Sequence[StudyLook]) -> Path:
+def _folder(store: Store, look: StudyLook, output: Path | None, pages: Sequence[tuple[str, str]]) -> Path:
     """Return the folder of a look's page, arranged as ``kvdrift report`` arranges the studies' pages."""
-    several_models = sum(other.study == look.study for other in looks) > 1
-    if output is None:
-        return report_folder(store, look.study, look.model if several_models else None) / _FOLDER
-    if len(looks) == 1:
-        return output
-    own = output / folder_name(look.study)
-    return own / folder_name(look.model) if several_models else own
+    folder = page_folder(store, look.study, look.model, pages, output)
+    return folder if output is not None else folder / _FOLDER
 
 
 def _said(look: StudyLook) -> str:

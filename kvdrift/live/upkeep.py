@@ -22,10 +22,6 @@ class Upkeep:
     """The upkeep that a derivation leaves undone, in a small part of the time: merged files and the catalogue.
 
     A store behind a URL has no catalogue.
-
-    Args:
-        location: The store.
-        compacts: Whether files are put together.
     """
 
     def __init__(self, location: str, *, compacts: bool = True) -> None:
@@ -75,12 +71,7 @@ class Upkeep:
 
 
 def keep_up(location: str, *, compacts: bool) -> None:
-    """Merge small files, and write the catalogue.
-
-    Args:
-        location: The store.
-        compacts: Whether files are put together.
-    """
+    """Merge small files if it ``compacts``, and write the catalogue."""
     from log.store import Store
     from sql.catalog_file import refresh_catalog
 

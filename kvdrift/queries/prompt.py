@@ -41,12 +41,7 @@ _KEYWORDS = (
 
 
 class Prompt:
-    """The interactive prompt of ``kvdrift sql``: answers queries and commands until the end of input.
-
-    Args:
-        views: The views that queries read.
-        show: Prints the rows of an answer.
-    """
+    """The interactive prompt of ``kvdrift sql``: answers queries and commands until the end of input."""
 
     def __init__(self, views: Views, show: Callable[[pa.Table], None]) -> None:
         self._views, self._show = views, show

@@ -17,21 +17,13 @@ Table = dict[str, Any]
 
 @dataclass(frozen=True)
 class Draft:
-    """The values that a new study file sets; other keys have their defaults.
+    """The values that a new study file sets; other keys have their defaults."""
 
-    Attributes:
-        study: Values of ``[study]``.
-        model: Values of ``[model]``.
-        documents: Values of each stratum.
-        actions: Values of each action; the first is the baseline.
-        remarks: Comments at the heads of sections, by the section's name.
-    """
-
-    study: Table
-    model: Table
-    documents: Sequence[Table]
-    actions: Sequence[Table]
-    remarks: dict[str, str] = field(default_factory=dict)
+    study: Table  # Values of ``[study]``
+    model: Table  # Values of ``[model]``
+    documents: Sequence[Table]  # Values of each stratum
+    actions: Sequence[Table]  # Values of each action; the first is the baseline
+    remarks: dict[str, str] = field(default_factory=dict)  # Comments at the heads of sections, by the section's name
 
     @property
     def plan(self) -> Table:
@@ -55,9 +47,7 @@ class Draft:
 def commented_study(draft: Draft, file_name: str) -> str:
     """Return a study file's text, with each key explained where the key first appears.
 
-    Args:
-        draft: The values that the file sets.
-        file_name: The name of the file, for the commands in its head.
+    The commands in its head name the file.
     """
     known = headings()
     tables: dict[str, Sequence[Table]] = {

@@ -20,19 +20,12 @@ _CACHE_TYPES = ("q8_0", "q4_0")
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine and its options.
+    """An engine and its options."""
 
-    Attributes:
-        engine: The engine's name.
-        gguf: The file of the reference's weights; None for the embedded model's.
-        cache_types: For each action the type of its keys and values; ``K/V`` names two types.
-        weights: For each further action the file of its weights.
-    """
-
-    engine: str
-    gguf: Path | None
-    cache_types: Sequence[str]
-    weights: Sequence[Path]
+    engine: str  # The engine's name
+    gguf: Path | None  # The file of the reference's weights; None for the embedded model's
+    cache_types: Sequence[str]  # For each action the type of its keys and values; ``K/V`` names two types
+    weights: Sequence[Path]  # For each further action the file of its weights
 
     @property
     def embedded(self) -> bool:

@@ -15,40 +15,24 @@ _EXPONENT = 63
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a section.
+    """A key of a section."""
 
-    Attributes:
-        name: The key.
-        kind: The values that the key takes, in words.
-        default: The default as TOML; None without a default, or if omitting the key has a meaning of its own.
-        required: Whether a study of transformers needs it.
-        unit: The unit of the value; empty without a unit.
-        meaning: The meaning of the key, in sentences.
-    """
-
-    name: str
-    kind: str
-    default: str | None
-    required: bool
-    unit: str
-    meaning: str
+    name: str  # The key
+    kind: str  # The values that the key takes, in words
+    default: str | None  # The default as TOML; None without a default, or if omitting the key has a meaning of its own
+    required: bool  # Whether a study of transformers needs it
+    unit: str  # The unit of the value; empty without a unit
+    meaning: str  # The meaning of the key, in sentences
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A section: ``[plan]``, or ``[[actions]]`` of which there may be several.
+    """A section: ``[plan]``, or ``[[actions]]`` of which there may be several."""
 
-    Attributes:
-        name: The section's name.
-        title: The line that begins the section in the file.
-        meaning: The meaning of the section.
-        keys: Its keys, by name, in the schema's order.
-    """
-
-    name: str
-    title: str
-    meaning: str
-    keys: dict[str, Key]
+    name: str  # The section's name
+    title: str  # The line that begins the section in the file
+    meaning: str  # The meaning of the section
+    keys: dict[str, Key]  # Its keys, by name, in the schema's order
 
 
 def headings() -> dict[str, Heading]:

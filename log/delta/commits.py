@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow.fs
-from deltalake import Transaction
+from deltalake import Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
 from schema.location import filesystem_of, join
+from schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from log.delta.parquet_files import StoredFile
+
 
 REPAIR = "REPAIR"
 """The operation name of an empty commit that replaces a lost commit."""
 
 _LONG_AGO = 1  # milliseconds since 1970
+_PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 2}  # of append-only tables
 
 
 @dataclass(frozen=True)
 class Commit:
     """The content of a commit: files that become visible, files that they replace, and guarding transactions.
 
-    Attributes:
-        transactions: Application transactions. If a commit since the snapshot has one of their ids, this commit is
-            refused.
-        replaced: Paths of files whose rows are in ``files`` too, so that the commit changes files and no data.
-
+    If a commit since the snapshot has an id of one of its transactions, this commit is refused. The rows of replaced
+    files are in ``files`` too, so the commit changes files and no data.
     """
 
     files: Sequence[StoredFile]
@@ -69,12 +74,7 @@ def guards(versions: Iterable[tuple[str, int]]) -> list[Transaction]:
 
 
 def added_files(table_folder: str) -> set[str]:
-    """Return the paths of all files that any commit has made visible, including files hidden since.
-
-    Args:
-        table_folder: A table's absolute path or URL.
-
-    """
+    """Return the paths of all files that any commit of a table has made visible, including files hidden since."""
     return {
         unquote(json.loads(line)["add"]["path"])
         for _, lines in _commits(table_folder)
@@ -118,3 +118,36 @@ def _commits(table_folder: str) -> Iterator[tuple[int, list[bytes]]]:
         if name.suffix == ".json" and name.stem.isdecimal():
             with filesystem.open_input_stream(found.path) as content:
                 yield int(name.stem), content.read().splitlines()
+
+
+def write_first_commit(table: str, folder: Path, configuration: Mapping[str, str]) -> None:
+    """Make a local table by writing its first commit as one file, which is not durable yet.
+
+    A store has many tables, and delta-rs takes as long to make a table as for three commits.
+    """
+    now = int(time.time() * 1000)
+    declared = {
+        "id": str(uuid.uuid4()),
+        "name": table,
+        "description": TABLES[table].row,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": _schema(table),
+        "partitionColumns": [],
+        "createdTime": now,
+        "configuration": dict(configuration),
+    }
+    made = {"timestamp": now, "operation": "CREATE TABLE", "engineInfo": f"kvdrift schema {SCHEMA_VERSION}"}
+    actions = [{"commitInfo": made}, {"protocol": _PROTOCOL}, {"metaData": declared}]
+    log_folder = folder / "_delta_log"
+    log_folder.mkdir(parents=True, exist_ok=True)
+    aside = log_folder / f"_commit_{uuid.uuid4()}.json.tmp"  # as delta-rs names them, whose cleaning knows it
+    try:
+        aside.write_text("\n".join(map(json.dumps, actions)), encoding="utf-8")
+        os.link(aside, log_folder / f"{0:020d}.json")
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@functools.cache
+def _schema(table: str) -> str:
+    return str(Schema.from_arrow(TABLES[table].schema).to_json())

@@ -32,12 +32,7 @@ _Result = TypeVar("_Result")
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or the names in a folder, durable.
-
-    Raises:
-        OSError: The file system cannot do it.
-
-    """
+    """Make a file's content, or the names in a folder, durable."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -50,12 +45,7 @@ def sync(path: Path) -> None:
 
 
 def side_by_side(work: Callable[[_Item], _Result], items: Collection[_Item]) -> list[_Result]:
-    """Do work that waits for the disk on many items at once; the disk then writes its journal once for many items.
-
-    Returns:
-        The results in the order of the items.
-
-    """
+    """Do work that waits for the disk on many items at once; the disk then writes its journal once for many items."""
     if len(items) <= 1 or getattr(_OWN, "is_one_of_them", False):  # which would wait for themselves
         return [work(item) for item in items]
     done = [_threads().submit(work, item) for item in items]
@@ -81,13 +71,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_names(root: Path, paths: Iterable[str]) -> None:
-    """Make the names of files durable, by syncing every folder from theirs up to the root.
-
-    Args:
-        root: A table's folder.
-        paths: Paths of files, relative to the root.
-
-    """
+    """Make the names of files durable, by syncing every folder from theirs up to the root, a table's folder."""
     folders = {parent for path in paths for parent in Path(path).parents}
     side_by_side(sync, [root / folder for folder in folders])
 

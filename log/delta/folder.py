@@ -20,13 +20,11 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from log.delta.commits import Commit
+from log.delta.commits import Commit, write_first_commit
 from log.delta.durability import make_folder
-from log.delta.first_commit import write_first_commit
-from log.delta.listing import has_gap, listed
-from log.delta.lost_races import AT_ONCE, ATTEMPTS, wait_after
 from log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile
 from log.delta.reading import TableReading
+from log.delta.retries import AT_ONCE, ATTEMPTS, has_gap, listed, wait_after
 from log.delta.snapshot import Snapshot, added_columns, lacking_columns
 from log.delta.table_log import CHECKPOINT_EVERY
 from log.delta.versions import VERSION_KEY
@@ -148,40 +146,21 @@ class DeltaFolder(TableReading):
         with self._opened(table) as loaded:
             return not lacking_columns(table, loaded)
 
-    def commit(
-        self,
-        table: str,
-        attempt: Callable[[Snapshot], Commit | None],
-        *,
-        since: int | None = None,
-        alone: bool = False,
-    ) -> int:
-        """Change by one commit which files are visible.
+    def commit(self, table: str, attempt: Callable[[Snapshot], Commit | None], *, alone: bool = False) -> int:
+        """Change by one commit which files are visible; return how many files became visible.
 
-        If a commit since the snapshot shares an application id, delta-rs refuses this commit, and ``attempt`` is called
+        ``attempt`` gets the latest version and returns the commit that is still to be made; None if nothing is left. If
+        a commit since that version shares an application id, delta-rs refuses the commit, and ``attempt`` is called
         again. Commits without common ids do not disturb each other, unless a commit is made ``alone``.
-
-        Args:
-            table: The table.
-            attempt: Gets the latest version and returns the commit that is still to be made; None if nothing is left.
-            since: The version for the first attempt, in place of the latest. A later commit that shares an id then
-                refuses this commit, too.
-            alone: Whether any commit since the snapshot refuses this one.
-
-        Returns:
-            The number of files made visible.
-
         """
         with written(self.location):
-            return self._commit(table, attempt, since=since, alone=alone)
+            return self._commit(table, attempt, alone=alone)
 
-    def _commit(
-        self, table: str, attempt: Callable[[Snapshot], Commit | None], *, since: int | None, alone: bool
-    ) -> int:
+    def _commit(self, table: str, attempt: Callable[[Snapshot], Commit | None], *, alone: bool) -> int:
         for turn in range(ATTEMPTS):
             with self._turn(table):
                 begun = time.monotonic()
-                commit, loaded, refused = self._try(table, attempt, None if turn else since, alone=alone)
+                commit, loaded, refused = self._try(table, attempt, alone=alone)
                 took = time.monotonic() - begun
             if commit is None:
                 self.make_durable(table)  # what is there may be another writer's, who has not been told yet
@@ -201,10 +180,10 @@ class DeltaFolder(TableReading):
         return in_turn(log.folder, log.newest)
 
     def _try(
-        self, table: str, attempt: Callable[[Snapshot], Commit | None], version: int | None, *, alone: bool
+        self, table: str, attempt: Callable[[Snapshot], Commit | None], *, alone: bool
     ) -> tuple[Commit | None, DeltaTable | None, str | None]:
         """Try to make one commit; return what was to be committed, the table, and why it was refused."""
-        snapshot = self.load(table, version)
+        snapshot = self.load(table)
         commit = attempt(snapshot)
         if commit is None:
             return None, None, None
@@ -254,11 +233,8 @@ class DeltaFolder(TableReading):
     def make_durable(self, table: str, loaded: DeltaTable | None = None, *, checkpoint: bool = False) -> None:
         """Make every commit of a local table durable, whoever made it.
 
-        Args:
-            table: The table.
-            loaded: The table after a commit of this process; if its log has become long, a checkpoint is written.
-            checkpoint: Whether to write a checkpoint in any case.
-
+        ``loaded`` is the table after a commit of this process: if its log has become long, or ``checkpoint`` is given,
+        a checkpoint is written.
         """
         log = None if self._disk is None else self._disk.logs[table]
         try:

@@ -79,12 +79,7 @@ class DataFiles:
         self._files, self._root = filesystem_of(self.location)
 
     def footer(self, table: str, path: str) -> dict[bytes, bytes]:
-        """Read the key-value metadata of one Parquet file.
-
-        Raises:
-            InputError: The file is missing or damaged.
-
-        """
+        """Read the key-value metadata of one Parquet file."""
         try:
             metadata = pq.read_metadata(join(self._root, table, path), filesystem=self._files)
         except (pa.ArrowException, OSError) as error:
@@ -92,12 +87,7 @@ class DataFiles:
         return dict(metadata.metadata or {})
 
     def read_bytes(self, table: str, path: str) -> bytes:
-        """Read the content of one file.
-
-        Raises:
-            InputError: The file cannot be read.
-
-        """
+        """Read the content of one file."""
         try:
             with self._files.open_input_file(join(self._root, table, path)) as source:
                 return bytes(source.read())
@@ -110,7 +100,6 @@ class DataFiles:
         Raises:
             InputError: Writing is not permitted.
             OperationError: Writing failed for another reason.
-
         """
         target = join(self._root, table, path)
         try:

@@ -84,12 +84,7 @@ class TableReading(TableVersions):
         return content.splitlines()
 
     def paths_by_missing_columns(self, snapshot: Snapshot) -> dict[tuple[str, ...], list[str]]:
-        """Group the visible files by the declared columns that they lack.
-
-        Returns:
-            Sorted relative paths by missing columns; files of the present schema version lack none.
-
-        """
+        """Group the paths of visible files by the declared columns that they lack."""
         self._check_readable(snapshot)
         paths, last = snapshot.paths(), snapshot.last_versions_without()
         older = {
@@ -132,24 +127,22 @@ class TableReading(TableVersions):
     ) -> pa.Table:
         """Return the visible rows in some columns, with page checksums verified.
 
-        Args:
-            snapshot: The table.
-            columns: Names of declared columns.
-            where: A condition on the rows; columns that were added later are null in rows of older files.
-            paths: The files to read, some of the visible files; by default all.
-            coded: Whether texts are dictionaries, which may differ between chunks.
-            compared: The names of the columns that ``where`` compares. They are coded after the read, since Arrow skips
-                no part of a file by the bounds of a column that is read as dictionaries.
+        Columns that were added later are null for ``where`` in rows of older files. ``paths`` are some of the visible
+        files. With ``coded``, texts are dictionaries, which may differ between chunks. The columns ``compared`` are
+        those of ``where``: they are coded after the read, since Arrow skips no part of a file by the bounds of a column
+        that is read as dictionaries.
 
         Raises:
             InputError: A file is missing or damaged.
-
         """
         table = snapshot.table
         texts = [name for name in columns if coded and TABLES[table].schema.field(name).type == pa.string()]
         try:
             plain = {*texts} & {*compared}
-            rows = self.dataset(snapshot, paths, {*texts} - plain).to_table(columns=list(columns), filter=where)
+            try:
+                rows = self.dataset(snapshot, paths, {*texts} - plain).to_table(columns=list(columns), filter=where)
+            except pa.ArrowNotImplementedError:  # another program's string views, which Arrow does not compare
+                rows, plain = self.dataset(snapshot, paths, texts).to_table(columns=list(columns), filter=where), set()
             for name in plain:
                 rows = rows.set_column(rows.column_names.index(name), name, rows[name].dictionary_encode())
             return _filled(table, rows, _declared(table, texts))
@@ -163,20 +156,10 @@ class TableReading(TableVersions):
         make: Callable[[pa.Table], _Made],
         paths: Sequence[str] | None = None,
     ) -> dict[str, _Made]:
-        """Return the result of ``make`` for each visible file's rows, by path.
+        """Return the result of ``make`` for each visible file's rows, by path; texts are dictionaries.
 
         A file never changes, so its result is kept until a call with new files leaves the file out. A look at a growing
-        table therefore costs only the new files.
-
-        Args:
-            snapshot: The table.
-            columns: Names of declared columns, equal in every call with the same function.
-            make: A function of a file's rows in these columns, with texts as dictionaries.
-            paths: The files, some of the visible files; by default all.
-
-        Raises:
-            InputError: A file is missing or damaged.
-
+        table therefore costs only the new files. Columns must be equal in every call with the same function.
         """
         table, kept = snapshot.table, self._made.get((snapshot.table, make), {})
         wanted = snapshot.paths() if paths is None else paths

@@ -10,8 +10,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.schema import Field as DeltaField
 
-from log.delta.listing import listed
 from log.delta.parquet_files import StoredFile
+from log.delta.retries import listed
 from log.delta.table_log import LogState, TableLog
 from schema.location import join
 from schema.tables import TABLES
@@ -42,12 +42,7 @@ class OpenTables:
         self._opened_at: dict[str, int] = {}  # version by table
 
     def take(self, table: str, version: int | None = None) -> DeltaTable:
-        """Take a table at a version, by default the latest.
-
-        Raises:
-            DeltaError: There is no such table or version, or its log is damaged.
-
-        """
+        """Take a table at a version, by default the latest."""
         loaded, state = self._free.pop(table, (None, None))
         if loaded is not None and state is not None and state == self.state(table, loaded.version()):
             if version == loaded.version():
@@ -82,11 +77,7 @@ class Snapshot:
     def __init__(self, table: str, loaded: DeltaTable | None, transaction_version: Callable[[str], int | None]) -> None:
         """Take the visible files of a table that delta-rs has loaded; the table may be updated later.
 
-        Args:
-            table: The table's name.
-            loaded: The table; None if the table does not exist.
-            transaction_version: Returns the version of an application's last transaction up to this version.
-
+        ``transaction_version`` returns the version of an application's last transaction up to this version.
         """
         self.table = table
         self.version = 0 if loaded is None else int(loaded.version())

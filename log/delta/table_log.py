@@ -88,10 +88,6 @@ class TableLog:
         """Make durable every log file not known to be durable, at most those since the last checkpoint.
 
         A checkpoint is made of durable files only, so the files below it are durable.
-
-        Raises:
-            OSError: The file system cannot do it.
-
         """
         newest = self.newest()
         if newest <= self._durable:
@@ -195,12 +191,7 @@ class LocalDisk:
         self.logs = {table: TableLog(folder / table) for table in TABLES}
 
     def prepare_commit(self, table: str, commit: Commit) -> dict[str, Any]:
-        """Make durable all files that a commit names or relies on; return the commit's record of itself.
-
-        Raises:
-            OSError: The disk refuses.
-
-        """
+        """Make durable all files that a commit names or relies on; return the commit's record of itself."""
         sync_names(self._folder / table, (file.path for file in commit.files))
         seen = {}
         for other in RELIED_ON:
@@ -216,11 +207,9 @@ def said_of_commit(actions: int, seen: Mapping[str, int]) -> dict[str, Any]:
 
 
 def lost_commits(logs: Mapping[str, TableLog]) -> Iterator[tuple[str, int, str]]:
-    """Yield the tables that have fewer versions than commits of other tables rely on.
+    """Yield each table with fewer versions than commits of other tables rely on.
 
-    Yields:
-        The table, the version that it must at least have, and the table whose commit says so.
-
+    With the table come the version that it must have, and the table whose commit says so.
     """
     by_table = {name: log.seen() for name, log in logs.items()}  # before the newest versions are looked for
     for table in (name for name in RELIED_ON if name in logs):

@@ -48,7 +48,6 @@ class TableVersions(DataFiles):
 
         Raises:
             InputError: The table or the version is missing or cannot be read.
-
         """
         at = self._newest(table) if version is None else version
         state, held = self._snapshots.get(table, {}).get(at, (None, None))

@@ -3,30 +3,36 @@
 delta-rs refuses a commit if a later commit than its snapshot has one of its application ids. A commit of units has one
 id for each (study, model, doc, action, revision, estimator). So only one writer at a time can extend such a group; the
 others check again which units are still missing.
+
+By these ids, the log files that came since a writer has read all rows of ``units`` tell it whether any later commit is
+of one of its own groups, so that it need not read the rows: with a thousand writers, rows of others come by the
+thousand between two commits of one.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import threading
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from log.delta.commits import Commit, guards
+from log.delta.durability import side_by_side
 from log.units.kept_sets import COMPARED, check_alike
 from log.units.records import as_rows, footer_of, missing_records
-from log.units.touched import Base, Touched
 from log.units.unit import SPAN, conform_unit, group_of, unit_name, unit_number
 from schema.errors import InputError
 from schema.rows import Hashes, row_hashes
 from schema.tables import GROUP_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from log.delta.folder import DeltaFolder
     from log.delta.parquet_files import StoredFile
@@ -34,9 +40,55 @@ if TYPE_CHECKING:
     from log.units.rows import UnitRows
     from log.units.unit import Unit
 
+_READ = tuple(dict.fromkeys((*SPAN, *COMPARED)))
 ROW_GROUP_ROWS = 1 << 13  # of small tables, in which a writer looks for the rows of a few units
 
-_READ = tuple(dict.fromkeys((*SPAN, *COMPARED)))
+
+class Base(NamedTuple):
+    """What was read in full: rows of ``units``, and events that are as old or newer."""
+
+    units: Snapshot
+    events: Snapshot
+
+
+class Touched:
+    """The application ids of commits since a base; safe for threads."""
+
+    def __init__(self, folder: DeltaFolder) -> None:
+        self._folder = folder
+        self._base: Base | None = None
+        self._seen: dict[str, int] = {}  # version by table
+        self._ids = set[str]()
+        self._at_work = threading.Lock()
+
+    def begin(self, base: Base) -> None:
+        """Remember what was read in full, and follow later commits from there."""
+        with self._at_work:
+            self._base, self._ids = base, set()
+            self._seen = {snapshot.table: snapshot.version for snapshot in base}
+
+    def base_of(self, groups: Collection[str], now: Collection[Snapshot]) -> Base | None:
+        """Return the base if it has all that later versions have of some groups; if not, there is no base any more."""
+        with self._at_work:
+            if self._base is not None and not (all(map(self._follow, now)) and self._ids.isdisjoint(groups)):
+                self._base = None
+            return self._base
+
+    def _follow(self, now: Snapshot) -> bool:
+        """Look at the commits of a table up to a version; tell whether all of them only appended units."""
+        since = self._seen[now.table]
+        found = side_by_side(lambda version: self._ids_of(now.table, version), range(since + 1, now.version + 1))
+        self._seen[now.table] = max(now.version, since)
+        self._ids.update(*(ids for ids in found if ids is not None))
+        return None not in found
+
+    def _ids_of(self, table: str, version: int) -> set[str] | None:
+        """Return a commit's application ids; None if it does anything but append units, or its file is gone."""
+        lines = self._folder.log_lines(table, version)
+        if not lines or any(line.startswith((b'{"remove"', b'{"metaData"')) for line in lines):
+            return None
+        ids = {json.loads(line)["txn"]["appId"] for line in lines if line.startswith(b'{"txn"')}
+        return ids or None
 
 
 class UnitCommits:
@@ -82,12 +134,7 @@ class UnitCommits:
         return len(new)
 
     def stored(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
-        """Return the numbers of those of some units that are durably stored, events and rows.
-
-        Args:
-            records: Of each unit, its values in ``SPAN``.
-
-        """
+        """Return the numbers of those of some units, each given by its values in ``SPAN``, that are durably stored."""
         if not self._healed:
             self.reconcile()
         known = self._known(self._folder.load("units"), records, [unit_number(record) for record in records])
@@ -95,15 +142,9 @@ class UnitCommits:
         return known
 
     def adopt(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
-        """Make lost events visible again.
+        """Make lost events of whole units, of which the store has no events, visible again; return the number of units.
 
-        Args:
-            events: Rows of EVENTS of whole units; the store must have no events of these units.
-            records: The rows of ``units`` of these units; rows that the table lacks are appended.
-
-        Returns:
-            The number of units.
-
+        ``records`` are the rows of ``units`` of these units; rows that the table lacks are appended.
         """
         file = self._folder.put_rows("events", events, footer_of(records))
         self._folder.commit("events", lambda _: Commit([file], _guards(records)), alone=True)
@@ -143,7 +184,6 @@ class UnitCommits:
 
         Returns:
             The units' rows in the columns that are compared, and the numbers of those records that are stored.
-
         """
         base = self._touched.base_of({group_of(record) for record in of}, (units, events))
         if base is None:

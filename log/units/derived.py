@@ -27,10 +27,7 @@ _GUARD = "kvdrift.derived"  # the application id that all commits of a derived t
 class DerivedFile:
     """A file of derived rows that is written, but not committed.
 
-    Attributes:
-        file: The file.
-        units: The numbers of the units whose rows the file has, each with all rows.
-
+    It has all rows of the units with these numbers.
     """
 
     file: StoredFile
@@ -40,18 +37,10 @@ class DerivedFile:
 def commit_derived(
     folder: DeltaFolder, rows: UnitRows, table: str, files: Sequence[DerivedFile], marks: Mapping[str, int]
 ) -> int:
-    """Make derived rows visible by one commit, without the rows of units that the table has already.
+    """Make derived rows visible by one commit, without those of units that the table has; return how many are new.
 
-    Args:
-        folder: The store's tables.
-        rows: The index of units and their rows.
-        table: The derived table.
-        files: Written files.
-        marks: Events versions by application id; the commit records each unless an earlier commit has a later version.
-
-    Returns:
-        The number of units that were new in the table.
-
+    ``marks`` are events versions by application id; the commit records each unless an earlier commit has a later
+    version.
     """
     new = 0
 

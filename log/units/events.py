@@ -1,9 +1,10 @@
-"""Read the rows of some units from all files of a table."""
+"""Read the rows of some units from all files of a table, or the rows added to a table since the last call."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,19 +18,16 @@ if TYPE_CHECKING:
     from log.delta.folder import DeltaFolder
     from log.delta.snapshot import Snapshot
 
+
 _AT_ONCE = 256  # files that one scan looks into: Arrow holds their footers
 _NEWEST = 8  # files that are looked into first: rows that are asked for are mostly those that came last
 
 
 class RowsOfUnits:
-    """Reads the rows of units from a table at one version; unreadable files are passed over and named.
+    """Reads the rows of units from a table at one version; ``unreadable`` says why files were passed over.
 
     Files hold documents in order, and footers say which documents each part has. Reading some documents therefore skips
     the other parts.
-
-    Attributes:
-        unreadable: The reason why a file cannot be read, by path.
-
     """
 
     def __init__(self, folder: DeltaFolder, table: Snapshot, spans: Callable[[], pa.Table]) -> None:
@@ -40,18 +38,10 @@ class RowsOfUnits:
     def read(
         self, units: Collection[int], docs: Collection[str], columns: Sequence[str], count: int | None = None
     ) -> pa.Table:
-        """Return the rows of some units, with page checksums verified.
+        """Return the rows of some units of some documents, with page checksums verified and names as dictionaries.
 
-        Args:
-            units: Numbers of units.
-            docs: The documents of these units.
-            columns: Names of declared columns.
-            count: The number of rows of the units, if known. The newest files are then read first, and reading stops
-                once all rows are found. By default all files are read.
-
-        Returns:
-            The rows of the units in ``columns``, with names as dictionaries; rows in unreadable files are missing.
-
+        If the number of rows is known, ``count``, the newest files are read first, and reading stops once all rows are
+        found. Rows in unreadable files are missing.
         """
         names = [*dict.fromkeys((*columns, *keys_of(self._table.table)))]
         wanted = pa.array(sorted(units), pa.int64())
@@ -65,14 +55,7 @@ class RowsOfUnits:
         return pa.concat_tables(found).unify_dictionaries().select(columns)
 
     def read_each(self, units: Sequence[int], docs: Collection[str], columns: Sequence[str]) -> list[pa.Table]:
-        """Read the events of some units, each sorted by replicate, a scan before its branch, and position.
-
-        Arguments are those of ``read``.
-
-        Returns:
-            The rows of each unit, in ``columns``.
-
-        """
+        """Return the events of each unit, sorted by replicate, a scan before its branch, and position; see ``read``."""
         names = [*dict.fromkeys((*columns, "unit", "replicate", "kind", "t"))]
         rows = self.read(units, docs, names)
         for why in self.unreadable.values():
@@ -98,3 +81,32 @@ class RowsOfUnits:
         doc = pc.field("doc")
         where = (doc >= wanted[0]) & (doc <= wanted[-1]) & doc.isin(wanted)  # bounds are held against footers
         return self._folder.read(self._table, names, where=where, paths=paths, coded=True, compared=["doc"])
+
+
+class NewRows:
+    """A table with units that is read again and again; a call costs only the new files."""
+
+    def __init__(self, folder: DeltaFolder, table: str, columns: Sequence[str]) -> None:
+        self._folder, self._table, self._columns = folder, table, columns
+        self._paths = set[str]()  # of files that were read
+        self._units = np.zeros(0, dtype=np.int64)  # whose rows were returned
+        self._count = 0  # of rows that were returned
+
+    def read(self) -> tuple[pa.Table, bool]:
+        """Return the rows added since the last call, and whether they are all rows, so that earlier rows are void."""
+        loaded = self._folder.load(self._table)
+        paths = set(loaded.paths())
+        names = [*dict.fromkeys((*self._columns, "unit"))]
+        rows = self._folder.read(loaded, names, paths=sorted(paths - self._paths))
+        numbers = rows["unit"].fill_null(-1).to_numpy()
+        # A file that took the place of others has their rows, too.
+        rows = rows.filter(np.isin(numbers, self._units, invert=True)) if self._count else rows
+        anew = not self._count
+        if self._count + rows.num_rows != self._folder.count_rows(loaded):  # rows are gone, or have no unit
+            rows, anew = self._folder.read(loaded, names), True
+        if anew:
+            self._units, self._count = np.zeros(0, dtype=np.int64), 0
+        self._paths = paths
+        self._units = np.union1d(self._units, pc.unique(rows["unit"].fill_null(-1)).to_numpy())
+        self._count += rows.num_rows
+        return rows.select(list(self._columns)), anew

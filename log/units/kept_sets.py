@@ -25,11 +25,7 @@ COMPARED: Final = (*SAME, "first_replicate", "replicates", *ALIKE)
 
 
 def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each kept set and column in which units differ.
-
-    Args:
-        units: Rows of ``units`` with the columns ``COMPARED``.
-    """
+    """Yield a line for each kept set and column in which units, with the columns ``COMPARED``, differ."""
     sets: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for unit in units:
         sets[_set_of(unit)].append(unit)
@@ -45,9 +41,7 @@ def unlike_units(units: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 def check_alike(units: Iterable[Mapping[str, Any]], stored: Iterable[Mapping[str, Any]] = ()) -> None:
     """Raise UnlikeUnitsError if units keep or read other entries than the other units of their kept sets.
 
-    Args:
-        units: Rows of ``units`` with the columns ``COMPARED``.
-        stored: Stored rows with the same columns; rows of other kept sets are ignored.
+    Rows have the columns ``COMPARED``; stored rows of other kept sets are ignored.
     """
     new = list(units)
     sets = {_set_of(unit) for unit in new}

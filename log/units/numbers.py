@@ -38,16 +38,10 @@ def numbers_of(units: pa.Table) -> Wide:
 
 
 def with_numbers(table: str, rows: pa.Table, units: pa.Table) -> pa.Table:
-    """Return rows with the unit numbers filled in.
+    """Return rows with at least the columns of ``keys_of(table)``, with the unit numbers filled in.
 
-    Args:
-        table: The table, one of ``NUMBERED``.
-        rows: Rows of the table with at least the columns of ``keys_of(table)``.
-        units: Rows of ``units`` with the columns ``SPAN`` and ``unit``.
-
-    Returns:
-        The rows; ``unit`` is still null in rows that belong to none of the units.
-
+    ``units`` has rows of that table with the columns ``SPAN`` and ``unit``. In rows that belong to none of them,
+    ``unit`` is still null.
     """
     if not rows["unit"].null_count:
         return rows

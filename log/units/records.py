@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from log.units.numbers import with_numbers
-from log.units.unit import events_sha256, in_order, unit_number, with_defaults
+from log.units.unit import counted_events, unit_number
 from schema.errors import InputError
 from schema.tables import COUPLED, EVENTS, GROUP_KEY, PLAIN, SWRB, UNITS
 
@@ -48,7 +48,7 @@ def records_in(folder: DeltaFolder, path: str) -> list[dict[str, Any]]:
         elif _FOOTER_OF_ONE in footer:
             found = [json.loads(footer[_FOOTER_OF_ONE])]
         known = [{name: value for name, value in record.items() if name in UNITS.columns} for record in found]
-        records = [dict.fromkeys(UNITS.columns) | with_defaults(record) for record in known]
+        records = [dict.fromkeys(UNITS.columns) | UNITS.defaults | record for record in known]
         return [record | {"unit": unit_number(record)} for record in records]
     except (InputError, ValueError, TypeError, KeyError, zlib.error):
         return []
@@ -96,16 +96,14 @@ def _numbered(
     rows = with_numbers("events", rows, as_rows([*found.values()]))
     for number, record in found.items():
         own = rows.filter(pc.equal(rows["unit"], number))
-        found[number] = record | {"event_rows": own.num_rows, "events_sha256": events_sha256(in_order(own))}
+        found[number] = record | counted_events(own)
     return found
 
 
 def record_from(events: pa.Table) -> dict[str, Any] | None:
-    """Return the row of a unit made from its events alone; values that events do not determine are null.
+    """Return a unit's row made from its events alone; None if the events are not those of one whole unit.
 
-    Returns:
-        The row; None if the events are not those of one whole unit.
-
+    Values that events do not determine are null.
     """
     if not events.num_rows:
         return None
@@ -118,11 +116,8 @@ def record_from(events: pa.Table) -> dict[str, Any] | None:
         "replicates": len(replicates),
         "horizon": int(pc.max(events["t"]).as_py()),
         "unit": first["unit"],
-        "event_rows": events.num_rows,
     }
-    if unit_number(record) != first["unit"]:
-        return None
-    return record | {"events_sha256": events_sha256(in_order(events))}
+    return record | counted_events(events) if unit_number(record) == first["unit"] else None
 
 
 def as_rows(records: Sequence[Mapping[str, Any]]) -> pa.Table:

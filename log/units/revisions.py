@@ -18,12 +18,7 @@ _DOCUMENT = ("study", "model", "doc")
 
 
 def newest_revisions(actions: pa.Table) -> dict[tuple[str, str], int]:
-    """Return the highest revision of each action by (study, action), including dropped actions.
-
-    Args:
-        actions: Rows of ``actions``.
-
-    """
+    """Return the highest revision of each action by (study, action), including dropped actions."""
     found: dict[tuple[str, str], int] = {}
     for row in actions.select(["study", "action", "action_revision"]).to_pylist():
         named = (row["study"], row["action"])
@@ -32,26 +27,14 @@ def newest_revisions(actions: pa.Table) -> dict[tuple[str, str], int]:
 
 
 def current_actions(actions: pa.Table, study: str) -> dict[str, dict[str, Any]]:
-    """Return the current row of each action of a study that is not dropped, by the action's name.
-
-    Args:
-        actions: Rows of ``actions``.
-        study: The study's name.
-
-    """
+    """Return the current row of each action of a study that is not dropped, by the action's name."""
     rows = sorted(actions.to_pylist(), key=lambda row: row["action_revision"])
     newest = {row["action"]: row for row in rows if row["study"] == study}
     return {name: row for name, row in newest.items() if not row["dropped"]}
 
 
 def current_units(units: pa.Table, actions: pa.Table) -> pa.Table:
-    """Return the rows of ``units`` that no revision supersedes.
-
-    Args:
-        units: Rows of ``units``; those of an action without a row in ``actions`` are of revision 0.
-        actions: All rows of ``actions``.
-
-    """
+    """Return the rows of ``units`` that no revision supersedes; an action without a row has revision 0."""
     if not _are_revised(actions):
         return units
     names = zip(*(units[name].to_pylist() for name in ("study", "action", "action_revision")), strict=True)
@@ -59,12 +42,7 @@ def current_units(units: pa.Table, actions: pa.Table) -> pa.Table:
 
 
 def current_revision(actions: pa.Table) -> Callable[[tuple[str, str, int]], bool]:
-    """Return a function that tells of a unit's (study, action, revision) whether no later revision supersedes it.
-
-    Args:
-        actions: All rows of ``actions``.
-
-    """
+    """Return a function that tells of a unit's (study, action, revision) whether no later revision supersedes it."""
     if not _are_revised(actions):
         return lambda _: True
     newest = newest_revisions(actions)
@@ -77,33 +55,18 @@ def _are_revised(actions: pa.Table) -> bool:
 
 
 def newest_plans(plans: pa.Table) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the row of the newest revision of each plan, by (study, model).
-
-    Args:
-        plans: Rows of ``plans`` with the columns study, model and plan_revision.
-
-    """
+    """Return the row of the newest revision of each plan, by (study, model)."""
     rows = sorted(plans.to_pylist(), key=lambda row: row["plan_revision"])
     return {(row["study"], row["model"]): row for row in rows}
 
 
 def are_revised(documents: pa.Table) -> bool:
-    """Tell whether any document has a revision above 0.
-
-    Args:
-        documents: Rows of ``documents`` with the column document_revision.
-
-    """
+    """Tell whether any document has a revision above 0."""
     return bool(pc.any(pc.greater(documents["document_revision"], 0)).as_py())
 
 
 def current_documents(documents: pa.Table) -> pa.Table:
-    """Return the row of the newest revision of each document, in the order of the rows.
-
-    Args:
-        documents: All rows of ``documents`` with the columns study, model, doc and document_revision.
-
-    """
+    """Return the row of the newest revision of each document, in the order of the rows."""
     if not are_revised(documents):
         return documents
     newest = documents.group_by(list(_DOCUMENT)).aggregate([("document_revision", "max")])
@@ -112,13 +75,7 @@ def current_documents(documents: pa.Table) -> pa.Table:
 
 
 def current_scores(scores: pa.Table, documents: pa.Table) -> pa.Table:
-    """Return the scores by the newest answers of their documents.
-
-    Args:
-        scores: Rows of ``scores`` with the columns study, model, doc and document_revision.
-        documents: All rows of ``documents`` with the same columns.
-
-    """
+    """Return the scores by the newest answers of their documents; ``documents`` are all rows of that table."""
     return _of_revisions(scores, current_documents(documents)) if are_revised(documents) else scores
 
 

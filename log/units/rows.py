@@ -8,7 +8,7 @@ nothing is missing and no file is read.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from log.units.numbers import NUMBERED, keys_of, numbers_of, with_numbers
 from log.units.unit import DERIVED, SPAN
 from schema.rows import Flags, Wide
-from schema.tables import PLAIN
+from schema.tables import PLAIN, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -55,25 +55,19 @@ class UnitCounts:
     @classmethod
     def all(cls, parts: Sequence[UnitCounts]) -> UnitCounts:
         """Concatenate the units of several files."""
-        if not parts:
-            none = np.zeros(0, dtype=np.int64)
-            return cls(none, np.zeros(0, dtype=np.bool_), none, none, none)
-        names = ("number", "swrb", "replicates", "horizon", "event_rows")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        parts = [cls.of(UNITS.schema.empty_table()), *parts]
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def rows_in(self, table: str) -> Wide:
         """Return how many rows each unit has in a table, int64 [units], 0 without any; ``_UNKNOWN`` if unknown."""
         if table == "events":
             return self.event_rows
-        if table == "unit_moments":
-            return np.where(self.swrb, 0, 1)
-        if table == "trajectories":
-            return np.where(self.swrb, 0, self.replicates)
-        if table == "steps":
-            return np.where(self.swrb, 0, self.event_rows)
-        if table == "branchings":
-            return np.where(self.swrb, self.replicates, 0)
-        return np.where(self.swrb, self.replicates * self.horizon, 0)
+        rows_of: dict[str, tuple[Wide | int, bool]] = {
+            "unit_moments": (1, False), "trajectories": (self.replicates, False), "steps": (self.event_rows, False),
+            "branchings": (self.replicates, True), "branching_depths": (self.replicates * self.horizon, True),
+        }  # fmt: skip
+        rows, of_swrb = rows_of[table]
+        return np.where(self.swrb == of_swrb, rows, 0)
 
     def total(self, table: str, without: Wide | None = None) -> int | None:
         """Return how many rows all units (or all except ``without``) have in a table; None if a number is unknown."""
@@ -83,13 +77,10 @@ class UnitCounts:
 
 
 class Pending(NamedTuple):
-    """The units left to derive.
+    """The units left to derive: for each derived table the numbers of the units without rows in it.
 
-    Attributes:
-        lacking: For each derived table the numbers of the units without rows in it.
-        events_version: A version of ``events`` that has all these units.
-        whole: Whether this version has no other units; otherwise more rows may be about to come.
-
+    ``events_version`` has all these units; ``whole`` says that it has no others. If not, more rows may be about to
+    come.
     """
 
     lacking: dict[str, Wide]
@@ -105,12 +96,7 @@ class UnitRows:
         self._columns: dict[tuple[str, str], Mapping[int, int]] = {}  # rows by unit, by table and path
 
     def counts(self, units: Snapshot) -> UnitCounts:
-        """Return the counts of all visible rows of ``units``.
-
-        Raises:
-            InputError: A file is damaged.
-
-        """
+        """Return the counts of all visible rows of ``units``."""
         return UnitCounts.all([*self._counts(units).values()])
 
     def read(self, units: Snapshot, numbers: Wide, columns: Sequence[str]) -> pa.Table:
@@ -139,11 +125,8 @@ class UnitRows:
     def unknown(self, units: Snapshot, events: Snapshot) -> Iterator[tuple[str, dict[int, int]]]:
         """Find the rows of ``events`` of units that have no row in ``units``; there are more events than rows say.
 
-        The newest files are looked into first, until all rows are accounted for.
-
-        Yields:
-            A file's path, and how many rows it has of each of these units; -1 stands for rows that belong to none.
-
+        The newest files are looked into first, until all rows are accounted for. Yields paths, each with how many rows
+        it has of each of these units; -1 stands for rows that belong to none.
         """
         counted = self.total(units, events.table)
         left = None if counted is None else self._folder.count_rows(events) - counted
@@ -165,12 +148,7 @@ class UnitRows:
         return np.unique(np.fromiter((number for keys in found for number in keys), dtype=np.int64))
 
     def rows_by_unit(self, table: Snapshot, path: str) -> Mapping[int, int]:
-        """Count the rows of each unit in a file; -1 counts rows without a unit.
-
-        Raises:
-            InputError: The file is damaged.
-
-        """
+        """Count the rows of each unit in a file; -1 counts rows without a unit."""
         known = self._columns.get((table.table, path))
         if known is None:
             known = self._columns[table.table, path] = self._read_column(table, path)
@@ -189,18 +167,7 @@ class UnitRows:
         return self._folder.read(self._folder.load("units"), [*SPAN, "unit"])
 
     def lacking(self, versions: Mapping[str, int] | None = None) -> dict[str, Wide]:
-        """Find the units without rows in each derived table.
-
-        Args:
-            versions: Versions by table; for other tables the latest.
-
-        Returns:
-            Numbers of units, sorted, by derived table.
-
-        Raises:
-            InputError: A file is damaged.
-
-        """
+        """Return the sorted numbers of the units without rows in each derived table, at the latest or some versions."""
         at = versions or {}
         derived = {table: self._folder.load(table, at.get(table)) for table in NUMBERED[1:]}  # before ``units``
         units = self._folder.load("units", at.get("units"))
@@ -227,12 +194,7 @@ class UnitRows:
         return Pending(lacking, events.version, self.total(units, "events") == self._folder.count_rows(events))
 
     def there(self, table: Snapshot, numbers: Collection[int]) -> set[int]:
-        """Return those of some units that have rows in a derived table.
-
-        Raises:
-            InputError: A file is damaged.
-
-        """
+        """Return those of some units that have rows in a derived table."""
         wanted = np.array(sorted(numbers), dtype=np.int64)
         *_, few, many = next(tables for tables in DERIVED.values() if table.table in tables)
         if table.table == many:  # it is large: row counts may tell that it has none of them
@@ -253,12 +215,7 @@ class UnitRows:
         return np.unique(wanted[np.isin(wanted, there, invert=True)])
 
     def check_whole(self, versions: Mapping[str, int]) -> None:
-        """Check that no table has fewer events, or more rows, than its units have; reads logs and ``units``.
-
-        Args:
-            versions: The versions to check, by table; for other tables the latest.
-
-        """
+        """Check that no table has fewer events, or more rows, than its units have; reads logs and ``units``."""
         tables = {name: self._folder.load(name, versions.get(name)) for name in reversed(NUMBERED)}
         units = self._folder.load("units", versions.get("units"))
         for name, table in tables.items():

@@ -29,7 +29,8 @@ DERIVED_TABLES: Final = tuple(table for tables in DERIVED.values() for table in 
 SPAN: Final = (*GROUP_KEY, "action_revision", "estimator", "first_replicate", "replicates")
 """The columns of ``units`` from which a unit's number is computed."""
 
-_NUMBERED = ("unit", "event_rows", "events_sha256")  # columns that the store fills in, not the generator
+OF_STORE: Final = ("unit", "event_rows", "events_sha256")
+"""The columns of ``units`` that the store fills in, not the generator."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,6 @@ class Unit:
         events: Rows of the EVENTS schema without values of ``unit``, which the store fills in; without ``kind`` and
             ``weight`` they are coupled pairs.
         kept: The prompt entries kept after one or several steps; empty if unknown.
-
     """
 
     record: dict[str, Any]
@@ -73,12 +73,9 @@ def unit_name(record: Mapping[str, Any]) -> str:
 
 
 def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
-    """Check a unit, and return its complete record and events.
+    """Check a unit, and return its complete record and its events, sorted as ``in_order`` does, with the unit's number.
 
-    Returns:
-        The record with every ``units`` column (a record without ``estimator`` becomes a plain unit); and the events
-            sorted by (replicate, kind with scan before branch, t), each with the unit's number.
-
+    A record without ``estimator`` becomes that of a plain unit.
     """
     record = _conform_record(unit.record)
     events = conform(EVENTS, _with_revision(unit.events, record["action_revision"]))
@@ -96,12 +93,7 @@ def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
 
 
 def events_sha256(events: pa.Table) -> str:
-    """Return the SHA-256 of a unit's events, which does not depend on the files that hold them.
-
-    Args:
-        events: The unit's rows of EVENTS, sorted by (replicate, kind with scan before branch, t).
-
-    """
+    """Return the SHA-256 of a unit's events in the order of ``in_order``, whatever files hold them."""
     digest = hashlib.sha256()
     for field in EVENTS.schema:
         if field.name in {*GROUP_KEY, "action_revision", "unit"}:  # columns of the unit's row in ``units``
@@ -116,6 +108,11 @@ def events_sha256(events: pa.Table) -> str:
             values = values.astype(values.dtype.newbyteorder("<"))
         digest.update(np.ascontiguousarray(values).tobytes())
     return digest.hexdigest()
+
+
+def counted_events(events: pa.Table) -> dict[str, Any]:
+    """Return the columns of ``units`` that follow from a unit's events, which may be in any order."""
+    return {"event_rows": events.num_rows, "events_sha256": events_sha256(in_order(events))}
 
 
 def in_order(events: pa.Table) -> pa.Table:
@@ -134,18 +131,13 @@ def _with_revision(events: pa.Table, revision: int) -> pa.Table:
     return events.append_column("action_revision", pa.repeat(pa.scalar(revision, pa.int32()), len(events)))
 
 
-def with_defaults(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a ``units`` record of an older schema version, completed by the defaults of the columns that it lacks."""
-    return UNITS.defaults | record
-
-
 def _conform_record(record: dict[str, Any]) -> dict[str, Any]:
     for name, value in record.items():
         if name not in UNITS.columns:
             raise InputError(f"units: unknown field '{name}'; {nearest(name, UNITS.columns)}")
-        if name in _NUMBERED and value is not None:
+        if name in OF_STORE and value is not None:
             raise InputError(f"units: {name} is {value!r}, must be null: the store fills it in")
-    given = dict.fromkeys(UNITS.columns) | with_defaults(record)
+    given = dict.fromkeys(UNITS.columns) | UNITS.defaults | record
     record = {field.name: _value(field, given[field.name]) for field in UNITS.schema}
     if record["estimator"] not in DERIVED:
         raise InputError(f"units: estimator is '{record['estimator']}'; {nearest(record['estimator'], DERIVED)}")

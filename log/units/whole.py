@@ -25,21 +25,12 @@ _KINDS = {PLAIN: (COUPLED,), SWRB: (SCAN, BRANCH)}
 
 
 def whole_unit(record: dict[str, Any], name: str, events: pa.Table) -> pa.Table:
-    """Check that some rows are exactly a unit's events, and sort them.
+    """Check that rows are exactly a unit's events, and sort them by (replicate, kind with scan before branch, t).
 
     A plain unit has positions 1..H of each replicate, coupled and without weight. An SWRB unit has for each replicate a
     scan t = 1..s of equal tokens with weights in [0, 1], where s is H unless survival reached 0 there (its token is
     then -1); and, unless all weights are 0, a branch t = J..H without weights, from a J of positive weight, at which
     its tokens differ.
-
-    Args:
-        record: The unit's estimator, replicate range and horizon H, as in a ``units`` row.
-        name: The unit's name for error lines.
-        events: Rows of the EVENTS schema.
-
-    Returns:
-        The rows sorted by (replicate, kind with scan before branch, t).
-
     """
     kinds = _KINDS[record["estimator"]]
     for kind in pc.unique(events.column("kind")).to_pylist():

@@ -20,41 +20,23 @@ _COLUMNS = (*_KEY, "tau", "eos_x", "eos_y", "last_eos", "mismatches", "longest_a
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The trajectories of the page's split that enter estimates, sorted by document, replicate and action.
+    """The trajectories of the page's split that enter estimates, sorted by document, replicate and action."""
 
-    Attributes:
-        documents: rows of the view ``documents``, in the order of their ids.
-        strata: names, in the page's order.
-        actions: the compared actions, in the page's order.
-        horizon: H.
-        stratum: int64[documents], the index of each document's stratum in ``strata``.
-        doc: int64[trajectories], indices into ``documents``.
-        action: int64[trajectories], indices into ``actions``.
-        replicate: int64[trajectories].
-        tau: int64[trajectories], 0 without divergence.
-        eos_x: int64[trajectories], 0 if X does not end.
-        eos_y: int64[trajectories], 0 if Y does not end.
-        last_eos: int64[trajectories], e', which is H + 1 if a side does not end.
-        mismatches: int64[trajectories], the sum of I_t.
-        longest_agreement: int64[trajectories], in tau < t < e; 0 without divergence.
-        lost: bool[trajectories], whether X states the answer and Y does not; false if not scored.
-    """
-
-    documents: list[ViewRow]
-    strata: list[str]
-    actions: list[str]
-    horizon: int
-    stratum: Ints
-    doc: Ints
-    action: Ints
-    replicate: Ints
-    tau: Ints
-    eos_x: Ints
-    eos_y: Ints
-    last_eos: Ints
-    mismatches: Ints
-    longest_agreement: Ints
-    lost: NDArray[np.bool_]
+    documents: list[ViewRow]  # rows of the view ``documents``, in the order of their ids
+    strata: list[str]  # names, in the page's order
+    actions: list[str]  # the compared actions, in the page's order
+    horizon: int  # H
+    stratum: Ints  # int64[documents], the index of each document's stratum in ``strata``
+    doc: Ints  # int64[trajectories], indices into ``documents``
+    action: Ints  # int64[trajectories], indices into ``actions``
+    replicate: Ints  # int64[trajectories]
+    tau: Ints  # int64[trajectories], 0 without divergence
+    eos_x: Ints  # int64[trajectories], 0 if X does not end
+    eos_y: Ints  # int64[trajectories], 0 if Y does not end
+    last_eos: Ints  # int64[trajectories], e', which is H + 1 if a side does not end
+    mismatches: Ints  # int64[trajectories], the sum of I_t
+    longest_agreement: Ints  # int64[trajectories], in tau < t < e; 0 without divergence
+    lost: NDArray[np.bool_]  # bool[trajectories], whether X states the answer and Y does not; false if not scored
 
     def __len__(self) -> int:
         """Return the number of trajectories."""

@@ -46,18 +46,10 @@ def pack(
     names: dict[str, str],
     prompts: Sequence[Prompt] = (),
 ) -> Packed:
-    """Pack a sample.
+    """Pack a sample of trajectories as texts; the same input gives the same texts.
 
-    Args:
-        outcomes: all trajectories that the page could hold.
-        sample: the chosen trajectories.
-        streams: the positions of the chosen trajectories.
-        token_text: returns a token as text; without it the page shows numbers.
-        names: further entries of the manifest about the study.
-        prompts: prompts of documents, packed in this order while there is room.
-
-    Returns:
-        The texts; the same input gives the same texts.
+    Without ``token_text`` the page shows numbers. ``names`` are further entries of the manifest about the study, and
+    the prompts are packed in their order while there is room.
     """
     drawn = np.stack([streams.x, streams.y])
     tokens = np.unique(np.concatenate([drawn.ravel(), *(prompt.tokens for prompt in prompts)]))

@@ -26,13 +26,7 @@ _SCRIPTS = ("words", "packed", "overview", "score", "prompt", "explorer")
 def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int], str] | None) -> Path | None:
     """Write ``trajectories.html`` under ``folder``; None for finite-state systems, whose tokens are no text.
 
-    Args:
-        content: the content of the report's page.
-        folder: where the page is.
-        token_text: returns a token as text; without it the explorer shows numbers.
-
-    Returns:
-        The path of the file. The same input gives the same bytes.
+    Without ``token_text`` the explorer shows numbers. The same input gives the same bytes.
     """
     if content.facts.finite:
         return None

@@ -39,38 +39,23 @@ MOST_SHARES: Final = 1 << 16
 
 @dataclass(frozen=True)
 class Prompt:
-    """A stored prompt, and the entries that actions keep.
+    """A stored prompt, and the entries that actions keep."""
 
-    Attributes:
-        place: the index of its document in the outcomes.
-        tokens: int32[n].
-        records: the positions of its answers' records: rows of answer, piece, first and last.
-        layers: number of layers of the model; 0 if unknown.
-        kept: the kept entries after each counted step of each action.
-    """
-
-    place: int
-    tokens: NDArray[np.int32]
-    records: list[list[int]]
-    layers: int
-    kept: list[Kept]
+    place: int  # the index of its document in the outcomes
+    tokens: NDArray[np.int32]  # int32[n]
+    records: list[list[int]]  # the positions of its answers' records: rows of answer, piece, first and last
+    layers: int  # number of layers of the model; 0 if unknown
+    kept: list[Kept]  # the kept entries after each counted step of each action
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The entries of a prompt that an action keeps after a counted step.
+    """The entries of a prompt that an action keeps after a counted step."""
 
-    Attributes:
-        action: the index of the action in the outcomes.
-        step: 0 after prefill.
-        first_layers: the first layer of each group.
-        shares: uint8[groups, n].
-    """
-
-    action: int
-    step: int
-    first_layers: list[int]
-    shares: NDArray[np.uint8]
+    action: int  # the index of the action in the outcomes
+    step: int  # 0 after prefill
+    first_layers: list[int]  # the first layer of each group
+    shares: NDArray[np.uint8]  # uint8[groups, n]
 
 
 def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[Prompt]:
@@ -93,14 +78,9 @@ _ENOUGH = 32 * MOST_BYTES  # bytes before compression, of which ``MOST_BYTES`` c
 
 
 def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Pack prompts while there is room.
+    """Pack prompts, in the order of the rule, while there is room: the manifest's entry and the text of each.
 
-    Args:
-        prompts: in the order of the rule.
-        tokens: the sorted tokens of the manifest, which include those of the prompts.
-
-    Returns:
-        The manifest's entry for each prompt, and each prompt's text.
+    The sorted tokens of the manifest include those of the prompts.
     """
     kind = np.dtype("<u2" if len(tokens) <= 1 << 16 else "<u4")
     said, texts, room = [], list[str](), MOST_BYTES

@@ -35,22 +35,14 @@ KINDS: Final = ("earliest", "median", "latest", "exposure", "agreement", "lost")
 
 @dataclass(frozen=True)
 class Jump:
-    """The trajectories that a jump leads to.
+    """The trajectories that a jump leads to."""
 
-    Attributes:
-        kind: one of ``KINDS``.
-        stratum: an index into the list of strata; None for all strata.
-        action: an index into the list of actions.
-        rows: indices into the outcomes: one trajectory, or lost answers, first one of each document, then a second of
-            each.
-        total: how many trajectories fit; more than 1 only for lost answers.
-    """
-
-    kind: str
-    stratum: int | None
-    action: int
+    kind: str  # one of ``KINDS``
+    stratum: int | None  # an index into the list of strata; None for all strata
+    action: int  # an index into the list of actions
+    # indices into the outcomes: one trajectory, or lost answers, first one of each document, then a second of each
     rows: tuple[int, ...]
-    total: int = 1
+    total: int = 1  # how many trajectories fit; more than 1 only for lost answers
 
 
 @dataclass(frozen=True)

@@ -20,21 +20,13 @@ SCORED = ("score_x", "score_y", "span_first", "span_last")
 
 @dataclass(frozen=True)
 class Streams:
-    """The n chosen trajectories, with H positions each.
+    """The n chosen trajectories, with H positions each."""
 
-    Attributes:
-        x: int32[n, H], X's tokens.
-        y: int32[n, H], Y's tokens.
-        delta: float32[n, H].
-        f: float32[n, H].
-        scores: the columns ``SCORED`` of each scored trajectory, by its index.
-    """
-
-    x: NDArray[np.int32]
-    y: NDArray[np.int32]
-    delta: NDArray[np.float32]
-    f: NDArray[np.float32]
-    scores: dict[int, ViewRow]
+    x: NDArray[np.int32]  # int32[n, H], X's tokens
+    y: NDArray[np.int32]  # int32[n, H], Y's tokens
+    delta: NDArray[np.float32]  # float32[n, H]
+    f: NDArray[np.float32]  # float32[n, H]
+    scores: dict[int, ViewRow]  # the columns ``SCORED`` of each scored trajectory, by its index
 
 
 def read_streams(source: StudyRows, outcomes: Outcomes, rows: Ints) -> Streams:

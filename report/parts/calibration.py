@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from report.printing.canvas import legend_patch, new_figure
+from report.printing.canvas import Axes, Figure, legend_patch, new_figure
 from report.printing.estimate_tables import contrast_rows_table
 from report.printing.numbers import MISSING, count, decimals_of, fixed, level, sure_decimals
 from report.printing.palette import ACTION_COLOURS, INK, QUIET, SHADE
@@ -17,10 +17,6 @@ from report.reading.content import PageContent
 from report.reading.published import PublishedStudy, PublishedVerdict
 from report.reading.source import ViewRow
 from schema.windows import Windows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _CANDIDATES = {"stratum_action_mean": "cell mean", "flat": "flat, uncalibrated", "ridge": "ridge"}
 _COLOURS = {"equivalent": ACTION_COLOURS[0], "different": ACTION_COLOURS[1]}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from report.printing.canvas import ActionStyle, action_styles, legend_line, library, new_figure, shown
+from report.printing.canvas import ActionStyle, Axes, Figure, action_styles, legend_line, library, new_figure, shown
 from report.printing.estimate_tables import CellColumn, EstimateColumn, action_table, action_tables, columns_of
 from report.printing.numbers import MISSING, count
 from report.printing.palette import QUIET, SHADE
@@ -31,10 +31,6 @@ from report.reading.content import PageContent
 from report.reading.estimates import Estimate
 from schema.study import POOLED
 from schema.windows import Windows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PRE_EOS = (
     "early_pre_eos", "late_pre_eos", "late_minus_early_pre_eos", "early_pre_eos_fraction", "late_pre_eos_fraction",

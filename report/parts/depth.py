@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from report.printing.canvas import ActionStyle, action_styles, legend_line, new_figure, shown
+from report.printing.canvas import ActionStyle, Axes, Figure, Line2D, action_styles, legend_line, new_figure, shown
 from report.printing.numbers import count, decimals_of, fixed, interval, level
 from report.printing.palette import QUIET
 from report.printing.section import Drawing, Section
@@ -21,11 +21,6 @@ from report.reading.content import PageContent
 from report.reading.source import ViewRow
 from schema.windows import Windows
 from stats.registry import Scale
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 _FEW = 5
 ACROSS = 3  # panels in a row

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import textwrap
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from report.printing.canvas import action_styles, legend_line, new_figure, shown
+from report.printing.canvas import Axes, Figure, action_styles, legend_line, new_figure, shown
 from report.printing.estimate_tables import EstimateColumn, action_tables
 from report.printing.numbers import count
 from report.printing.palette import INK, QUIET, RULE
@@ -25,10 +25,6 @@ from report.printing.strokes import (
 )
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _ACROSS = 4  # panels in a row
 _LETTERS = 26  # letters in a line of a panel's title

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from report.printing.section import Section
 from report.reading.content import PageContent, TokenReader
@@ -40,39 +40,6 @@ TEMPLATE = """
 """  # noqa: E501
 
 
-@dataclass(frozen=True)
-class Pair:
-    """One position: both tokens as text, and a mark: ``s`` at a side's EOS, ``z`` after it."""
-
-    t: int
-    x: str
-    y: str
-    mismatch: bool
-    entry: bool
-    x_mark: str
-    y_mark: str
-
-
-@dataclass(frozen=True)
-class Example:
-    """One coupled pair of continuations, and a line that summarizes it."""
-
-    action: str
-    summary: str
-    pairs: tuple[Pair, ...]
-
-
-@dataclass(frozen=True)
-class ExampleDocument:
-    """One document with its examples."""
-
-    doc: str
-    stratum: str
-    task: str
-    answers: tuple[str, ...]
-    examples: tuple[Example, ...]
-
-
 def section(content: PageContent) -> Section | None:
     """Make the section on examples; None for finite-state systems, whose tokens are not text."""
     facts = content.facts
@@ -82,7 +49,7 @@ def section(content: PageContent) -> Section | None:
     for stratum in facts.strata[:_STRATA]:
         own = [row for row in facts.documents if row["stratum"] == stratum and row["split"] == content.split]
         chosen += own[:1]
-    documents = [document for document in _documents(content, chosen) if document.examples]
+    documents = [document for document in _documents(content, chosen) if document["examples"]]
     return (
         Section("examples", "Examples", TEMPLATE, values={"documents": documents, "other": _other(content)})
         if documents
@@ -100,7 +67,7 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE) or "∅"
 
 
-def _documents(content: PageContent, chosen: list[ViewRow]) -> Iterator[ExampleDocument]:
+def _documents(content: PageContent, chosen: list[ViewRow]) -> Iterator[dict[str, Any]]:
     """Read the examples of documents, all in two queries, since a query may read a file for each unit."""
     where = {"doc": [row["doc"] for row in chosen], "replicate": REPLICATE}
     trajectories = {(found["doc"], found["action"]): found for found in content.source.of("trajectories", **where)}
@@ -109,35 +76,30 @@ def _documents(content: PageContent, chosen: list[ViewRow]) -> Iterator[ExampleD
         events[event["doc"], event["action"]].append(event)
     for row in chosen:
         keys = [(row["doc"], action) for action in content.actions]
-        examples = tuple(
+        examples = [
             _example(trajectories[key], events[key], content.token_text, _other(content))
             for key in keys if key in trajectories and key in events
-        )  # fmt: skip
-        yield ExampleDocument(row["doc"], row["stratum"], row["task"] or "", tuple(row["answers"] or ()), examples)
+        ]  # fmt: skip
+        yield {**{name: row[name] for name in ("doc", "stratum", "task", "answers")}, "examples": examples}
 
 
-def _example(trajectory: ViewRow, events: list[ViewRow], token_text: TokenReader, other: str) -> Example:
+def _example(trajectory: ViewRow, events: list[ViewRow], token_text: TokenReader, other: str) -> dict[str, Any]:
+    """Return a coupled pair of continuations for the template: a mark is ``s`` at a side's EOS, ``z`` after it."""
     tau, eos_x, eos_y = trajectory["tau"], trajectory["eos_x"], trajectory["eos_y"]
     last = max(eos_x, eos_y) if eos_x is not None and eos_y is not None else trajectory["horizon"]
-    pairs = tuple(
-        Pair(
-            event["t"],
-            visible(token_text(event["x_token"])),
-            visible(token_text(event["y_token"])),
-            event["x_token"] != event["y_token"],
-            event["t"] == tau,
-            _mark(event["t"], eos_x),
-            _mark(event["t"], eos_y),
-        )
-        for event in events
-        if event["t"] <= last
-    )
+    pairs = [
+        {
+            "t": t, "x": visible(token_text(x)), "y": visible(token_text(y)), "mismatch": x != y, "entry": t == tau,
+            "x_mark": _mark(t, eos_x), "y_mark": _mark(t, eos_y),
+        }
+        for t, x, y in ((event["t"], event["x_token"], event["y_token"]) for event in events) if t <= last
+    ]  # fmt: skip
     mismatches, horizon = trajectory["mismatches"], trajectory["horizon"]
     story = f"first mismatch at τ = {tau}, {mismatches} of {horizon} positions differ"
     if tau is None:
         story = f"agrees through position {horizon}"
     summary = f"{story}; {_end('reference', eos_x)}, {_end(other, eos_y)}"
-    return Example(trajectory["action"], summary, pairs)
+    return {"action": trajectory["action"], "summary": summary, "pairs": pairs}
 
 
 def _mark(t: int, eos: int | None) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from report.printing.canvas import new_figure
+from report.printing.canvas import Figure, new_figure
 from report.printing.estimate_tables import estimate_cells, marks, status_note
 from report.printing.numbers import MISSING, count, duration, fixed, level
 from report.printing.palette import INK, QUIET
@@ -25,9 +25,6 @@ from stats.quantities.answers import ANSWER_QUANTITIES
 from stats.reduction.saving import saving
 from stats.registry import Quantity, Scale
 from stats.resampling.intervals import PRESPECIFIED, SEEN
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Labels of the plan's entries: first the decisions, then the numbers that they rest on.
 _CHOSEN = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from report.parts.depth import (
     ACROSS,
@@ -20,7 +19,7 @@ from report.parts.depth import (
     window_lines,
     window_panels,
 )
-from report.printing.canvas import ActionStyle, action_styles, legend_line, new_figure
+from report.printing.canvas import ActionStyle, Axes, Figure, action_styles, legend_line, new_figure
 from report.printing.estimate_tables import CellColumn, EstimateColumn, action_table, action_tables, columns_of
 from report.printing.numbers import MISSING, count, decimals_of, fixed, in_text
 from report.printing.palette import INK, QUIET
@@ -34,10 +33,6 @@ from report.reading.source import ViewRow
 from schema.study import POOLED
 from schema.windows import Windows
 from stats.registry import Scale
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PAYS, LOSES, OPEN = "pays", "does not pay", "undecided"
 

@@ -9,9 +9,9 @@ from functools import partial
 from itertools import groupby
 from statistics import NormalDist
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from report.printing.canvas import new_figure
+from report.printing.canvas import Axes, Figure, new_figure
 from report.printing.numbers import count, fixed, level, sure_decimals
 from report.printing.palette import INK, QUIET
 from report.printing.section import Drawing, Section
@@ -25,10 +25,6 @@ from stats.registry import Scale
 from stats.sequential.repeated import STUDENT
 from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, Resolution
 from stats.sequential.unbiased import LookSaid, median_unbiased
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _BY_ERRORS = (STUDENT, STUDENTIZED)  # kinds of intervals that reach some standard errors to each side
 _ACROSS = 3  # panels in a row

@@ -10,7 +10,8 @@ from report.printing.section import Section
 from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from report.reading.content import PageContent
 from report.reading.estimates import ReportedEstimates
-from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage, mean, total
+from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts
+from report.reading.storage import Storage, mean, total
 from schema.study.described import described_action
 
 TEMPLATE = """

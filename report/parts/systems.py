@@ -12,9 +12,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from report.printing.canvas import legend_line, library, new_figure
+from report.printing.canvas import Axes, Figure, legend_line, library, new_figure
 from report.printing.estimate_tables import estimate_cells
 from report.printing.numbers import MISSING, count, fixed, significant
 from report.printing.palette import ACTION_COLOURS, INK, QUIET
@@ -24,14 +24,9 @@ from report.printing.tables import Cell, Column, PrintedTable, label_column, tab
 from report.reading.content import PageContent
 from report.reading.estimates import ReportedEstimates
 from report.reading.facts import natural
+from report.reading.systems import ESTIMATORS, System, Systems, read_systems
 from schema.tables import PLAIN, SWRB
 from stats.registry import Scale
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-from report.reading.systems import ESTIMATORS, System, Systems, read_systems
 
 _STYLES = {PLAIN: (ACTION_COLOURS[1], "s", "coupled pairs"), SWRB: (ACTION_COLOURS[0], "o", "SWRB")}
 

@@ -16,14 +16,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from report.printing.palette import ACTION_COLOURS, INK, PAPER, QUIET, RULE, with_properties
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
+    import matplotlib.axes
+    import matplotlib.axis
+    import matplotlib.figure
+    import matplotlib.lines
+    import matplotlib.patches
+
+# For annotations in every module that draws.
+Axes: TypeAlias = "matplotlib.axes.Axes"
+Axis: TypeAlias = "matplotlib.axis.Axis"
+Figure: TypeAlias = "matplotlib.figure.Figure"
+Line2D: TypeAlias = "matplotlib.lines.Line2D"
+Patch: TypeAlias = "matplotlib.patches.Patch"
 
 _DASHES: tuple[Any, ...] = (
     "solid", (0, (5, 1.8)), (0, (1.2, 1.3)), (0, (6, 1.6, 1.2, 1.6)), (0, (3, 1.2, 1, 1.2, 1, 1.2)), (0, (9, 2.5)),

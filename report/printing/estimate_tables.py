@@ -59,13 +59,9 @@ class CellColumn:
 
 @dataclass(frozen=True)
 class QuantityColumns:
-    """Columns of quantities over rows of any kind.
+    """Columns of quantities over rows of any kind."""
 
-    Attributes:
-        estimates: the estimates of each quantity, one for each row.
-    """
-
-    estimates: Mapping[str, Sequence[Estimate]]
+    estimates: Mapping[str, Sequence[Estimate]]  # the estimates of each quantity, one for each row
 
     @property
     def heads(self) -> list[Column]:

@@ -6,14 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from report.printing.canvas import library
+from report.printing.canvas import Axes, library
 from report.printing.palette import INK, QUIET
 from report.printing.strokes import moved_aside
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _SIZE = 8  # height of a name, in points
 _HALF = 4.5  # half the width of a mark, in points
@@ -57,13 +53,9 @@ class _Spot:
 def name_marks(axes: Axes, marks: Sequence[Mark], line: Sequence[Mark] = (), *, in_legend: bool = False) -> None:
     """Write every name once, beside one of its marks, and join the marks of one name by a thin line.
 
-    Call this last: the free room depends on the limits of the axes and on everything around the axes.
-
-    Args:
-        axes: the axes with the marks.
-        marks: the marks to name, in the order in which names choose their place.
-        line: marks that a line joins, whatever their names; names avoid the line.
-        in_legend: whether a legend has the names as well; if so, names without room beside a mark are left out.
+    Call this last: the free room depends on the limits of the axes and on everything around the axes. Names choose
+    their place in the order of ``marks``, and avoid the ``line`` that joins some marks. If they are ``in_legend`` as
+    well, names without room beside a mark are left out.
     """
     of: dict[str, list[Mark]] = {}
     for mark in marks:

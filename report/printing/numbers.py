@@ -77,16 +77,9 @@ def sure_decimals(
 ) -> int:
     """Return the number of decimals for the ends of an interval, which are given in their printed unit.
 
-    The draws limit the decimals: two Monte Carlo standard errors of an end are at most one unit of its last decimal.
-    Decimals are added if an end would otherwise look equal to ``boundary`` or to the other end without being so.
-
-    Args:
-        low: the lower end.
-        high: the upper end.
-        level: the interval's level; None if unknown.
-        draws: the number of draws behind the interval; 0 or None without draws.
-        decimals: the decimals of the estimate.
-        boundary: a number that the ends are compared with.
+    The draws, if there are any, limit the decimals of the estimate: two Monte Carlo standard errors of an end are at
+    most one unit of its last decimal. Decimals are added if an end would otherwise look equal to ``boundary`` or to the
+    other end without being so.
     """
     while decimals < _MOST_DECIMALS and fixed(low, decimals) == fixed(high, decimals) and low != high:
         decimals += 1

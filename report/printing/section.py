@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from report.printing.canvas import Figure
 from report.printing.tables import PrintedTable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -26,20 +24,13 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the page.
+    """One section of the page."""
 
-    Attributes:
-        name: its anchor.
-        title: its heading, also in the page's navigation.
-        template: its HTML as a Jinja template, which reads ``content``, ``tables`` and ``figures`` of this section by
-            name, and ``values``; macros are in ``templates/macros.html.j2``.
-        tables: its tables; each is a CSV file too.
-        values: further values for the template.
-    """
-
-    name: str
-    title: str
+    name: str  # its anchor
+    title: str  # its heading, also in the page's navigation
+    # its HTML as a Jinja template, which reads ``content``, ``tables`` and ``figures`` of this section by name, and
+    # ``values``; macros are in ``templates/macros.html.j2``
     template: str
-    tables: tuple[PrintedTable, ...] = ()
+    tables: tuple[PrintedTable, ...] = ()  # its tables; each is a CSV file too
     drawings: tuple[Drawing, ...] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # further values for the template

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from report.printing.canvas import ActionStyle, legend_line, library
+from report.printing.canvas import ActionStyle, Axes, Axis, Figure, Line2D, legend_line, library
 from report.printing.palette import ACTION_COLOURS, INK, QUIET
 from report.reading.estimates import Estimate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 WIDTH = 9.0
 BAND = 0.16

@@ -45,21 +45,16 @@ class TableRow:
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """One table.
+    """One table."""
 
-    Attributes:
-        name: the name of its files.
-        records: rows of the CSV file, in place of the printed cells.
-        abreast: how many columns stand side by side on the page, besides the first; 0 for all.
-    """
-
-    name: str
+    name: str  # the name of its files
     title: str
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
     note: str = ""
+    # rows of the CSV file, in place of the printed cells
     records: tuple[dict[str, Any], ...] = field(default=(), repr=False)
-    abreast: int = 0
+    abreast: int = 0  # how many columns stand side by side on the page, besides the first; 0 for all
 
     @property
     def parts(self) -> list[PrintedTable]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
-from report.printing.canvas import legend_patch, new_figure
+from report.printing.canvas import Axes, Figure, Line2D, Patch, legend_patch, new_figure
 from report.printing.numbers import MISSING, decimals_for, fixed, interval, scaled
 from report.printing.palette import INK, QUIET
 from report.printing.section import Drawing
@@ -16,22 +15,6 @@ from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates
 from schema.study import POOLED
 from stats.registry import Scale
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One bar: the difference of an action from the baseline, in one stratum or pooled."""
-
-    label: str
-    action: str
-    baseline: str
-    stratum: str = POOLED
 
 
 @dataclass(frozen=True)
@@ -47,31 +30,35 @@ class Terms:
 
 def term_drawings(name: str, words: str, content: PageContent, terms: Terms) -> tuple[Drawing, ...]:
     """Return the figure of all contrasts with the baseline, and, if there are several strata, ``NAME_by_stratum``."""
-    pooled = [Bar(action, action, content.baseline) for action in content.others]
-    drawings = [Drawing(name, words, partial(term_bars, content.estimates, pooled, terms))]
+    pooled = {action: (action, POOLED) for action in content.others}
+    drawings = [Drawing(name, words, partial(term_bars, content.estimates, content.baseline, pooled, terms))]
     strata = content.facts.strata
     if len(strata) > 1:
         several = len(content.others) > 1
-        bars = [
-            Bar(f"{stratum} · {action}" if several else stratum, action, content.baseline, stratum)
+        bars = {
+            f"{stratum} · {action}" if several else stratum: (action, stratum)
             for action in content.others for stratum in strata
-        ]  # fmt: skip
-        draw = partial(term_bars, content.estimates, bars, terms)
+        }  # fmt: skip
+        draw = partial(term_bars, content.estimates, content.baseline, bars, terms)
         drawings.append(Drawing(f"{name}_by_stratum", f"{words}, in each stratum", draw))
     return tuple(drawings)
 
 
-def term_bars(estimates: ReportedEstimates, bars: Sequence[Bar], terms: Terms) -> Figure:
-    """Draw each difference as a stacked bar of its terms, with its interval, its value and one share."""
+def term_bars(estimates: ReportedEstimates, baseline: str, bars: Mapping[str, tuple[str, str]], terms: Terms) -> Figure:
+    """Draw the difference of each labelled action, in a stratum, as a stacked bar of its terms."""
     figure = new_figure(WIDTH, 1.35 + 0.42 * len(bars))
     axes, beside = figure.subplots(1, 2, width_ratios=(3, 1.3))
-    totals = [estimates.get(terms.total, bar.action, bar.baseline, stratum=bar.stratum) for bar in bars]
-    for place, (bar, total) in enumerate(zip(bars, totals, strict=True)):
-        _stack(axes, estimates, bar, place, terms)
-        _total(axes, total, place)
+
+    def of(quantity: str) -> list[Estimate]:
+        return [estimates.get(quantity, action, baseline, stratum=stratum) for action, stratum in bars.values()]
+
+    totals = of(terms.total)
+    for place, parts in enumerate(zip(*(of(quantity) for quantity, *_ in terms.terms), strict=True)):
+        _stack(axes, parts, place, terms)
+        _total(axes, totals[place], place)
     axes.use_sticky_edges = False  # room beyond the longest bar
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set_yticks(range(len(bars)), [f" {bar.label}" for bar in bars])
+    axes.set_yticks(range(len(bars)), [f" {label}" for label in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
@@ -82,10 +69,10 @@ def term_bars(estimates: ReportedEstimates, bars: Sequence[Bar], terms: Terms) -
     beside.set(xlim=(0, 1), ylim=axes.get_ylim())
     beside.text(0, -0.62, "total, pp", va="bottom", color=QUIET)
     beside.text(1, -0.62, terms.share_label, va="bottom", ha="right", color=QUIET)
-    for place, (bar, total) in enumerate(zip(bars, totals, strict=True)):
-        share = MISSING
-        if total.excludes_zero() or not total.has_interval:
-            share = _share(estimates.get(terms.share, bar.action, bar.baseline, stratum=bar.stratum))
+    for place, (total, part) in enumerate(zip(totals, of(terms.share), strict=True)):
+        clear, share = total.excludes_zero() or not total.has_interval, MISSING
+        if clear and part.estimate is not None:
+            share = f"{fixed(100 * part.estimate, 1)}%"
         value = f"{scaled(total.estimate, Scale.POINTS, decimals)} {interval(total, Scale.POINTS, decimals)}".rstrip()
         beside.text(0, place, value, va="center")
         beside.text(1, place, share, va="center", ha="right", fontweight="bold")
@@ -98,13 +85,12 @@ def term_bars(estimates: ReportedEstimates, bars: Sequence[Bar], terms: Terms) -
     return figure
 
 
-def _stack(axes: Axes, estimates: ReportedEstimates, bar: Bar, place: int, terms: Terms) -> None:
+def _stack(axes: Axes, parts: Sequence[Estimate], place: int, terms: Terms) -> None:
     right, left = 0.0, 0.0
-    for quantity, _, colour, hatch in terms.terms:
-        value = estimates.get(quantity, bar.action, bar.baseline, stratum=bar.stratum).estimate
-        if value is None:
+    for part, (_, _, colour, hatch) in zip(parts, terms.terms, strict=True):
+        if part.estimate is None:
             continue
-        width = 100 * value
+        width = 100 * part.estimate
         start = right if width >= 0 else left
         axes.barh(place, width, left=start, height=0.62, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
         right, left = (right + width, left) if width >= 0 else (right, left + width)
@@ -116,7 +102,3 @@ def _total(axes: Axes, total: Estimate, place: int) -> None:
     if total.published is not None:
         axes.plot([100 * total.published], [place], marker="D", markersize=6.5, markerfacecolor="white",
                   markeredgecolor=INK, markeredgewidth=1.1, zorder=4)  # fmt: skip
-
-
-def _share(row: Estimate) -> str:
-    return MISSING if row.estimate is None else f"{fixed(100 * row.estimate, 1)}%"

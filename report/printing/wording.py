@@ -37,11 +37,7 @@ _MEANINGS = {
 def meanings(whole: str, other: str, horizon: str, quantities: Collection[str]) -> str:
     """Explain the columns of ranked actions in a sentence, for readers who have not met the symbols.
 
-    Args:
-        whole: the reference side, in words.
-        other: the action's side, in words.
-        horizon: the horizon as it stands in a sentence, such as ``H = 64``.
-        quantities: the columns, R among them.
+    Both sides are given in words, and the horizon as it stands in a sentence, such as ``H = 64``.
     """
     said = [
         text.format(whole=whole, other=other, horizon=horizon) for name, text in _MEANINGS.items() if name in quantities

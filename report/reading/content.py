@@ -20,29 +20,19 @@ TokenReader = Callable[[int], str]
 
 @dataclass(frozen=True)
 class PageContent:
-    """The facts and estimates of one study and model, as read from the views.
+    """The facts and estimates of one study and model, as read from the views."""
 
-    Attributes:
-        source: the study's views, for values that only one section shows.
-        split: the split that the page reports.
-        published: the paper's results that are not numbers beside ``estimates``.
-        actions: the compared actions, the baseline first.
-        baseline_reason: why the first action is the baseline, as the end of a sentence.
-        latex: whether the tables are written as LaTeX too.
-        preliminary: the study's progress as a sentence if the study still runs; else empty.
-    """
-
-    source: StudyRows
-    split: str
+    source: StudyRows  # the study's views, for values that only one section shows
+    split: str  # the split that the page reports
     facts: Facts
     estimates: ReportedEstimates
-    published: PublishedStudy
-    actions: list[str]
-    baseline_reason: str
+    published: PublishedStudy  # the paper's results that are not numbers beside ``estimates``
+    actions: list[str]  # the compared actions, the baseline first
+    baseline_reason: str  # why the first action is the baseline, as the end of a sentence
     token_text: TokenReader
     provenance: Provenance
-    latex: bool
-    preliminary: str = ""
+    latex: bool  # whether the tables are written as LaTeX too
+    preliminary: str = ""  # the study's progress as a sentence if the study still runs; else empty
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all that figures are drawn from, for another process; open views cannot go there."""

@@ -5,65 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from report.reading.source import StudyRows, ViewRow
+from report.reading.storage import Storage, read_storage, total
 from schema.errors import InputError, nearest
 from schema.sampling import SamplingLaw
 from schema.study import FINITE_STATE, NUMERICS
 from schema.study.described import described_action
-from schema.tables import PLAIN, SWRB
+from schema.tables import SWRB
 from schema.windows import Windows
 
 EVALUATION = "evaluation"
 DEVELOPMENT = "development"
 
-
-_RESIDENT = 4  # index of the resident bytes; the parts before add up to the prompt's cache
 _SAME = 0.005  # relative differences of bytes below this count as the same budget
-
-
-@dataclass(frozen=True)
-class Storage:
-    """The storage and cost of one action, from its units; a policy's bytes are the most that it ever holds.
-
-    Attributes:
-        kept_entries: one value per document.
-        replicates: coupled pairs of each document that has any.
-        branchings: replicates of residual branching of each document that has any.
-        resident: bytes by document: payload, scales, index, metadata, resident.
-        per_replicate: bytes by document that each replicate adds to the prompt's cache; None if unknown.
-        seconds: prefill and decoding of all units.
-        kernel_evaluations: of all units.
-        weight_bytes: of the weight files of its side; None if unknown.
-        fixed_bytes: mean part of the payload that no action can evict, over documents; None if unknown.
-    """
-
-    kept_entries: list[int | None]
-    replicates: list[int]
-    branchings: list[int]
-    resident: dict[str, tuple[int | None, ...]]
-    per_replicate: dict[str, float | None]
-    seconds: float | None
-    kernel_evaluations: int | None
-    weight_bytes: int | None = None
-    fixed_bytes: float | None = None
-
-    def mean_bytes(self, part: int) -> float | None:
-        """Return the mean over documents of a part: 0 payload, 1 scales, 2 index, 3 metadata, 4 resident."""
-        return mean(parts[part] for parts in self.resident.values())
-
-    @property
-    def prompt_cache(self) -> dict[str, int | None]:
-        """Bytes of the prompt's cache by document, shared by all replicates: the sum of the parts but ``resident``."""
-        return {doc: None if parts[0] is None else total(parts[:_RESIDENT]) for doc, parts in self.resident.items()}
-
-    @property
-    def mean_prompt_cache(self) -> float | None:
-        """Mean bytes of the prompt's cache over documents."""
-        return mean(self.prompt_cache.values())
 
 
 @dataclass(frozen=True)
@@ -94,40 +52,26 @@ class StoredPlan:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a study, read once.
-
-    Attributes:
-        documents: the documents with events.
-        unmeasured: how many documents have no events.
-        listed: how many documents there are by stratum and split, with and without events.
-        actions: rows of the view ``actions``, controls included.
-        storage: what each action keeps and costs.
-        devices: device and dtype of the units.
-        libraries: versions that the units were generated with.
-        branched: whether any unit is of residual branching.
-        law: the decoding law; None if another generator made the events.
-        settings: the settings that decide the events, as JSON; None if unknown.
-        engines: the engines that decoded, in words, with the reference's settings; empty if kvdrift decoded.
-    """
+    """The facts of a study, read once."""
 
     study: str
     model: str
     seed: int | None
     study_sha256: str | None
     windows: Windows
-    documents: list[ViewRow]
-    unmeasured: int
-    listed: Mapping[tuple[str, str], int]
-    actions: list[ViewRow]
-    storage: dict[str, Storage]
+    documents: list[ViewRow]  # the documents with events
+    unmeasured: int  # how many documents have no events
+    listed: Mapping[tuple[str, str], int]  # how many documents there are by stratum and split, with and without events
+    actions: list[ViewRow]  # rows of the view ``actions``, controls included
+    storage: dict[str, Storage]  # what each action keeps and costs
     controls: list[Control]
     plan: StoredPlan | None
-    devices: list[str]
-    libraries: dict[str, str]
-    branched: bool
-    law: SamplingLaw | None
-    settings: str | None
-    engines: list[str]
+    devices: list[str]  # device and dtype of the units
+    libraries: dict[str, str]  # versions that the units were generated with
+    branched: bool  # whether any unit is of residual branching
+    law: SamplingLaw | None  # the decoding law; None if another generator made the events
+    settings: str | None  # the settings that decide the events, as JSON; None if unknown
+    engines: list[str]  # the engines that decoded, in words, with the reference's settings; empty if kvdrift decoded
 
     @property
     def other_law(self) -> str:
@@ -277,7 +221,7 @@ def read_facts(source: StudyRows) -> Facts:
         unmeasured=len(listed) - len(documents),
         listed=Counter((document["stratum"], document["split"]) for document in listed),
         actions=actions,
-        storage=_storage(judged),
+        storage=read_storage(judged),
         controls=_controls(source, actions),
         plan=_plan(source),
         devices=sorted({f"{unit['device']}, {unit['dtype']}" for unit in units if unit["device"]}),
@@ -287,63 +231,6 @@ def read_facts(source: StudyRows) -> Facts:
         settings=stored["settings"],
         engines=sorted({_engine(json.loads(text)) for text in {unit["engine"] for unit in units if unit["engine"]}}),
     )
-
-
-def _storage(units: list[ViewRow]) -> dict[str, Storage]:
-    by_action: dict[str, dict[str, list[ViewRow]]] = defaultdict(lambda: defaultdict(list))
-    for unit in units:
-        by_action[unit["action"]][unit["doc"]].append(unit)
-    stored = {}
-    for action, documents in by_action.items():
-        rows = [row for ranges in documents.values() for row in ranges]
-        stored[action] = Storage(
-            kept_entries=[ranges[0]["kept_entries"] for ranges in documents.values()],
-            replicates=_replicates(documents, PLAIN),
-            branchings=_replicates(documents, SWRB),
-            resident={doc: _resident(ranges[0]) for doc, ranges in documents.items()},
-            per_replicate={doc: _added_by_one(ranges[0]) for doc, ranges in documents.items()},
-            seconds=total(_sum(rows, name) for name in ("prefill_seconds", "decode_seconds")),
-            kernel_evaluations=_sum(rows, "kernel_evaluations"),
-            weight_bytes=max((row["weight_bytes"] for row in rows if row["weight_bytes"] is not None), default=None),
-            fixed_bytes=mean(ranges[0]["fixed_bytes"] for ranges in documents.values()),
-        )
-    return stored
-
-
-def _replicates(documents: dict[str, list[ViewRow]], estimator: str) -> list[int]:
-    """Return the number of an estimator's replicates, for each document that has any."""
-    counts = [sum(row["replicates"] for row in units if row["estimator"] == estimator) for units in documents.values()]
-    return [total for total in counts if total]
-
-
-def _added_by_one(unit: ViewRow) -> float | None:
-    """Return the bytes that each of a unit's replicates adds to the prompt's cache; None if unknown."""
-    payload, scales, index, metadata, resident = _resident(unit)
-    if resident is None or payload is None or not unit["replicates"]:
-        return None
-    return float((resident - total((payload, scales, index, metadata))) / unit["replicates"])
-
-
-def _resident(unit: ViewRow) -> tuple[int | None, ...]:
-    """Return a unit's bytes by part; the last part is the resident total, with its streams."""
-    scales = unit["scale_bytes"] or 0  # null in units from before scales were stored
-    return (unit["payload_bytes"], scales, *(unit[f"{part}_bytes"] for part in ("index", "metadata", "resident")))
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known values; None if no value is known."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def total(values: Iterable[Any]) -> Any:
-    """Return the sum of the known values; None if no value is known."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _sum(rows: list[ViewRow], column: str) -> Any:
-    return total(row[column] for row in rows)
 
 
 def _controls(source: StudyRows, actions: list[ViewRow]) -> list[Control]:

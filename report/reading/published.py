@@ -36,19 +36,14 @@ class PublishedVerdict:
 
 @dataclass(frozen=True)
 class PublishedStudy:
-    """The paper's results for this model's actions; empty if nothing matches.
+    """The paper's results for this model's actions; empty if nothing matches."""
 
-    Attributes:
-        numbers: by quantity, stratum, action, baseline and x.
-        verdicts: by action, baseline and observation.
-        support: documents and paths of a branch cohort, by stratum and action.
-        mismatch: a sentence for the page if the paper has this model and these actions, but other windows or another
-            law.
-    """
-
-    numbers: dict[Place, Published] = field(default_factory=dict)
+    numbers: dict[Place, Published] = field(default_factory=dict)  # by quantity, stratum, action, baseline and x
+    # by action, baseline and observation
     verdicts: dict[tuple[str, str, str], PublishedVerdict] = field(default_factory=dict)
+    # documents and paths of a branch cohort, by stratum and action
     support: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    # a sentence for the page if the paper has this model and these actions, but other windows or another law
     mismatch: str = ""
 
 

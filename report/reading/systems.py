@@ -18,23 +18,17 @@ _PAPERS_NAMES = {PLAIN: "naive_estimate", SWRB: "swrb_estimate"}
 
 @dataclass(frozen=True)
 class System:
-    """One system under one action, or one of the paper's systems: its exact R, and measurements by estimator.
-
-    Attributes:
-        variances: of one replicate.
-        errors: standard errors of the means of the replicates.
-        variance_ratio: the variance of a coupled pair over that of an SWRB replicate.
-        enumerated: other exact values by name, such as variances and evaluations of one replicate.
-    """
+    """One system under one action, or one of the paper's systems: its exact R, and measurements by estimator."""
 
     doc: str
     exact: float
     estimates: dict[str, float]
     action: str = ""
     stratum: str = ""
-    variances: dict[str, float] = field(default_factory=dict)
-    errors: dict[str, float] = field(default_factory=dict)
-    variance_ratio: float | None = None
+    variances: dict[str, float] = field(default_factory=dict)  # of one replicate
+    errors: dict[str, float] = field(default_factory=dict)  # standard errors of the means of the replicates
+    variance_ratio: float | None = None  # the variance of a coupled pair over that of an SWRB replicate
+    # other exact values by name, such as variances and evaluations of one replicate
     enumerated: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -18,23 +18,15 @@ Identity = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """One study and model of a store.
+    """One study and model of a store."""
 
-    Attributes:
-        name: its name on the page, which no other entry has.
-        location: the store's folder or URL.
-        content: the content of the study's own page.
-        documents: the documents of the page's split that have events, by name.
-        identities: the hashes of what made each action's units: weights, tokenizer, selector, numerics.
-        page: the study's own page; None if there is none.
-    """
-
-    name: str
-    location: str
-    content: PageContent
-    documents: Mapping[str, ViewRow]
+    name: str  # its name on the page, which no other entry has
+    location: str  # the store's folder or URL
+    content: PageContent  # the content of the study's own page
+    documents: Mapping[str, ViewRow]  # the documents of the page's split that have events, by name
+    # the hashes of what made each action's units: weights, tokenizer, selector, numerics
     identities: Mapping[str, Identity]
-    page: Path | None = None
+    page: Path | None = None  # the study's own page; None if there is none
 
     @property
     def study(self) -> str:
@@ -64,24 +56,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Two entries, and what they have in common.
+    """Two entries, and what they have in common."""
 
-    Attributes:
-        first: the earlier entry.
-        other: the later entry.
-        documents: how many documents both entries have.
-        by_name: whether documents are matched by name, stratum and cluster alone, since prompts have other tokens under
-            another model.
-        obstacle: why nothing is subtracted; None if actions are subtracted.
-        differences: one for each two actions of the same name or of the same budget.
-    """
-
-    first: Entry
-    other: Entry
-    documents: int
+    first: Entry  # the earlier entry
+    other: Entry  # the later entry
+    documents: int  # how many documents both entries have
+    # whether documents are matched by name, stratum and cluster alone, since prompts have other tokens under another
+    # model
     by_name: bool
-    obstacle: str | None
-    differences: tuple[Difference, ...] = ()
+    obstacle: str | None  # why nothing is subtracted; None if actions are subtracted
+    differences: tuple[Difference, ...] = ()  # one for each two actions of the same name or of the same budget
 
 
 @dataclass(frozen=True)

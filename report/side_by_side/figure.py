@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from report.printing.canvas import action_styles, legend_line, new_figure
+from report.printing.canvas import Figure, action_styles, legend_line, new_figure
 from report.printing.labels import Mark, name_marks
 from report.printing.strokes import WIDTH, errors, moved_aside, percent_axis, round_ticks
 from report.side_by_side.leaderboard import Place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _ASIDE = 8.0  # points between studies whose actions hold the same share
 _BETWEEN = 0.7  # fraction of that between two actions of the same share whose intervals overlap

@@ -17,19 +17,12 @@ _QUANTITIES = ("mismatch", "divergence_probability", "mean_entry", "exposure", "
 
 @dataclass(frozen=True)
 class Place:
-    """One action of one study on the leaderboard.
+    """One action of one study on the leaderboard."""
 
-    Attributes:
-        entry: the study.
-        action: the action.
-        share: its cache as a share of the full cache; None if unknown.
-        bytes: mean bytes of a document's kept prompt; None if unknown.
-    """
-
-    entry: Entry
-    action: str
-    share: float | None
-    bytes: float | None
+    entry: Entry  # the study
+    action: str  # the action
+    share: float | None  # its cache as a share of the full cache; None if unknown
+    bytes: float | None  # mean bytes of a document's kept prompt; None if unknown
 
     @property
     def label(self) -> str:

@@ -19,15 +19,7 @@ from report.side_by_side.temperatures import by_temperature, temperatures_figure
 
 
 def build_comparison(comparison: Comparison, folder: Path) -> Path:
-    """Write ``index.html``, ``figures/`` and ``tables/`` under ``folder``. The same input gives the same bytes.
-
-    Args:
-        comparison: what the page shows.
-        folder: created if it does not exist.
-
-    Returns:
-        The page's path.
-    """
+    """Write ``index.html``, ``figures/`` and ``tables/`` under ``folder``. The same input gives the same bytes."""
     places = leaderboard(comparison)
     tables = {"leaderboard": leaderboard_table(places), "entries": _entries_table(comparison)}
     if (differences := differences_table(comparison)) is not None:

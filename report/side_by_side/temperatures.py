@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from report.printing.canvas import action_styles, new_figure
+from report.printing.canvas import Axes, Figure, action_styles, new_figure
 from report.printing.estimate_tables import QuantityColumns
 from report.printing.strokes import WIDTH, action_legend, errors, round_ticks
 from report.printing.tables import PrintedTable, label_column, table_row
 from report.reading.estimates import ESTIMATE_COLUMNS, Estimate
 from report.side_by_side.content import Comparison, Entry
 from stats.quantities import ALL_QUANTITIES
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _ROOM = 0.05  # margin beyond the lowest and the highest temperature
 _BESIDE = 0.02  # distance between two actions, as a fraction of the range of temperatures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import ConfigDict, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -39,76 +39,62 @@ class ActionSection(Section):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Value]
 
-    name: Annotated[ActionName, meaning("The action's name in queries and on the page.", example="snapkv-half")]
-    selector: Annotated[
-        str,
-        meaning(
-            "The selector, which chooses the entries to keep: a name from `kvdrift list selectors`, or "
-            "`module:Class` of your own. It may be left out if there is a codec or a policy.",
-            example="snapkv",
-            needed=True,
-        ),
-    ] = FINITE_STATE
-    keep: Annotated[
-        int | str | SkipJsonSchema[float],  # a float is refused by Retention, which says what to write instead
-        meaning(
-            'How many of a prompt\'s n entries each head keeps: a number, an exact share such as "1/2" or "90%", '
-            'or "all". With a policy: the most entries that a step reads, prompt and generated entries '
-            'together. A list such as ["1/8", "1/4", "1/2"] makes one action for each value; the action\'s name '
-            "gets the value at its end: `snapkv@1/4`.",
-            "entries",
-            example="1/2",
-            needed=True,
-        ),
-    ] = "all"
+    name: ActionName = meaning("The action's name in queries and on the page.", example="snapkv-half")
+    selector: str = meaning(
+        "The selector, which chooses the entries to keep: a name from `kvdrift list selectors`, or "
+        "`module:Class` of your own. It may be left out if there is a codec or a policy.",
+        example="snapkv",
+        needed=True,
+        default=FINITE_STATE,
+    )
+    keep: int | str | SkipJsonSchema[float] = meaning(
+        'How many of a prompt\'s n entries each head keeps: a number, an exact share such as "1/2" or "90%", '
+        'or "all". With a policy: the most entries that a step reads, prompt and generated entries '
+        'together. A list such as ["1/8", "1/4", "1/2"] makes one action for each value; the action\'s name '
+        "gets the value at its end: `snapkv@1/4`.",
+        "entries",
+        example="1/2",
+        needed=True,
+        default="all",
+    )
 
-    codec: Annotated[
-        Named | None,
-        meaning(
-            "The codec, which stores the kept entries: a name from `kvdrift list codecs`, `module:Class` of "
-            'your own, or a table of a `name` and parameters, as in `{ name = "int4", group = 64 }`. A list '
-            "makes one action for each codec; the action's name gets the codec's name at its end: `half@int4`.",
-            example="int8",
-        ),
-    ] = None
+    codec: Named | None = meaning(
+        "The codec, which stores the kept entries: a name from `kvdrift list codecs`, `module:Class` of "
+        'your own, or a table of a `name` and parameters, as in `{ name = "int4", group = 64 }`. A list '
+        "makes one action for each codec; the action's name gets the codec's name at its end: `half@int4`.",
+        example="int8",
+        default=None,
+    )
 
-    policy: Annotated[
-        Named | None,
-        meaning(
-            "A policy, in place of a selector, which bounds the entries that every step reads: a name from "
-            "`kvdrift list policies`, `module:Class` of your own, or a table of a `name` and parameters, as in "
-            '`{ name = "sliding", sinks = 8 }`.',
-            example="sliding",
-        ),
-    ] = None
+    policy: Named | None = meaning(
+        "A policy, in place of a selector, which bounds the entries that every step reads: a name from "
+        "`kvdrift list policies`, `module:Class` of your own, or a table of a `name` and parameters, as in "
+        '`{ name = "sliding", sinks = 8 }`.',
+        example="sliding",
+        default=None,
+    )
 
-    settings: Annotated[
-        dict[str, Value] | None,
-        meaning(
-            "With an engine, the action's settings that differ from the reference's settings, such as `{ type_k "
-            '= "q8_0", type_v = "q4_0" }`.',
-            example={"type_k": "q8_0"},
-        ),
-    ] = None
+    settings: dict[str, Value] | None = meaning(
+        "With an engine, the action's settings that differ from the reference's settings, such as `{ type_k "
+        '= "q8_0", type_v = "q4_0" }`.',
+        example={"type_k": "q8_0"},
+        default=None,
+    )
 
-    weights: Annotated[
-        str | None,
-        meaning(
-            "Other weights with the reference's vocabulary and tokenizer, such as a quantized, pruned or "
-            "fine-tuned checkpoint: a folder, a Hugging Face id, or with an engine a file. The model with these "
-            "weights reads the prompt itself, and a selector, codec or policy applies to its own cache.",
-            example="model-4bit",
-        ),
-    ] = None
+    weights: str | None = meaning(
+        "Other weights with the reference's vocabulary and tokenizer, such as a quantized, pruned or "
+        "fine-tuned checkpoint: a folder, a Hugging Face id, or with an engine a file. The model with these "
+        "weights reads the prompt itself, and a selector, codec or policy applies to its own cache.",
+        example="model-4bit",
+        default=None,
+    )
 
-    url: Annotated[
-        str | None,
-        meaning(
-            'With `engine = "http"`, the address of the action\'s server. The server must have the same model '
-            "and tokenizer as the reference.",
-            example="http://127.0.0.1:8081",
-        ),
-    ] = None
+    url: str | None = meaning(
+        'With `engine = "http"`, the address of the action\'s server. The server must have the same model '
+        "and tokenizer as the reference.",
+        example="http://127.0.0.1:8081",
+        default=None,
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -21,11 +21,8 @@ _SHARES = {
 def described_action(row: Mapping[str, Any]) -> str:
     """Return an action in words, as in ``snapkv, half of the entries, then int8 (groups of 32, the last 128 exact)``.
 
-    Args:
-        row: The action's row of table ``actions``; columns of later schema versions may be missing.
-
-    Returns:
-        The words; empty for a law of a finite-state system, and for events of unknown origin.
+    ``row`` is the action's row of table ``actions``; columns of later schema versions may be missing. The words are
+    empty for a law of a finite-state system, and for events of unknown origin.
     """
     if row.get("settings") is not None:
         return _side(row)

@@ -16,68 +16,48 @@ class DocumentsSection(Section):
     from a file, ``path`` and ``exclude`` are absolute paths.
     """
 
-    source: Annotated[
-        str,
-        meaning(
-            'The source of the prompts: "embedded", "ruler", "helmet" or "jsonl"; "finite-state" for '
-            "finite-state systems.",
-            example="embedded",
-        ),
-    ]
-    tasks: Annotated[list[str], meaning("Tasks of the source; documents take them in turn.", example=["needle"])] = []  # noqa: RUF012 - pydantic copies it
-    length: Annotated[
-        int,
-        Field(ge=0, le=MOST_TOKENS),
-        meaning("The most tokens that a prompt has.", "tokens", example=768, needed=True),
-    ] = 0
-    development: Annotated[
-        Documents,
-        meaning(
-            "The number of development documents, from which the plan is made. They are not part of the evaluation.",
-            "documents",
-            example=3,
-        ),
-    ]
-    evaluation: Annotated[
-        Documents,
-        meaning(
-            "The number of evaluation documents; the plan may take fewer. All documents of a study are made "
-            "before the first is measured, so a study has at most 100,000.",
-            "documents",
-            example=10,
-        ),
-    ]
-    stratum: Annotated[
-        Name | None,
-        meaning(
-            "The stratum's name; by default source and length, as in `EMBEDDED-768`, or the source alone. Rows "
-            "of a JSON Lines file that name another stratum are left out; a run says how many rows no section "
-            "takes. A row without a stratum fits every section of its file. A study must not take a row twice; "
-            "`part` divides such rows among sections."
-        ),
-    ] = None
-    path: Annotated[str | None, meaning("The file or folder from which the source reads.")] = None
-    exclude: Annotated[
-        str | None,
-        meaning(
-            "A JSON file with a list `clusters`; documents of these clusters are left out. "
-            "`kvdrift confirm` writes such files."
-        ),
-    ] = None
-    part: Annotated[
-        str,
-        Field(pattern=PART),
-        meaning(
-            'The part of the source\'s clusters to take. Studies or strata of parts "1/2" and "2/2" share no document.'
-        ),
-    ] = "1/1"
-    shots: Annotated[
-        Annotated[int, Field(ge=0, le=1000)] | None,
-        meaning("The number of worked examples in front of a prompt; 2 by default.", "examples"),
-    ] = None
-    chat_template: Annotated[
-        bool | None, meaning("Whether a prompt is written as a chat with the template of the model's tokenizer.")
-    ] = None
+    source: str = meaning(
+        'The source of the prompts: "embedded", "ruler", "helmet" or "jsonl"; "finite-state" for finite-state systems.',
+        example="embedded",
+    )
+    tasks: list[str] = meaning("Tasks of the source; documents take them in turn.", example=["needle"], default=[])
+    length: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = meaning(
+        "The most tokens that a prompt has.", "tokens", example=768, needed=True, default=0
+    )
+    development: Documents = meaning(
+        "The number of development documents, from which the plan is made. They are not part of the evaluation.",
+        "documents",
+        example=3,
+    )
+    evaluation: Documents = meaning(
+        "The number of evaluation documents; the plan may take fewer. All documents of a study are made "
+        "before the first is measured, so a study has at most 100,000.",
+        "documents",
+        example=10,
+    )
+    stratum: Name | None = meaning(
+        "The stratum's name; by default source and length, as in `EMBEDDED-768`, or the source alone. Rows "
+        "of a JSON Lines file that name another stratum are left out; a run says how many rows no section "
+        "takes. A row without a stratum fits every section of its file. A study must not take a row twice; "
+        "`part` divides such rows among sections.",
+        default=None,
+    )
+    path: str | None = meaning("The file or folder from which the source reads.", default=None)
+    exclude: str | None = meaning(
+        "A JSON file with a list `clusters`; documents of these clusters are left out. "
+        "`kvdrift confirm` writes such files.",
+        default=None,
+    )
+    part: Annotated[str, Field(pattern=PART)] = meaning(
+        'The part of the source\'s clusters to take. Studies or strata of parts "1/2" and "2/2" share no document.',
+        default="1/1",
+    )
+    shots: Annotated[int, Field(ge=0, le=1000)] | None = meaning(
+        "The number of worked examples in front of a prompt; 2 by default.", "examples", default=None
+    )
+    chat_template: bool | None = meaning(
+        "Whether a prompt is written as a chat with the template of the model's tokenizer.", default=None
+    )
 
     @property
     def stratum_name(self) -> str:

@@ -17,43 +17,33 @@ LAW_KEYS: Final = ("temperature", "top_p", "top_k")
 class StudySection(Section):
     """``[study]``: name, horizon, seed, and the law of tokens."""
 
-    name: Annotated[Name, meaning("The study's name in `stores/NAME`, in queries and on the page.", example="my-study")]
-    horizon: Annotated[
-        Tokens,
-        meaning(
-            "The horizon H: how many tokens after the prompt are compared. It is 2 or more, except for "
-            "finite-state systems. The events of a document and action are in memory together, so H times the "
-            "pairs is at most 2^24.",
-            "tokens",
-            example=64,
-        ),
-    ]
-    seed: Annotated[
-        int, Field(ge=0, lt=2**63), meaning("The seed of every draw: of prompts, of tokens and of resampling.")
-    ] = 0
-    temperature: Annotated[
-        Temperature,
-        meaning(
-            "The divisor of the logits before tokens are drawn. At 0 decoding is greedy: the most probable "
-            "token is taken. A list of temperatures makes one study for each temperature."
-        ),
-    ] = 1.0
-    top_p: Annotated[
-        TopP | None,
-        meaning(
-            "Tokens are drawn from the smallest set of most probable tokens whose total probability reaches "
-            "this value.",
-            "probability",
-        ),
-    ] = None
-    top_k: Annotated[TopK | None, meaning("Tokens are drawn from this many most probable tokens.", "tokens")] = None
-    store_prompts: Annotated[
-        bool,
-        meaning(
-            "Whether the store records the tokens of prompts and the entries that each action keeps. The "
-            "explorer and the views of answers' records need both."
-        ),
-    ] = True
+    name: Name = meaning("The study's name in `stores/NAME`, in queries and on the page.", example="my-study")
+    horizon: Tokens = meaning(
+        "The horizon H: how many tokens after the prompt are compared. It is 2 or more, except for "
+        "finite-state systems. The events of a document and action are in memory together, so H times the "
+        "pairs is at most 2^24.",
+        "tokens",
+        example=64,
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = meaning(
+        "The seed of every draw: of prompts, of tokens and of resampling.", default=0
+    )
+    temperature: Temperature = meaning(
+        "The divisor of the logits before tokens are drawn. At 0 decoding is greedy: the most probable "
+        "token is taken. A list of temperatures makes one study for each temperature.",
+        default=1.0,
+    )
+    top_p: TopP | None = meaning(
+        "Tokens are drawn from the smallest set of most probable tokens whose total probability reaches this value.",
+        "probability",
+        default=None,
+    )
+    top_k: TopK | None = meaning("Tokens are drawn from this many most probable tokens.", "tokens", default=None)
+    store_prompts: bool = meaning(
+        "Whether the store records the tokens of prompts and the entries that each action keeps. The "
+        "explorer and the views of answers' records need both.",
+        default=True,
+    )
 
     @property
     def law(self) -> SamplingLaw:
@@ -70,21 +60,18 @@ class StudySection(Section):
 class WindowsSection(Section):
     """``[windows]``: windows of quantities that should not follow from the horizon."""
 
-    cohort_bound: Annotated[
-        Tokens | None,
-        meaning("T: the branch cohort has the pairs that part at position T or before; H/2 by default.", "tokens"),
-    ] = None
-    early_last: Annotated[Tokens | None, meaning("The last early lag after τ; H/8 by default.", "tokens")] = None
-    late_first: Annotated[Tokens | None, meaning("The first late lag after τ; T − H/8 + 1 by default.", "tokens")] = (
-        None
+    cohort_bound: Tokens | None = meaning(
+        "T: the branch cohort has the pairs that part at position T or before; H/2 by default.", "tokens", default=None
     )
-    first_block_last: Annotated[
-        Tokens | None, meaning("The last position of the first block; H/4 by default.", "tokens")
-    ] = None
-    second_block_last: Annotated[
-        Tokens | None, meaning("The last position of the second block; H/2 by default.", "tokens")
-    ] = None
-    agreement_run: Annotated[Tokens, meaning("A run of agreements is long from this length on.", "tokens")] = 16
-    saturation_threshold: Annotated[
-        float, Field(gt=0, lt=1), meaning("A δ above this value is saturated.", "total variation")
-    ] = 0.99
+    early_last: Tokens | None = meaning("The last early lag after τ; H/8 by default.", "tokens", default=None)
+    late_first: Tokens | None = meaning("The first late lag after τ; T − H/8 + 1 by default.", "tokens", default=None)
+    first_block_last: Tokens | None = meaning(
+        "The last position of the first block; H/4 by default.", "tokens", default=None
+    )
+    second_block_last: Tokens | None = meaning(
+        "The last position of the second block; H/2 by default.", "tokens", default=None
+    )
+    agreement_run: Tokens = meaning("A run of agreements is long from this length on.", "tokens", default=16)
+    saturation_threshold: Annotated[float, Field(gt=0, lt=1)] = meaning(
+        "A δ above this value is saturated.", "total variation", default=0.99
+    )

@@ -14,12 +14,7 @@ from schema.study.section import PATTERNS
 
 
 def explained(problems: list[Any], whole: type[BaseModel]) -> str:
-    """Return one line about pydantic's problems with a study file.
-
-    Args:
-        problems: The problems, as pydantic lists them.
-        whole: The model of the whole file.
-    """
+    """Return one line about pydantic's problems with a study file, whose model is ``whole``."""
     # pydantic reports a misspelled key as missing, too; the user must correct the unknown key.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     location = problem["loc"]
@@ -44,13 +39,9 @@ def _wanted(problem: Any) -> str:
 
 
 def missing(section: type[BaseModel], where: str, name: str, unknown: Iterable[str] = ()) -> str:
-    """Return the line about a missing key; if a key in ``unknown`` is similar, the line says that it is misspelled.
+    """Return the line about a missing key of a section at ``where``, which is empty for the whole file.
 
-    Args:
-        section: The section that the key belongs to.
-        where: The section's place in the file; empty for the whole file.
-        name: The key.
-        unknown: Given keys that the section does not know.
+    If a given key in ``unknown`` is similar, the line says that it is misspelled.
     """
     place = f"{where}." if where else ""
     for key in unknown:

@@ -23,76 +23,61 @@ class ModelSection(Section):
     ``generator.transformer.files.local_folders`` finds it.
     """
 
-    id: Annotated[
-        str,
-        meaning(
-            'A local folder, a Hugging Face id, or "kvdrift/tiny", the embedded model, which needs no download. '
-            "For finite-state systems, a name of your choice.",
-            example="kvdrift/tiny",
-        ),
-    ]
-    kind: Annotated[
-        Literal["transformer", "finite-state"],
-        meaning(
-            '"transformer" for a language model; "finite-state" for systems whose laws are known for every history.'
-        ),
-    ] = TRANSFORMER
-    family: Annotated[
-        Literal["mixture"] | None, meaning("The published family that finite-state systems are drawn from.")
-    ] = None
-    alphabet: Annotated[
-        Annotated[int, Field(ge=2, le=64)] | None, meaning("The number of tokens of the systems of a family.", "tokens")
-    ] = None
-    tables: Annotated[
-        str | None, meaning("A JSON file of finite-state systems, in place of `family` and `alphabet`.")
-    ] = None
-    engine: Annotated[
-        str | None,
-        meaning(
-            'The engine that decodes in place of kvdrift\'s own forward pass. With "llama.cpp", `id` is a GGUF '
-            'file. With "http", the reference and each action are a server, and `id` is a name of your choice. '
-            "Actions are then other settings of the engine, other weights or other servers."
-        ),
-    ] = None
-    settings: Annotated[
-        dict[str, Value] | None,
-        meaning('The engine\'s settings for the reference, such as `{ type_k = "f16", threads = 2 }`.'),
-    ] = None
-    url: Annotated[
-        str | None,
-        meaning('With `engine = "http"`, the address of the reference\'s server.', example="http://127.0.0.1:8080"),
-    ] = None
-    requests: Annotated[
-        dict[str, Value] | None,
-        meaning(
-            'With `engine = "http"`, limits for requests to servers: `at_once`, the requests at a time; '
-            "`timeout`, the seconds of a request; `patience`, the seconds to wait for a lost server."
-        ),
-    ] = None
-    tokenizer: Annotated[
-        str | None,
-        meaning(
-            "With an engine, a folder or Hugging Face id of the tokenizer for prompts, in place of the "
-            "tokenizer of the weights."
-        ),
-    ] = None
-    device: Annotated[str, meaning('The device of the model: "cpu", "cuda", "cuda:1" and so on.')] = "cpu"
-    device_map: Annotated[
-        Literal["auto"] | None, meaning('"auto" spreads the layers over all GPUs; `device` is then not used.')
-    ] = None
-    mixed_gpus: Annotated[
-        bool,
-        meaning(
-            "Whether GPUs of different models may generate for one store. Their arithmetic can differ in the last bits."
-        ),
-    ] = False
-    dtype: Annotated[str, meaning('The model\'s floating-point type: "float32", "bfloat16" or "float16".')] = "float32"
-    logits_dtype: Annotated[
-        Literal["float32"] | None, meaning('"float32" computes logits without rounding them to a `dtype` of 16 bits.')
-    ] = None
-    revision: Annotated[
-        str | None, meaning("The branch, tag or commit of a Hugging Face id; by default the main branch.")
-    ] = None
+    id: str = meaning(
+        'A local folder, a Hugging Face id, or "kvdrift/tiny", the embedded model, which needs no download. '
+        "For finite-state systems, a name of your choice.",
+        example="kvdrift/tiny",
+    )
+    kind: Literal["transformer", "finite-state"] = meaning(
+        '"transformer" for a language model; "finite-state" for systems whose laws are known for every history.',
+        default=TRANSFORMER,
+    )
+    family: Literal["mixture"] | None = meaning(
+        "The published family that finite-state systems are drawn from.", default=None
+    )
+    alphabet: Annotated[int, Field(ge=2, le=64)] | None = meaning(
+        "The number of tokens of the systems of a family.", "tokens", default=None
+    )
+    tables: str | None = meaning(
+        "A JSON file of finite-state systems, in place of `family` and `alphabet`.", default=None
+    )
+    engine: str | None = meaning(
+        'The engine that decodes in place of kvdrift\'s own forward pass. With "llama.cpp", `id` is a GGUF '
+        'file. With "http", the reference and each action are a server, and `id` is a name of your choice. '
+        "Actions are then other settings of the engine, other weights or other servers.",
+        default=None,
+    )
+    settings: dict[str, Value] | None = meaning(
+        'The engine\'s settings for the reference, such as `{ type_k = "f16", threads = 2 }`.', default=None
+    )
+    url: str | None = meaning(
+        'With `engine = "http"`, the address of the reference\'s server.', example="http://127.0.0.1:8080", default=None
+    )
+    requests: dict[str, Value] | None = meaning(
+        'With `engine = "http"`, limits for requests to servers: `at_once`, the requests at a time; '
+        "`timeout`, the seconds of a request; `patience`, the seconds to wait for a lost server.",
+        default=None,
+    )
+    tokenizer: str | None = meaning(
+        "With an engine, a folder or Hugging Face id of the tokenizer for prompts, in place of the "
+        "tokenizer of the weights.",
+        default=None,
+    )
+    device: str = meaning('The device of the model: "cpu", "cuda", "cuda:1" and so on.', default="cpu")
+    device_map: Literal["auto"] | None = meaning(
+        '"auto" spreads the layers over all GPUs; `device` is then not used.', default=None
+    )
+    mixed_gpus: bool = meaning(
+        "Whether GPUs of different models may generate for one store. Their arithmetic can differ in the last bits.",
+        default=False,
+    )
+    dtype: str = meaning('The model\'s floating-point type: "float32", "bfloat16" or "float16".', default="float32")
+    logits_dtype: Literal["float32"] | None = meaning(
+        '"float32" computes logits without rounding them to a `dtype` of 16 bits.', default=None
+    )
+    revision: str | None = meaning(
+        "The branch, tag or commit of a Hugging Face id; by default the main branch.", default=None
+    )
     _folder: Path | None = PrivateAttr(default=None)
 
     @property
@@ -122,11 +107,7 @@ class ModelSection(Section):
         return self.engine is not None
 
     def check(self) -> None:
-        """Check that the keys agree with each other.
-
-        Raises:
-            InputError: A key belongs to another kind of model, or excludes another key.
-        """
+        """Check that the keys agree with each other."""
         given = [name for name in ("family", "alphabet", "tables") if getattr(self, name) is not None]
         if not self.finite and given:
             raise InputError(f'model.{given[0]}: belongs to finite-state systems; write kind = "finite-state" with it')

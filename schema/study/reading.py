@@ -11,26 +11,18 @@ from pydantic import ValidationError
 
 from schema.errors import InputError, reading
 from schema.location import check_regular, straight
-from schema.study.laws import of_each_law
 from schema.study.mistakes import explained
 from schema.study.section import MOST_LISTED
-from schema.study.sweeps import of_each_member
+from schema.study.sweeps import of_each_law, of_each_member
 from schema.study.whole import Study, check_distinct
 
 _READ_PATHS = ("path", "exclude")  # of [[documents]]
 
 
 def load_studies(path: Path, folder: Path | None = None) -> list[Study]:
-    """Read and validate a study file.
+    """Read and validate a study file; return one study for each model and temperature, model by model.
 
-    Args:
-        path: The file.
-        folder: The folder to which paths in the file are relative and in which its modules are found; by default the
-            file's own folder.
-
-    Returns:
-        One study for each model, ``[model]`` or ``[[model]]``. If ``[study]`` lists temperatures, one study for each
-        model and temperature, model by model.
+    Paths in the file are relative to ``folder``, in which its modules are found too; by default the file's own folder.
 
     Raises:
         InputError: The file cannot be read or is not valid; the line names the file, the field and, for an unknown

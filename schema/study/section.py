@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _MEMBER: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._/%:+-]*)*$"
@@ -46,19 +47,22 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-def meaning(text: str, unit: str | None = None, example: Any = None, *, needed: bool = False) -> Any:
-    """Return the description of a key, for the reference, the comments of new files, and errors about a missing key.
+def meaning(
+    text: str, unit: str | None = None, example: Any = None, *, needed: bool = False, default: Any = ...
+) -> Any:
+    """Return the field of a key, for the reference, the comments of new files, and errors about a missing key.
 
-    Args:
-        text: The meaning of the key.
-        unit: The unit of the value, if it has a unit.
-        example: A value, for a key without a default.
-        needed: Whether transformers need the key, although it has a default for other models.
+    A key without a default has an ``example``. ``needed`` says that transformers need the key, although it has a
+    default for other models.
     """
+    extra: JsonDict = {"unit": unit} if unit else {}
+    if needed:
+        extra["needed"] = True
     return Field(
+        default,
         description=text,
         examples=None if example is None else [example],
-        json_schema_extra={**({"unit": unit} if unit else {}), **({"needed": True} if needed else {})} or None,
+        json_schema_extra=extra or None,
     )
 
 

@@ -1,8 +1,12 @@
-"""Expand lists in a study file's actions (sweeps) into one action for each member."""
+"""Expand lists in a study file: sweeps into one action for each member, temperatures into one study for each.
+
+Studies of several temperatures differ only in name and law.
+"""
 
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any, Final
 
 from schema.errors import InputError
@@ -15,18 +19,15 @@ SWEPT: Final = ("keep", "codec")
 SIGN: Final = "@"
 """The sign before each value in a member's name."""
 
+_TRUNCATING: Final = ("top_p", "top_k")
+_ONE_OF_SEVERAL: Final = re.compile(r"(.+)-t\d[\d.e-]*")
+
 
 def of_each_member(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a study file's content with each sweep replaced by one action for each member.
+    """Return a study file's content, which need not be valid, with one action for each member of a sweep in its place.
 
     The action NAME with ``keep = ["1/8", "1/4"]`` becomes ``NAME@1/8`` and ``NAME@1/4``; with a list of codecs too, an
     action for each combination, as in ``NAME@1/8@int4``.
-
-    Args:
-        content: The file's content, which need not be valid.
-
-    Raises:
-        InputError: A list is empty or too long, or has a value twice or an impossible value.
     """
     actions = content.get("actions")
     if not isinstance(actions, list):
@@ -35,12 +36,6 @@ def of_each_member(content: dict[str, Any]) -> dict[str, Any]:
     if len(made) > max(MOST_LISTED, len(actions)):
         raise InputError(f"actions: their lists make {len(made):,} actions; write at most {MOST_LISTED}")
     return content | {"actions": made}
-
-
-def family_of(action: str) -> str | None:
-    """Return the sweep that an action belongs to by its name; None if the action belongs to no sweep."""
-    name, sign, _ = action.partition(SIGN)
-    return name if sign else None
 
 
 def families(actions: list[str]) -> dict[str, list[str]]:
@@ -99,3 +94,48 @@ def _label(value: Any, key: str, where: str) -> str:
 
 
 _EXAMPLES: Final = {"keep": '["1/8", "1/4", "1/2"]', "codec": '["int8", "int4"]'}
+
+
+def of_each_law(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a study file's content, which need not be valid, once for each of its temperatures.
+
+    The study NAME at temperature 0.7 is called ``NAME-t0.7``. Temperature 0 takes the most probable token, so its study
+    gets no keys that truncate a law.
+    """
+    section = content.get("study")
+    listed = section.get("temperature") if isinstance(section, dict) else None
+    if not isinstance(section, dict) or not isinstance(listed, list):
+        return [content]
+    if not listed:
+        raise InputError("study.temperature = []: has no temperature; write one, or several as in [0.0, 0.7, 1.0]")
+    if len(listed) > MOST_LISTED:
+        raise InputError(
+            f"study.temperature: {len(listed):,} temperatures, each of which is a study; write at most {MOST_LISTED}"
+        )
+    for one in listed:
+        if listed.count(one) > 1:
+            raise InputError(f"study.temperature: {one} is given {listed.count(one)} times; give each temperature once")
+    return [content | {"study": _section_of(section, temperature)} for temperature in listed]
+
+
+def _section_of(section: dict[str, Any], temperature: Any) -> dict[str, Any]:
+    """Return section ``[study]`` for one temperature; the schema refuses a temperature that is no number."""
+    own = section | {"temperature": temperature}
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        return own
+    if not temperature:
+        own = {key: value for key, value in own.items() if key not in _TRUNCATING}
+    name = section.get("name")
+    return own | {"name": law_name(name, temperature)} if isinstance(name, str) else own
+
+
+def law_name(study: str, temperature: float) -> str:
+    """Return the name of the study at one of several temperatures, written as the shortest decimal number."""
+    number = repr(float(temperature)).removesuffix(".0").replace("+", "")
+    return f"{study}-t{number}"
+
+
+def name_of_all(study: str) -> str | None:
+    """Return the name in the file for a study named after one of several temperatures; None for other names."""
+    found = _ONE_OF_SEVERAL.fullmatch(study)
+    return found and found[1]

@@ -34,26 +34,19 @@ _PLACES = (
 class Study(Section):
     """A whole study file."""
 
-    study: Annotated[
-        StudySection,
-        meaning("The study's name, the number of positions to compare, and the law by which tokens are drawn."),
-    ]
-    model: Annotated[ModelSection, meaning("The model to measure, and how to run it.")]
-    documents: Annotated[
-        list[DocumentsSection],
-        Field(min_length=1, max_length=MOST_LISTED),
-        meaning("The prompts of one stratum and their number; one such section for each stratum."),
-    ]
-    actions: Annotated[
-        list[ActionSection],
-        Field(min_length=1, max_length=MOST_LISTED),
-        meaning(
-            "A way to make the cache smaller: a selector, a codec, both, or a policy; one such section for each action."
-        ),
-    ]
-    plan: Annotated[PlanSection, meaning("The questions of the study, and the settings that fix its size.")]
-    windows: Annotated[WindowsSection, meaning("The windows of quantities, if they should not follow from H.")] = (
-        WindowsSection()
+    study: StudySection = meaning(
+        "The study's name, the number of positions to compare, and the law by which tokens are drawn."
+    )
+    model: ModelSection = meaning("The model to measure, and how to run it.")
+    documents: Annotated[list[DocumentsSection], Field(min_length=1, max_length=MOST_LISTED)] = meaning(
+        "The prompts of one stratum and their number; one such section for each stratum."
+    )
+    actions: Annotated[list[ActionSection], Field(min_length=1, max_length=MOST_LISTED)] = meaning(
+        "A way to make the cache smaller: a selector, a codec, both, or a policy; one such section for each action."
+    )
+    plan: PlanSection = meaning("The questions of the study, and the settings that fix its size.")
+    windows: WindowsSection = meaning(
+        "The windows of quantities, if they should not follow from H.", default=WindowsSection()
     )
     _several_models: bool = PrivateAttr(default=False)
     _file_name: str | None = PrivateAttr(default=None)
@@ -187,13 +180,7 @@ class Study(Section):
         return self._file_name or self.name
 
     def of_file(self, folder: Path, name: str, *, several_models: bool) -> None:
-        """Set the study file's folder, name and number of models.
-
-        Args:
-            folder: The absolute path of the file's folder.
-            name: The study's name as written in the file.
-            several_models: Whether the file names several models.
-        """
+        """Set the study file's folder, its name for the study, and whether it names several models."""
         self._folder, self._file_name, self._several_models = folder, name, several_models
         self.model.of_folder(folder)
 
@@ -245,11 +232,7 @@ def _deciding(settings: str) -> dict[str, Any]:
 
 
 def check_distinct(what: str, names: list[str]) -> None:
-    """Check that each name is given once.
-
-    Raises:
-        InputError: A name is given several times.
-    """
+    """Check that each name is given once."""
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"{what}: '{name}' is given {names.count(name)} times; give each a name of its own")

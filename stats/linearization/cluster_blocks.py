@@ -6,38 +6,29 @@ weight. A stratum's own row takes the clusters that have documents in it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stats.clusters import linked_strata
 from stats.linearization.ordered_sums import ordered_sum
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stats.moments import Float
-    from stats.pooling import Pooling
-    from stats.registry import Quantity
+from stats.moments import Float
+from stats.pooling import Pooling
+from stats.registry import Quantity
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Clusters that are drawn together, and the rows whose variance they enter.
+    """Clusters that are drawn together, and the rows whose variance they enter."""
 
-    Attributes:
-        rows: the numbers of the rows: 0 is ``pooled``, and a stratum's row is one more than the stratum's number.
-        strata: the numbers of the strata in which the clusters have documents, or of the rows' strata.
-        representatives: one document of each cluster, int [C]; all documents of a cluster have its count.
-        cluster_of: for each of the strata, the cluster of each of its documents.
-    """
-
+    # the numbers of the rows: 0 is ``pooled``, and a stratum's row is one more than the stratum's number
     rows: tuple[int, ...]
-    strata: tuple[int, ...]
+    strata: tuple[int, ...]  # the numbers of the strata in which the clusters have documents, or of the rows' strata
+    # one document of each cluster, int [C]; all documents of a cluster have its count
     representatives: NDArray[np.intp]
-    cluster_of: tuple[NDArray[np.intp], ...]
+    cluster_of: tuple[NDArray[np.intp], ...]  # for each of the strata, the cluster of each of its documents
 
     @property
     def clusters(self) -> int:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stats.moments import DocumentMoments, Float
 from stats.pooling import evaluate
-from stats.registry import Feature, Pooled
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from stats.moments import DocumentMoments, Float
-    from stats.registry import Array, Quantity
+from stats.registry import Array, Feature, Pooled, Quantity
 
 # Complex-step differentiation: f(m + ih) has imaginary part h f'(m) + O(h^3), without cancellation. Quantities are
 # rational functions of their moments, so any h whose cube underflows against h gives the derivative to rounding.

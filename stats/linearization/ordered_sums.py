@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from stats.moments import Float
+from stats.moments import Float
 
 
 def ordered_sum(values: Float) -> Float:

@@ -9,22 +9,17 @@ the moments: nothing here loops over draws or clusters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations_with_replacement, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stats.linearization.cluster_blocks import Block, ClusterBlocks
 from stats.linearization.gradients import constant_gradient, derivative, features_read
+from stats.moments import DocumentMoments, Float
 from stats.pooling import TILE_COLUMNS, TILE_WORK, Pooling
-from stats.registry import Feature, Pooled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stats.moments import DocumentMoments, Float
-    from stats.registry import Quantity
+from stats.registry import Feature, Pooled, Quantity
 
 _ROUNDING = 1e-13  # a variance below this fraction of the terms that it is the difference of is 0
 

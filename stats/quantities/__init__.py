@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from schema.errors import InputError, nearest
-from stats.quantities import actions, contrasts  # noqa: F401 - which register theirs, in this order
+from stats.quantities.actions import ACTION_QUANTITIES
 from stats.quantities.answers import ANSWER_QUANTITIES
+from stats.quantities.contrasts import CONTRAST_QUANTITIES
 from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
-from stats.registry import Quantity, difference_of, registered
+from stats.registry import Quantity, difference_of
 
-QUANTITIES: Mapping[str, Quantity] = registered()
+QUANTITIES: Mapping[str, Quantity] = {**ACTION_QUANTITIES, **CONTRAST_QUANTITIES}
 
 PAIR_QUANTITIES: Mapping[str, Quantity] = {**QUANTITIES, **ANSWER_QUANTITIES}  # of coupled pairs
 

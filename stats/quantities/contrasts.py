@@ -2,139 +2,108 @@
 
 from __future__ import annotations
 
-from stats.quantities.actions import (
-    eos_gap,
-    exposure,
-    fixed_history_tv,
-    generation_block_delta,
-    mismatch,
-    mismatch_rate,
-    occurrence,
-    rollout_tv,
-)
-from stats.registry import Array, Higher, Pooled, Range, Scale, contrast_quantity, ratio, register_difference
+from collections.abc import Mapping
+from dataclasses import replace
 
-PERCENT, POINTS = Scale.PERCENT, Scale.POINTS
-WORSE = Higher.WORSE
+from stats.quantities.actions import ACTION_QUANTITIES, WORSE
+from stats.registry import Array, Pooled, Quantity, Range, Scale, contrast_quantity, difference_of, ratio
+
+_TERMS, _EOS = "contrasts", "eos_contrasts"  # views
+_SECOND = Range.SECOND_DIFFERENCE
+_exposure, _rate = (ACTION_QUANTITIES[name].function for name in ("exposure", "mismatch_rate"))
 
 
-@contrast_quantity("ΔR", "gap in R (token)", POINTS, "contrasts", of="mismatch")
-def gap(a: Pooled, b: Pooled) -> Array:
-    """Delta R = R(b) - R(a), token estimator."""
-    return mismatch(b) - mismatch(a)
-
-
-@contrast_quantity("ΔO", "occurrence term", POINTS, "contrasts", of="occurrence")
-def occurrence_term(a: Pooled, b: Pooled) -> Array:
-    """Delta O; the three terms sum to the gap."""
-    return occurrence(b) - occurrence(a)
-
-
-@contrast_quantity("ΔE · C̄", "exposure term", POINTS, "contrasts", higher=WORSE)
-def exposure_term(a: Pooled, b: Pooled) -> Array:
-    """Delta E times the mean C of the two."""
-    term: Array = (exposure(b) - exposure(a)) * (mismatch_rate(a) + mismatch_rate(b)) / 2
+def _exposure_term(a: Pooled, b: Pooled) -> Array:
+    term: Array = (_exposure(b) - _exposure(a)) * (_rate(a) + _rate(b)) / 2
     return term
 
 
-@contrast_quantity("ΔC · Ē", "rate term", POINTS, "contrasts", higher=WORSE)
-def rate_term(a: Pooled, b: Pooled) -> Array:
-    """Delta C times the mean E of the two."""
-    term: Array = (mismatch_rate(b) - mismatch_rate(a)) * (exposure(a) + exposure(b)) / 2
+def _rate_term(a: Pooled, b: Pooled) -> Array:
+    term: Array = (_rate(b) - _rate(a)) * (_exposure(a) + _exposure(b)) / 2
     return term
 
 
-@contrast_quantity("occurrence share", "of the gap", PERCENT, "contrasts", values=Range.UNBOUNDED)
-def occurrence_share(a: Pooled, b: Pooled) -> Array:
-    """occurrence_term / gap."""
-    return ratio(occurrence_term(a, b), gap(a, b))
-
-
-@contrast_quantity("exposure share", "of the gap", PERCENT, "contrasts", values=Range.UNBOUNDED)
-def exposure_share(a: Pooled, b: Pooled) -> Array:
-    """exposure_term / gap."""
-    return ratio(exposure_term(a, b), gap(a, b))
-
-
-@contrast_quantity("rate share", "of the gap", PERCENT, "contrasts", values=Range.UNBOUNDED)
-def rate_share(a: Pooled, b: Pooled) -> Array:
-    """rate_term / gap."""
-    return ratio(rate_term(a, b), gap(a, b))
-
-
-@contrast_quantity("ΔR (TV)", "gap in R (TV)", POINTS, of="rollout_tv")
-def rollout_tv_gap(a: Pooled, b: Pooled) -> Array:
-    """Delta R, TV estimator."""
-    return rollout_tv(b) - rollout_tv(a)
-
-
-@contrast_quantity("ΔF", "gap in F", POINTS, of="fixed_history_tv")
-def fixed_history_gap(a: Pooled, b: Pooled) -> Array:
-    """Delta F."""
-    return fixed_history_tv(b) - fixed_history_tv(a)
-
-
-@contrast_quantity("flat gap", "gap in R (token) of block 1, extrapolated flat", POINTS, higher=WORSE)
-def flat_extrapolation_gap(a: Pooled, b: Pooled) -> Array:
-    """Delta of (H/W) M(sum_{t <= W} I_t / H): token mismatch of positions 1..W extrapolated flat."""
-    # (H/W) prefix_mismatch is the mean of I_t over block 1, which is null where the window is empty.
-    return b["block_1_mismatch"] - a["block_1_mismatch"]
-
-
-@contrast_quantity("ΔR (TV) − ΔF", "what fixed history misses", POINTS, values=Range.SECOND_DIFFERENCE)
-def full_minus_fixed_history(a: Pooled, b: Pooled) -> Array:
-    """rollout_tv_gap - fixed_history_gap (paper, table trajectory-uncalibrated)."""
-    return rollout_tv_gap(a, b) - fixed_history_gap(a, b)
-
-
-@contrast_quantity("ΔR (TV) − flat gap", "what flat extrapolation misses", POINTS, values=Range.SECOND_DIFFERENCE)
-def full_minus_flat_extrapolation(a: Pooled, b: Pooled) -> Array:
-    """rollout_tv_gap - flat_extrapolation_gap (paper, table trajectory-uncalibrated)."""
-    return rollout_tv_gap(a, b) - flat_extrapolation_gap(a, b)
-
-
-@contrast_quantity("Δ(R − F)", "gap due to histories", POINTS, "eos_contrasts", values=Range.SECOND_DIFFERENCE)
-def history_gap(a: Pooled, b: Pooled) -> Array:
-    """Delta (R - F), TV estimators."""
-    return rollout_tv_gap(a, b) - fixed_history_gap(a, b)
-
-
-@contrast_quantity("ΔG₀", "of it before either EOS", POINTS, "eos_contrasts", values=Range.SECOND_DIFFERENCE)
-def pre_eos(a: Pooled, b: Pooled) -> Array:
-    """Delta G_0."""
-    return b["eos_gap_0"] - a["eos_gap_0"]
-
-
-@contrast_quantity("Δ(G₁+G₂+G₃)", "of it at or after an EOS", POINTS, "eos_contrasts", values=Range.SECOND_DIFFERENCE)
-def eos_related(a: Pooled, b: Pooled) -> Array:
-    """Sum of Delta G_r over r >= 1."""
-    total: Array = (eos_gap(b) - eos_gap(a))[..., 1:].sum(axis=-1)
+def _eos_related(a: Pooled, b: Pooled) -> Array:
+    gaps = ACTION_QUANTITIES["eos_gap"].function
+    total: Array = (gaps(b) - gaps(a))[..., 1:].sum(axis=-1)
     return total
 
 
-@contrast_quantity("EOS share", "of Δ(R − F)", PERCENT, "eos_contrasts", values=Range.UNBOUNDED)
-def eos_share(a: Pooled, b: Pooled) -> Array:
-    """EOS share of Delta (R - F); may be negative."""
-    return ratio(eos_related(a, b), history_gap(a, b))
+def _difference(name: str, of: str, label: str, meaning: str, view: str | None = None) -> Quantity:
+    """The difference of a quantity of actions, under a name of its own."""
+    return replace(
+        difference_of(ACTION_QUANTITIES[of]), name=name, label=label, meaning=meaning, view=view, column=name
+    )
 
 
-@contrast_quantity("g", "gap in δ in a block", POINTS, "generation_gaps", "gap", "block")
-def generation_gap(a: Pooled, b: Pooled) -> Array:
-    """g_J: difference of the block means of E[delta_t], J = 1, 2, 3."""
-    return generation_block_delta(b) - generation_block_delta(a)
+def _less(name: str, one: Quantity, other: Quantity, label: str, meaning: str, view: str | None = None) -> Quantity:
+    """A contrast less another."""
+    return contrast_quantity(name, lambda a, b: one.function(a, b) - other.function(a, b), label, meaning, view,
+                             values=_SECOND)  # fmt: skip
 
 
-@contrast_quantity("Δg", "last block − first block", POINTS, "generation_gap_change", values=Range.SECOND_DIFFERENCE)
-def generation_gap_change(a: Pooled, b: Pooled) -> Array:
-    """Delta g = g_3 - g_1."""
-    blocks = generation_gap(a, b)
-    return blocks[..., 2] - blocks[..., 0]
+def _share(part: Quantity, whole: Quantity, name: str, label: str, meaning: str, view: str) -> Quantity:
+    """A contrast divided by another."""
+    return contrast_quantity(name, lambda a, b: ratio(part.function(a, b), whole.function(a, b)), label, meaning, view,
+                             scale=Scale.PERCENT, values=Range.UNBOUNDED)  # fmt: skip
 
 
-# Differences not covered by the terms above: which action diverges more often or later, and is worse on a branch.
-for _name in (
-    "divergence_probability", "mean_entry", "mismatch_rate", "saturation", "cohort_fraction", "early", "late",
-    "late_minus_early", "late_minus_early_pre_eos", "long_agreement", "mismatch_after_agreement", "written",
-    "mismatch_written", "exposure_written",
-):  # fmt: skip
-    register_difference(_name)
+# The three terms add up to the gap in R, token estimator.
+_gap = _difference("gap", "mismatch", "ΔR", "gap in R (token)", _TERMS)
+_terms = (
+    _difference("occurrence_term", "occurrence", "ΔO", "occurrence term", _TERMS),
+    # Delta E times the mean C of the two, and Delta C times the mean E
+    contrast_quantity("exposure_term", _exposure_term, "ΔE · C̄", "exposure term", _TERMS, WORSE),
+    contrast_quantity("rate_term", _rate_term, "ΔC · Ē", "rate term", _TERMS, WORSE),
+)
+_shares = [
+    _share(term, _gap, f"{name}_share", f"{name} share", "of the gap", _TERMS)
+    for name, term in zip(("occurrence", "exposure", "rate"), _terms, strict=True)
+]
+_tv = _difference("rollout_tv_gap", "rollout_tv", "ΔR (TV)", "gap in R (TV)")
+_fixed = _difference("fixed_history_gap", "fixed_history_tv", "ΔF", "gap in F")
+# Token mismatch of positions 1..W extrapolated flat, (H/W) M(sum_{t <= W} I_t / H), is the mean of I_t over block 1,
+# which is null if the window is empty.
+_flat = contrast_quantity(
+    "flat_extrapolation_gap", lambda a, b: b["block_1_mismatch"] - a["block_1_mismatch"], "flat gap",
+    "gap in R (token) of block 1, extrapolated flat", None, WORSE,
+)  # fmt: skip
+_history = _less("history_gap", _tv, _fixed, "Δ(R − F)", "gap due to histories", _EOS)
+_related = contrast_quantity(
+    "eos_related", _eos_related, "Δ(G₁+G₂+G₃)", "of it at or after an EOS", _EOS, values=_SECOND
+)
+_blocks = replace(
+    _difference("generation_gap", "generation_block_delta", "g", "gap in δ in a block", "generation_gaps"),
+    column="gap", difference_of=None,
+)  # fmt: skip
+
+
+def _change(a: Pooled, b: Pooled) -> Array:
+    blocks = _blocks.function(a, b)
+    last_less_first: Array = blocks[..., 2] - blocks[..., 0]
+    return last_less_first
+
+
+CONTRAST_QUANTITIES: Mapping[str, Quantity] = {
+    one.name: one
+    for one in (
+        _gap, *_terms, *_shares, _tv, _fixed, _flat,
+        # As in the paper's table trajectory-uncalibrated
+        _less("full_minus_fixed_history", _tv, _fixed, "ΔR (TV) − ΔF", "what fixed history misses"),
+        _less("full_minus_flat_extrapolation", _tv, _flat, "ΔR (TV) − flat gap", "what flat extrapolation misses"),
+        _history,
+        contrast_quantity("pre_eos", lambda a, b: b["eos_gap_0"] - a["eos_gap_0"], "ΔG₀", "of it before either EOS",
+                          _EOS, values=_SECOND),
+        _related,
+        _share(_related, _history, "eos_share", "EOS share", "of Δ(R − F)", _EOS),
+        _blocks,
+        contrast_quantity("generation_gap_change", _change, "Δg", "last block − first block", "generation_gap_change",
+                          values=_SECOND),
+        # Differences that the terms do not cover: which action diverges more often or later, or is worse on a branch
+        *(difference_of(ACTION_QUANTITIES[name]) for name in (
+            "divergence_probability", "mean_entry", "mismatch_rate", "saturation", "cohort_fraction", "early", "late",
+            "late_minus_early", "late_minus_early_pre_eos", "long_agreement", "mismatch_after_agreement", "written",
+            "mismatch_written", "exposure_written",
+        )),
+    )
+}  # fmt: skip

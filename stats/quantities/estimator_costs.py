@@ -8,30 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from stats.registry import IMPLIED_RANGES, Array, BranchingQuantity, Range, Scale, Support, ratio
+from stats.registry import Array, BranchingQuantity, Scale, Support, ratio
 
 PERCENT = Scale.PERCENT
 _Moments = Mapping[str, Array]  # ``plain_`` or ``swrb_`` and a name of ``stats.efficiency.MEASURED`` -> [...]
 
 
-def _variance_ratio(m: _Moments) -> Array:
-    return ratio(m["plain_risk_variance"], m["swrb_risk_variance"])
+def _ratio(above: str, below: str) -> Callable[[_Moments], Array]:
+    return lambda m: ratio(m[above], m[below])
 
 
-def _evaluation_ratio(m: _Moments) -> Array:
-    return ratio(m["swrb_evaluations"], m["plain_evaluations"])
-
-
-def _second_ratio(m: _Moments) -> Array:
-    return ratio(m["swrb_seconds"], m["plain_seconds"])
-
-
-def _efficiency(m: _Moments) -> Array:
-    return ratio(_variance_ratio(m), _evaluation_ratio(m))
-
-
-def _efficiency_in_seconds(m: _Moments) -> Array:
-    return ratio(_variance_ratio(m), _second_ratio(m))
+_variance_ratio = _ratio("plain_risk_variance", "swrb_risk_variance")
+_evaluation_ratio = _ratio("swrb_evaluations", "plain_evaluations")
+_second_ratio = _ratio("swrb_seconds", "plain_seconds")
 
 
 def _moment(
@@ -39,22 +28,15 @@ def _moment(
 ) -> BranchingQuantity:
     view = "swrb_risk" if column else None
     return BranchingQuantity(
-        name,
-        "action",
-        lambda m: m[moment],
-        label,
-        meaning,
-        scale,
-        IMPLIED_RANGES[scale],
-        view,
-        column or name,
+        name, "action", lambda m: m[moment], label, meaning, scale, scale.implied_range, view, column or name,
         support=support,
-    )
+    )  # fmt: skip
 
 
 def _gain(name: str, function: Callable[[_Moments], Array], label: str, meaning: str) -> BranchingQuantity:
+    scale = Scale.RATIO
     return BranchingQuantity(
-        name, "action", function, label, meaning, Scale.RATIO, Range.AT_LEAST_ZERO, "swrb_efficiency", name
+        name, "action", function, label, meaning, scale, scale.implied_range, "swrb_efficiency", name
     )
 
 
@@ -86,7 +68,9 @@ BRANCHING_QUANTITIES: Mapping[str, BranchingQuantity] = {
         _gain("evaluation_ratio", _evaluation_ratio, "evaluations ratio",
               "kernel pairs of an SWRB replicate / of a coupled pair"),
         _gain("second_ratio", _second_ratio, "time ratio", "decoding time of an SWRB replicate / of a coupled pair"),
-        _gain("efficiency", _efficiency, "efficiency", "variance ratio / evaluations ratio"),
-        _gain("efficiency_in_seconds", _efficiency_in_seconds, "efficiency in time", "variance ratio / time ratio"),
+        _gain("efficiency", lambda m: ratio(_variance_ratio(m), _evaluation_ratio(m)), "efficiency",
+              "variance ratio / evaluations ratio"),
+        _gain("efficiency_in_seconds", lambda m: ratio(_variance_ratio(m), _second_ratio(m)), "efficiency in time",
+              "variance ratio / time ratio"),
     )
 }  # fmt: skip

@@ -10,16 +10,13 @@ moments of an action, so that an identity of moments (R = O + E C) also holds fo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from stats.moments import Float, ReplicateMoments
 from stats.reduction.control_variates import CONTROLS, REDUCED, control_variates, reduced_scalars
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stats.moments import Float, ReplicateMoments
 
 PENALTIES: Final = (0.001, 0.01, 0.1, 0.3, 1.0, np.inf)
 """Penalties, of scaled control variates: 1 halves the coefficient of one that is alone."""
@@ -34,11 +31,7 @@ FARTHEST_MEAN: Final = 6.0
 def fit_coefficients(development: ReplicateMoments) -> dict[str, Float]:
     """Fit the coefficients of every action that has enough development documents.
 
-    Args:
-        development: moments of every replicate.
-
-    Returns:
-        By action, beta: float64 [5, 13] in the orders of ``CONTROLS`` and ``REDUCED``.
+    By action it returns beta: float64 [5, 13] in the orders of ``CONTROLS`` and ``REDUCED``.
     """
     found = {}
     for action, products in _products(development).items():
@@ -62,19 +55,12 @@ def reduced_replicates(development: ReplicateMoments) -> ReplicateMoments:
 
 @dataclass(frozen=True, eq=False)
 class _Products:
-    """Sums of products of deviations within document, for one action.
+    """Sums of products of deviations within document, for one action."""
 
-    Attributes:
-        cluster_of: the cluster of each document, int [D].
-        controls: of the control variates with each other, float64 [C, 5, 5].
-        moments: of the control variates with the moments, [C, 5, 13].
-        squares: of the moments with themselves, [C, 13].
-    """
-
-    cluster_of: NDArray[np.intp]
-    controls: Float
-    moments: Float
-    squares: Float
+    cluster_of: NDArray[np.intp]  # the cluster of each document, int [D]
+    controls: Float  # of the control variates with each other, float64 [C, 5, 5]
+    moments: Float  # of the control variates with the moments, [C, 5, 13]
+    squares: Float  # of the moments with themselves, [C, 13]
 
     def left_out(self, penalty: float) -> Float:
         """Return the coefficients without each cluster in turn, [C, 5, 13]."""

@@ -16,20 +16,17 @@ by less than 1e-7 of the sum of its weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from schema.windows import Windows
 from stats.linearization.gradients import features_read
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from schema.windows import Windows
-    from stats.moments import DocumentMoments, Float
-    from stats.registry import Quantity
+from stats.moments import DocumentMoments, Float
+from stats.registry import Quantity
 
 CONTROLS: Final = ("block 1", "block 2", "block 3", "after divergence", "exposure")
 
@@ -46,12 +43,8 @@ NO_COEFFICIENTS: Final[Mapping[str, Float]] = MappingProxyType({})
 def control_variates(scalars: Mapping[str, Float], windows: Windows) -> Float:
     """Compute the control variates of replicates, or their means over a document's replicates.
 
-    Args:
-        scalars: moments by name, float64 [...] each.
-        windows: the study's windows.
-
-    Returns:
-        float64 [..., 5] in the order of ``CONTROLS``. NaN without a replicate; 0 for a block without positions.
+    Of moments float64 [...] they are float64 [..., 5] in the order of ``CONTROLS``. NaN without a replicate; 0 for a
+    block without positions.
     """
     found = []
     for block, (first, last) in enumerate(windows.blocks, start=1):
@@ -64,26 +57,15 @@ def control_variates(scalars: Mapping[str, Float], windows: Windows) -> Float:
 
 
 def reduced_scalars(scalars: Mapping[str, Float], controls: Float, coefficients: Float) -> dict[str, Float]:
-    """Subtract beta . D from the moments that are reduced.
-
-    Args:
-        scalars: moments by name, float64 [...] each.
-        controls: D, [..., 5].
-        coefficients: beta, [..., 5, 13] in the orders of ``CONTROLS`` and ``REDUCED``.
-    """
+    """Subtract beta . D from the reduced moments: D is [..., 5], beta [..., 5, 13]."""
     part = np.einsum("...c,...cm->...m", controls, coefficients)
     return {**scalars, **{name: scalars[name] - part[..., place] for place, name in enumerate(REDUCED)}}
 
 
 def reduced_documents(moments: DocumentMoments, coefficients: Mapping[str, Float]) -> DocumentMoments | None:
-    """Reduce the moments of documents.
+    """Reduce the moments of documents on which the coefficients, beta by action, were not fitted.
 
-    Args:
-        moments: the moments of documents on which the coefficients were not fitted.
-        coefficients: beta by action.
-
-    Returns:
-        The moments of the actions that have coefficients, without profiles; None if no action has any.
+    The result has the actions with coefficients, without profiles; None if no action has any.
     """
     actions = [action for action in moments.actions if action in coefficients]
     if not actions:

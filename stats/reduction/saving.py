@@ -11,11 +11,8 @@ PLAIN_VARIANCE, REDUCED_VARIANCE = "plain", "reduced"
 def saving(plan: dict[str, Any]) -> str:
     """Return a line that compares the sample sizes a plan needs with reduced and with plain estimates.
 
-    Args:
-        plan: The content of the plan. Older plans have no ``sizes``; the line is then empty.
-
-    Returns:
-        A line such as "9 replicates instead of 14"; empty if both sizes are equal.
+    It is a line such as "9 replicates instead of 14"; empty if both sizes are equal, or for older plans without
+    ``sizes``.
     """
     sizes = plan.get("sizes", {})
     if not sizes:

@@ -1,32 +1,26 @@
 """Document bootstrap (definitions, "Bootstrap"): resampled documents, pooled moments, quantities of every draw.
 
 Documents are drawn by ``stats.clusters``, one draw for all actions, strata and quantities: draw i is a function of
-(seed, i) and of the set of documents alone, not of their order, nor of the range of draws asked for. Ranges of draws
-can be computed separately, in any process. On one machine and one build of BLAS, joined ranges equal one long range bit
-for bit, because products are always taken over the same blocks of draws.
+(seed, i) and of the set of documents alone, not of their order, nor of the number of draws. On one machine and build of
+BLAS, more draws leave the bits of the first ones, because products are taken over the same blocks of draws.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schema.errors import InputError
 from stats.clusters import ClusterDraws
-from stats.ends import STUDENTIZED
+from stats.ends import STUDENTIZED, Studentized
 from stats.linearization.cluster_blocks import ClusterBlocks
 from stats.linearization.standard_errors import StandardErrors
 from stats.moments import DocumentMoments, Float
 from stats.pooling import Pooling, evaluate
 from stats.quantities import QUANTITIES, quantity_named
-from stats.resampling.intervals import Estimates, Request, Resampled, summarize
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stats.registry import Pooled, Quantity
+from stats.registry import Pooled, Quantity
+from stats.resampling.intervals import Estimates, Request, summarize
 
 BLOCK = 256  # draws per matrix product; it decides the last bits of results, so it is no tuning knob
 _GROUP_BYTES = 400 * 2**20  # bytes of the draws of one group of quantities that `estimate` holds at once
@@ -34,7 +28,7 @@ _GROUP_BYTES = 400 * 2**20  # bytes of the draws of one group of quantities that
 
 @dataclass(frozen=True, eq=False)
 class BootstrapDraws:
-    """Quantities of the draws first..last - 1.
+    """Quantities of draws.
 
     ``values`` maps each quantity's name to float64 [draws, rows, subjects, X]. Rows are ``pooled`` and the strata in
     sorted order; subjects are the actions, or the (baseline, action) pairs; X is 1 for a scalar. NaN where a draw
@@ -43,28 +37,18 @@ class BootstrapDraws:
     if SE* vanishes.
     """
 
-    first: int
-    last: int
     values: dict[str, Float]
     distances: dict[str, Float]
 
 
 def resample(
-    moments: DocumentMoments,
-    quantities: Sequence[str],
-    *,
-    seed: int,
-    first: int,
-    last: int,
-    pairs: Sequence[tuple[str, str]] | None = None,
-    studentized: bool = False,
-) -> BootstrapDraws:
-    """Compute quantities of the draws first..last - 1, counted from 0, and with ``studentized`` their t* too.
+    moments: DocumentMoments, quantities: Sequence[str], *, seed: int, draws: int,
+    pairs: Sequence[tuple[str, str]] | None = None, studentized: bool = False,
+) -> BootstrapDraws:  # fmt: skip
+    """Compute quantities of some draws, and with ``studentized`` their t* too.
 
     ``pairs`` are the (baseline, action) of each contrast; None for all ordered pairs of actions.
     """
-    if not 0 <= first < last:
-        raise InputError(f"draws {first}..{last}: the range is empty or starts below 0")
     moments = moments.in_canonical_order()
     pooling = Pooling.of(moments, pairs)
     chosen = [quantity_named(name) for name in quantities]
@@ -72,26 +56,23 @@ def resample(
     values: dict[str, Float] = {}
     distances: dict[str, Float] = {}
     studentize = _Studentizing(pooling, chosen) if studentized else None
-    for block in range(first // BLOCK, -(-last // BLOCK)):
-        start = block * BLOCK
+    for first in range(0, draws, BLOCK):
         # A block is computed whole even if only a part is needed: for another number of rows BLAS may round a product's
-        # last
-        # bit otherwise.
-        counts = clusters.counts(seed, start, start + BLOCK)
-        inside = slice(max(first - start, 0), min(last - start, BLOCK))
-        place = slice(max(start - first, 0), min(start + BLOCK, last) - first)
+        # last bit otherwise.
+        counts = clusters.counts(seed, first, first + BLOCK)
+        place, kept = slice(first, first + BLOCK), slice(min(BLOCK, draws - first))
         pooled = pooling.pool(chosen, counts)
         for quantity in chosen:
             name = quantity.name
             value = evaluate(quantity, pooled[name])
             if name not in values:  # filled in place, since concatenating blocks would hold everything twice
-                values[name] = np.empty((last - first, *value.shape[1:]))
+                values[name] = np.empty((draws, *value.shape[1:]))
                 if studentize:
                     distances[name] = np.empty_like(values[name])
-            values[name][place] = value[inside]
+            values[name][place] = value[kept]
             if studentize:
-                studentize(quantity, value, pooled[name], counts, inside, out=distances[name][place])
-    return BootstrapDraws(first, last, values, distances)
+                studentize(quantity, value, pooled[name], counts, kept, out=distances[name][place])
+    return BootstrapDraws(values, distances)
 
 
 class _Studentizing:
@@ -165,6 +146,22 @@ def observed_errors(
     return {one.name: StandardErrors(blocks, one)(pooled[one.name], counts)[0] for one in chosen}
 
 
+def resampled(
+    moments: DocumentMoments, quantities: Sequence[str], *, seed: int, draws: int,
+    pairs: Sequence[tuple[str, str]] | None = None, studentized: bool = True,
+) -> dict[str, Studentized]:  # fmt: skip
+    """Return the estimates of quantities with their draws, and with standard errors and t* if ``studentized``."""
+    sample = resample(moments, quantities, seed=seed, draws=draws, pairs=pairs, studentized=studentized)
+    estimates, nothing = observed(moments, quantities, pairs), np.empty((0, 0))
+    errors = observed_errors(moments, quantities, pairs) if studentized else {}
+    return {
+        name: Studentized(
+            estimates[name], errors.get(name, nothing), sample.values[name], sample.distances.get(name, nothing)
+        )
+        for name in quantities
+    }
+
+
 def estimate(
     moments: DocumentMoments,
     *,
@@ -184,12 +181,6 @@ def estimate(
     parts = []
     studentized = request.interval == STUDENTIZED
     for names in groups(moments, draws, quantities, pairs, studentized=studentized):
-        sample = resample(moments, names, seed=seed, first=0, last=draws, pairs=pairs, studentized=studentized)
-        estimates = observed(moments, names, pairs)
-        errors = observed_errors(moments, names, pairs) if studentized else {}
-        resampled = {
-            name: Resampled(estimates[name], sample.values[name], errors.get(name), sample.distances.get(name))
-            for name in names
-        }
-        parts.append(summarize(moments, resampled, request, pairs))
+        own = resampled(moments, names, seed=seed, draws=draws, pairs=pairs, studentized=studentized)
+        parts.append(summarize(moments, own, request, pairs))
     return Estimates.join(parts)

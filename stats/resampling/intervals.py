@@ -5,27 +5,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from schema.errors import InputError, nearest
-from stats.alike import alike_documents
+from stats.alike import Alike, alike_documents
 from stats.endpoints import Endpoint, Family
 from stats.ends import PERCENTILE, STUDENTIZED, Studentized, at_least, document_intervals, percentile_intervals
 from stats.linearization.cluster_blocks import ClusterBlocks
+from stats.moments import DocumentMoments, Float
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from stats.alike import Alike
-    from stats.moments import DocumentMoments, Float
-    from stats.registry import Between
+from stats.registry import Between
 
 # The status of an estimate: planned before its documents' outcomes were known, or after, or not planned.
 PRESPECIFIED, SEEN, EXPLORATORY = "prespecified", "seen", "exploratory"
@@ -81,11 +76,7 @@ class Request:
         return replace(self, families=tuple(families))
 
     def check(self, moments: DocumentMoments, contrasts: Collection[tuple[str, str]]) -> None:
-        """Check that every member of a family can be estimated.
-
-        Raises:
-            InputError: a member does not exist, or its contrast (baseline, action) is not among those given.
-        """
+        """Check that every member of a family can be estimated."""
         for family in self.families:
             for endpoint in family.endpoints:
                 endpoint.check(moments.actions, moments.stratum_names, moments.windows)
@@ -136,11 +127,7 @@ class Estimates:
         return zip(*(self.columns[name] for name in names), strict=True)
 
     def row(self, endpoint: Endpoint) -> dict[str, Any]:
-        """Return one row by its endpoint.
-
-        Raises:
-            InputError: there is no such row; the message names the nearest quantity.
-        """
+        """Return one row by its endpoint."""
         columns = self.columns
         for i, key in enumerate(self._keys()):
             if Endpoint(*key) == endpoint:
@@ -148,37 +135,9 @@ class Estimates:
         raise InputError(f"no estimate of {endpoint}; {nearest(endpoint.quantity, set(columns['quantity']))}")
 
 
-@dataclass(frozen=True, eq=False)
-class Resampled:
-    """The estimates and draws behind the intervals of one quantity.
-
-    Attributes:
-        estimates: float64 [rows, subjects, X].
-        draws: the quantity of every draw, [draws, rows, subjects, X].
-        errors: standard errors of the estimates; None for percentiles.
-        distances: t* of every draw; None for percentiles.
-    """
-
-    estimates: Float
-    draws: Float
-    errors: Float | None = None
-    distances: Float | None = None
-
-    def of(self, where: tuple[NDArray[np.intp], ...]) -> Resampled:
-        """Return some of the numbers, along one axis."""
-        errors = None if self.errors is None else self.errors[where]
-        if self.estimates.size == len(where[0]):  # usually all numbers in their order, which needs no copy
-            draws = self.draws.reshape(len(self.draws), -1)
-            distances = None if self.distances is None else self.distances.reshape(draws.shape)
-        else:
-            chosen: tuple[Any, ...] = (slice(None), *where)
-            draws, distances = self.draws[chosen], None if self.distances is None else self.distances[chosen]
-        return Resampled(self.estimates[where], draws, errors, distances)
-
-
 def summarize(
     moments: DocumentMoments,
-    resampled: Mapping[str, Resampled],
+    resampled: Mapping[str, Studentized],
     request: Request,
     pairs: Sequence[tuple[str, str]] | None = None,
 ) -> Estimates:
@@ -210,7 +169,7 @@ def summarize(
         between = quantity.range.between(moments.windows.horizon)
         counted = clusters[where[:2]]
         alike = None
-        if own.errors is not None or request.alike_within is not None:
+        if own.errors.size or request.alike_within is not None:
             alike = alike_documents(pooling, quantity, request.alike_within or 0.0).of(where)
         low, high, methods = _intervals(own.of(where), levels, counted, sets[where[:2]], between, alike)
         # An undefined estimate has no interval.
@@ -238,12 +197,11 @@ def summarize(
 
 
 def _intervals(
-    own: Resampled, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between, alike: Alike | None
+    own: Studentized, levels: Float, clusters: Float, strata: NDArray[np.int64], between: Between, alike: Alike | None
 ) -> tuple[Float, Float, NDArray[np.str_]]:
     """Return the ends of many numbers, and the method of each; the arguments are those of ``document_intervals``."""
-    if own.errors is not None and own.distances is not None and alike is not None:
-        given = Studentized(own.estimates, own.errors, own.draws, own.distances)
-        return document_intervals(given, levels, clusters, strata, between, alike)
+    if own.errors.size and alike is not None:
+        return document_intervals(own, levels, clusters, strata, between, alike)
     low, high = percentile_intervals(own.draws, levels)
     methods = np.full(len(levels), PERCENTILE)
     if alike is None:

@@ -10,27 +10,23 @@ with the bootstrap's alone 6.5%.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from scipy.special import ndtr, stdtrit
 
-from stats.alike import alike_documents
+from stats.alike import Alike, alike_documents
+from stats.endpoints import Endpoint
 from stats.ends import ALIKE, STUDENTIZED, Studentized, distance_quantiles, document_intervals, expanded_tails
 from stats.linearization.cluster_blocks import ClusterBlocks
+from stats.moments import DocumentMoments
 from stats.pooling import Pooling
 from stats.quantities import quantity_named
-from stats.resampling.bootstrap import observed, observed_errors, resample
+from stats.registry import Between
+from stats.resampling.bootstrap import observed, observed_errors, resampled
 from stats.resampling.intervals import whole_clusters
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stats.alike import Alike
-    from stats.endpoints import Endpoint
-    from stats.moments import DocumentMoments
-    from stats.registry import Between
 
 STUDENT: Final = "student"
 
@@ -40,26 +36,16 @@ MOST_DRAWS = 40_000  # most draws that are made to locate it
 
 @dataclass(frozen=True)
 class RepeatedInterval:
-    """The estimate and interval of one endpoint at a look.
-
-    Attributes:
-        estimate: NaN if undefined.
-        low: the lower end; NaN without an interval.
-        high: the upper end; NaN without an interval.
-        method: how the ends were made: studentized, student, alike or expanded; None without an interval.
-        draws: how many bootstrap draws were made; 0 if none would have resolved the tail.
-        documents: how many documents are behind the estimate.
-        clusters: how many clusters of documents.
-    """
+    """The estimate and interval of one endpoint at a look."""
 
     endpoint: Endpoint
-    estimate: float
-    low: float
-    high: float
-    method: str | None
-    draws: int
-    documents: int
-    clusters: int
+    estimate: float  # NaN if undefined
+    low: float  # the lower end; NaN without an interval
+    high: float  # the upper end; NaN without an interval
+    method: str | None  # how the ends were made: studentized, student, alike or expanded; None without an interval
+    draws: int  # how many bootstrap draws were made; 0 if none would have resolved the tail
+    documents: int  # how many documents are behind the estimate
+    clusters: int  # how many clusters of documents
 
 
 def repeated_intervals(
@@ -91,10 +77,10 @@ def repeated_intervals(
     moments = moments.in_canonical_order()
     names = list(dict.fromkeys(one.quantity for one in endpoints))
     pairs = list(dict.fromkeys((one.baseline, one.action) for one in endpoints if one.baseline is not None))
-    estimates, errors = observed(moments, names, pairs), observed_errors(moments, names, pairs)
     tail = float(ndtr(-constant))
     made = draws_of(tail, draws, last=last)
-    sample = resample(moments, names, seed=seed, first=0, last=made, pairs=pairs, studentized=True) if made else None
+    sample = resampled(moments, names, seed=seed, draws=made, pairs=pairs) if made else {}
+    estimates, errors = observed(moments, names, pairs), observed_errors(moments, names, pairs)
     pooling = Pooling.of(moments, pairs)
     blocks = ClusterBlocks(pooling)
     found = []
@@ -109,15 +95,8 @@ def repeated_intervals(
             int(sets[row, subject]), quantity.range.between(moments.windows.horizon),
             alike_documents(pooling, quantity, alike_within).of(tuple(np.array([place]) for place in cell)),
         )  # fmt: skip
-        given = None
-        if sample is not None:
-            values, distances = sample.values[quantity.name], sample.distances[quantity.name]
-            chosen = (slice(None), *cell)
-            given = Studentized(
-                np.array([number.estimate]), np.array([number.error]), values[chosen][:, None],
-                distances[chosen][:, None],
-            )  # fmt: skip
-        low, high, method = _ends(number, given, tail, last=last)
+        given = sample.get(quantity.name)
+        low, high, method = _ends(number, given and given.of((*cell, None)), tail, last=last)
         found.append(
             RepeatedInterval(
                 endpoint, number.estimate, low, high, method, made, int(documents),

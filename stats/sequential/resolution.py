@@ -12,16 +12,12 @@ EQUIVALENCE: Final = "equivalence"
 
 @dataclass(frozen=True)
 class Resolution:
-    """The rule that resolves an endpoint (definitions, "Sequential studies").
+    """The rule that resolves an endpoint (definitions, "Sequential studies")."""
 
-    Attributes:
-        rule: ``half_width``: half the interval's width is at most the bound; ``sign``: the interval excludes 0;
-            ``equivalence``: the interval lies inside +-bound, or wholly outside.
-        bound: the target half width or the margin, in the endpoint's unit; 0 for the sign.
-    """
-
+    # ``half_width``: half the interval's width is at most the bound; ``sign``: the interval excludes 0;
+    # ``equivalence``: the interval lies inside +-bound, or wholly outside
     rule: str
-    bound: float = 0.0
+    bound: float = 0.0  # the target half width or the margin, in the endpoint's unit; 0 for the sign
 
     def __str__(self) -> str:
         if self.rule == HALF_WIDTH:

@@ -10,18 +10,14 @@ ch. 19).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
 from schema.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from stats.moments import Float
+from stats.moments import Float
 
 _LARGEST = 38.0  # standard errors beyond which the normal tail is 0 in double precision
 _TINY = 1e-320
@@ -39,12 +35,8 @@ def spent(shares: Float, alpha: float) -> Float:
 def critical_constants(shares: Sequence[float], alpha: float) -> tuple[float, ...]:
     """Compute the constants c_k of looks at shares of the information, two-sided and together at the level 1 - alpha.
 
-    Args:
-        shares: t_1 < ... < t_K, the last one 1.
-        alpha: the probability that the truth is outside the interval of any look.
-
-    Returns:
-        One constant for each look, in standard errors.
+    The shares rise to 1. The constants are in standard errors, and alpha is the probability that the truth is outside
+    the interval of any look.
     """
     times = np.asarray(shares, dtype=np.float64)
     if not len(times) or times[-1] != 1 or not (np.diff(times, prepend=0.0) > 0).all():

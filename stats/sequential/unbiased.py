@@ -12,8 +12,8 @@ Estimates at growing shares of the information are taken for normal, with the st
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import brentq
@@ -22,9 +22,6 @@ from scipy.special import ndtr
 from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, Resolution
 from stats.sequential.spending import density_after, integration_points
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 _FARTHEST = 12.0  # range of the search for the truth on either side of the estimate, in standard errors
 
 _Spans = list[tuple[float, float]]
@@ -32,34 +29,21 @@ _Spans = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class LookSaid:
-    """The result of a look for one endpoint.
+    """The result of a look for one endpoint."""
 
-    Attributes:
-        share: the look's share of the information.
-        constant: its critical constant, in standard errors.
-        estimate: the endpoint's estimate.
-        low: the lower end of its repeated interval.
-        high: the upper end.
-        alone: whether this endpoint alone decided if the study stops: all others were resolved.
-    """
-
-    share: float
-    constant: float
-    estimate: float
-    low: float
-    high: float
-    alone: bool = True
+    share: float  # the look's share of the information
+    constant: float  # its critical constant, in standard errors
+    estimate: float  # the endpoint's estimate
+    low: float  # the lower end of its repeated interval
+    high: float  # the upper end
+    alone: bool = True  # whether this endpoint alone decided if the study stops: all others were resolved
 
 
 def median_unbiased(looks: Sequence[LookSaid], resolution: Resolution) -> float:
-    """Return the median-unbiased estimate of an endpoint at the last of some looks.
+    """Return the median-unbiased estimate of an endpoint at the last of some looks, where the study stopped.
 
     If another endpoint was unresolved at a look, the study went on whatever this endpoint's estimate was. If that holds
     for every earlier look, or if the width of intervals stops a study, the result is the plain estimate.
-
-    Args:
-        looks: the looks that were taken, with their intervals; the study stopped at the last look.
-        resolution: the rule that resolves an endpoint.
     """
     *before, last = looks
     passed = [look for look in before if look.alone]
@@ -76,17 +60,11 @@ def median_unbiased(looks: Sequence[LookSaid], resolution: Resolution) -> float:
 
 @dataclass(frozen=True)
 class _Stage:
-    """An earlier look, in terms of the Brownian motion S of the estimate: S(t) is t times the estimate in its errors.
+    """An earlier look, in terms of the Brownian motion S of the estimate: S(t) is t times the estimate in errors."""
 
-    Attributes:
-        time: t, the look's share of the information of the last look.
-        above: the values of S that stop the study with a higher outcome than the last look's.
-        between: the values of S with which the study goes on.
-    """
-
-    time: float
-    above: _Spans
-    between: _Spans
+    time: float  # t, the look's share of the information of the last look
+    above: _Spans  # the values of S that stop the study with a higher outcome than the last look's
+    between: _Spans  # the values of S with which the study goes on
 
     @classmethod
     def of(cls, look: LookSaid, last: LookSaid, unit: float, resolution: Resolution) -> _Stage:

@@ -32,6 +32,11 @@ HOSTILE = (
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unwritten_figures() -> None:
+    """Figures of hostile names are written."""
+
+
 def test_from_ingestion_to_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each name is at once that of a study, a document, an action and a stratum."""
     store, out = tmp_path / "below" / "store", tmp_path / "below" / "out"

@@ -23,7 +23,7 @@ from schema.tables import TABLES
 from sql.catalog import open_views
 from transforms.compaction import compact
 from transforms.segments import commit, derive_segment, pending
-from verification.findings import Verified
+from verification.files import Verified
 from verification.logs import check_leftovers, check_logs
 from verification.repair import repair
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 from fixtures.stored_units import make_unit, units_of
 
-from benchmarks.synthetic_study import MODEL, STUDY, Sizes, document_rows, draw_paths, draw_rates, write_study
+from benchmarks.synthetic_study import MODEL, STUDY, Sizes, document_rows, write_study
 from flows.estimate.answers import answer_moments
 from flows.estimate.estimation import document_moments, replicate_moments
 from flows.estimate.parts import Analysis, AnalysisPart, Subject, estimate_part, in_sequence, parts_of, subjects_of
@@ -278,6 +278,7 @@ def test_every_split_is_analyzed_and_the_seed_is_the_studys(tmp_path: Path) -> N
         assert Analysis.exploratory(views, STUDY, MODEL, "evaluation").seed == 5
 
 
+@pytest.mark.slow
 def test_evaluation_documents_are_reduced_by_coefficients_of_development_documents(tmp_path: Path) -> None:
     """Beside the estimates as they are without development documents; of a development document there is none."""
     sizes = Sizes(strata=1, documents=6, actions=2, replicates=8, horizon=8)
@@ -339,38 +340,3 @@ def test_document_moments_are_means_of_replicate_moments(synthetic: Path) -> Non
     assert replicates.scalars["mismatch"].shape == (8, 2, 3)
     for name, value in replicates.document_means().scalars.items():
         assert documents.scalars[name] == pytest.approx(value, abs=1e-12), name
-
-
-def test_synthetic_studies_are_a_function_of_sizes_and_seed(synthetic: Path, tmp_path: Path) -> None:
-    again, other = (write_study(str(tmp_path / str(seed)), SIZES, seed) for seed in (5, 6))
-    events = Store.open(synthetic).read("events")
-    assert again.read("events").equals(events)
-    assert not other.read("events").equals(events)
-    assert Store.open(synthetic).paths("events") == again.paths("events")
-
-
-def test_synthetic_paths_obey_the_coupling() -> None:
-    """EOS is absorbing, distances are those of equal or finished histories, and mismatches have them as probability.
-
-    sum (I - delta) over 320,000 steps is a martingale whose standard deviation is at most sqrt(320,000 / 4) = 283:
-    a law with mismatch probability delta fails a bound of 5 of them with probability below 1e-6.
-    """
-    sizes = Sizes(strata=1, documents=4, actions=2, replicates=400, horizon=100)
-    rates = draw_rates(document_rows(sizes), sizes, seed=1)
-    paths = draw_paths(rates, np.random.default_rng(1).random((4, 2, 400, 100, 4)))
-    mismatch = paths.x_token != paths.y_token
-    assert abs(mismatch.sum() - paths.delta.sum(dtype=float)) < 5 * 283
-    assert not mismatch[paths.delta == 0].any()
-    assert not paths.delta[..., 0].any()
-    diverged_before = np.logical_or.accumulate(mismatch, axis=-1) & ~mismatch | (mismatch.cumsum(axis=-1) > 1)
-    np.testing.assert_array_equal(paths.delta[~diverged_before], paths.f[~diverged_before])
-    for token, over in ((paths.x_token, paths.x_eos), (paths.y_token, paths.y_eos)):
-        np.testing.assert_array_equal(np.logical_or.accumulate(token == 0, axis=-1), over)
-        assert not token[over].any()
-    over_before = np.pad(paths.x_eos, [(0, 0)] * 3 + [(1, 0)])[..., :-1]
-    both_before = over_before & np.pad(paths.y_eos, [(0, 0)] * 3 + [(1, 0)])[..., :-1]
-    assert not paths.f[over_before].any()
-    assert not paths.delta[both_before].any()
-    # Each side ends at its rate: all lengths of x before EOS are geometric in the document's rate.
-    ended = paths.x_eos.any(axis=-1).mean(axis=(1, 2))
-    assert ((ended > 0.1) & (ended < 0.75)).all()

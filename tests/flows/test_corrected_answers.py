@@ -123,8 +123,8 @@ EDITS: dict[str, tuple[Callable[[StudyRun, Rows], Rows], set[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("edit", "named"), EDITS.values(), ids=list(EDITS))
-@pytest.mark.by_default("scoring")
 def test_a_correction_is_named_carried_out_and_equals_a_fresh_store(
     study: tuple[Path, Rows], tmp_path: Path, edit: Callable[[StudyRun, Rows], Rows], named: set[str]
 ) -> None:
@@ -156,6 +156,7 @@ def test_a_correction_is_named_carried_out_and_equals_a_fresh_store(
     assert values(fresh) == values(run)
 
 
+@pytest.mark.slow
 def test_answers_that_are_added_are_scored_and_those_that_are_gone_are_not_estimated(study: tuple[Path, Rows]) -> None:
     folder, rows = study
     none = [{name: value for name, value in row.items() if name != "answers"} for row in rows]
@@ -178,6 +179,7 @@ def test_answers_that_are_added_are_scored_and_those_that_are_gone_are_not_estim
     assert not [row for row in rows_of(gone, "estimates") if row["quantity"] in ANSWER_QUANTITIES]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_it_scored_again_goes_on(study: tuple[Path, Rows]) -> None:
     folder, rows = study
     edited = corrected(own_run(folder, rows), rows)

@@ -46,6 +46,7 @@ def units_of(run: StudyRun, split: str) -> Counter[tuple[str, str]]:
     return Counter((row["action"], row["estimator"]) for row in rows if row["doc"] in documents)
 
 
+@pytest.mark.slow
 def test_swrb_adds_its_replicates_to_every_measured_action(tmp_path: Path) -> None:
     done = run(tmp_path, SWRB)
     for split, documents in (("development", 4), ("evaluation", 6)):

@@ -127,6 +127,7 @@ def test_new_documents_enter_behind_the_frozen_ones_by_a_revision(study: tuple[P
     assert values(fresh, views) == values(grown, views)
 
 
+@pytest.mark.slow
 def test_documents_beyond_the_plan_wait_for_a_revision_that_takes_them(study: tuple[Path, Rows]) -> None:
     folder, rows = study
     finish(own_run(folder, rows, ("evaluation = 2", "evaluation = 3")))

@@ -53,7 +53,7 @@ def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monke
         loaded.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr("generator.transformer.other_weights.loading.load_model", load)
+    monkeypatch.setattr("generator.transformer.other_weights.model.load_model", load)
     generator = LocalGenerator()
     assert generator.model(one) is generator.model(one)
     assert len(loaded) == 1

@@ -187,6 +187,7 @@ def test_a_grown_study_is_that_of_a_fresh_store_and_marked_seen(laws: Path) -> N
         (('["mismatch", "gap"]', '["gap"]'), "plan.primary: frozen ['mismatch', 'gap'], asked ['gap']"),
     ],
 )  # fmt: skip
+@pytest.mark.by_default("plan.replicates: frozen 3, asked 2")
 def test_another_plan_is_refused_with_the_command_that_accepts_it(
     laws: Path, change: tuple[str, str], line: str
 ) -> None:
@@ -232,6 +233,7 @@ def test_a_study_planned_anew_is_estimated_anew_from_the_same_events(laws: Path)
     assert analyze_stored(run.store, "laws", "tables") == 0
 
 
+@pytest.mark.slow
 def test_a_plan_made_anew_before_the_evaluation_is_not_seen(laws: Path) -> None:
     for replan, alpha in ((False, 0.05), (True, 0.1)):
         run = study_run(laws, "early", ("draws = 100\n", f"draws = 100\nalpha = {alpha}\n"), replan=replan)

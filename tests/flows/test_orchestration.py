@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.refusals import refused
-from fixtures.small_study import run_of, write_study
+from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
 from flows.generate.local import LocalGenerator
@@ -129,6 +129,7 @@ def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "not-made").exists()
 
 
+@pytest.mark.slow
 def test_a_stage_runs_as_often_as_the_flow_says(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's setting of persisted results would let Prefect serve the second derivation from its cache."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
@@ -160,16 +161,6 @@ def test_a_stage_runs_as_often_as_the_flow_says(home: Path, tmp_path: Path, monk
         assert idle() == [("COMPLETED", "Skipped", "all is there"), ("COMPLETED", "Completed", None)]
     assert len(calls) == 2
     assert (root.level, root.handlers) == (level, handlers)  # the caller's logs are heard again
-
-
-def test_the_run_is_no_parameter_of_the_flow(tmp_path: Path) -> None:
-    """Prefect walks through dataclasses that tasks are given: documents and model are not fields of the run."""
-    run = run_of(load_study(write_study(tmp_path)), tmp_path / "store")
-    _ = run.material
-    assert set(run.__dataclass_fields__) == {
-        "study", "location", "made_by", "progress", "limit", "identify", "derived_by", "offline", "replan", "sides",
-        "gathered", "compacts",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from flows.run import study_file as study_files
 from flows.run.checks import check_study
 from flows.run.remarks import remarks
 from generator.documents.registry import left_out
+from report.printing.canvas import save
 from schema.document import SPLITS, split_of
 from schema.errors import OperationError
 from schema.study import load_studies
@@ -210,7 +211,7 @@ def test_a_number_of_entries_that_is_the_whole_cache_is_said(tmp_path: Path) -> 
 
 
 def test_one_position_is_refused_where_nothing_can_differ_at_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Systems draw their first token by laws that differ: their study of one position goes to its page."""
     line = mistake(capsys, "run", write_study(tmp_path, ("horizon = 12", "horizon = 1")), "--dry-run")
@@ -218,6 +219,7 @@ def test_one_position_is_refused_where_nothing_can_differ_at_it(
     study = load_study(write_finite_study(tmp_path, ("horizon = 4", "horizon = 1")))
     run = run_of(study, tmp_path / "store")
     finish(run)
+    monkeypatch.setattr("report.page.save", save)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_page(stages.report(run).read_text(encoding="utf-8"))

@@ -235,6 +235,7 @@ def opening_after(commit: Callable[[], object]) -> Callable[..., Any]:
     return opened
 
 
+@pytest.mark.slow
 def test_plans_cite_the_version_that_their_views_show(developed: StudyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     other = run_of(developed.study.model_copy(update={"study": developed.study.study.model_copy(update={"name": "other"})}), developed.location)  # fmt: skip
 

@@ -55,15 +55,6 @@ def test_prompts_are_stored_unless_the_study_leaves_them_out(tmp_path: Path) -> 
         assert sum(row["kept"]) == units[key]["kept_entries"] * row["pairs"]
 
 
-def test_a_study_that_goes_on_stores_no_prompt_twice(tmp_path: Path) -> None:
-    run = developed(tmp_path / "study", TEXT)
-    before = run.store.version("prompts")
-    again = StudyRun(run.study, run.location, run.made_by)
-    stages.prepare(again)
-    stages.develop(again)
-    assert run.store.version("prompts") == before
-
-
 def test_what_is_kept_comes_through_the_service() -> None:
     random = np.random.default_rng(1)
     kept = KeptEntries(5, 70, random.integers(0, 70_000, (3, 401)).astype(np.int32), 9)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from flows.pages import reports as pages
 from flows.run import stages
 from flows.run.revisions import begun_revisions, redo_actions
 from flows.run.study_run import DocumentLimit, StudyRun
-from report import page
 
 TEXT = (
     study_of_tables(4, 2, 3, "one", "two")
@@ -64,7 +62,6 @@ def run_in(folder: Path, limit: int | None = None) -> StudyRun:
 def redo_until(folder: Path, last: str) -> None:
     """Begin to redo "two" as a run does, and kill this process at the named place."""
     os.chdir(folder)
-    page.save = lambda *_: "<svg></svg>"
     run = run_in(folder, 1 if last == "a document" else None)
     redo_actions([run], ["two"])
     if last == "figures":
@@ -78,14 +75,6 @@ def revisions(run: StudyRun) -> list[int]:
     """The revisions of "two" that the store has a row of."""
     rows = run.store.read("actions").to_pylist()
     return sorted(row["action_revision"] for row in rows if row["action"] == "two")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_figures() -> Iterator[None]:
-    """Pages without the seconds that drawing takes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "save", lambda _figure, _name, _folder, _text: "<svg></svg>")
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +97,7 @@ def laws(reported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_redo_that_is_killed_anywhere_is_gone_on_with_until_it_was_reported(laws: Path) -> None:
     for last in KILLS:
         process = start_process(redo_until, laws, last)

@@ -215,6 +215,7 @@ def test_accuracy_is_that_of_a_plain_reading_and_is_estimated(store: Store) -> N
     assert shown["harsh"]["lost_share"] > shown["gentle"]["lost_share"]
 
 
+@pytest.mark.slow
 def test_answers_of_one_split_do_not_stand_for_those_of_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

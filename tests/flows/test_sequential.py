@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.refusals import refused
-from fixtures.sequential_study import begin, go_on, kept, looks_of, rows, study_run, write_laws
+from fixtures.sequential_study import begin, go_on, looks_of, rows, study_run, write_laws
 from fixtures.table_systems import copy_study
 
 from flows.estimate.gate import gate_stored
@@ -90,37 +90,6 @@ def test_a_study_that_stopped_has_nothing_to_do(laws: Path) -> None:
     assert "  pending: nothing, according to the documents, actions and plan in the store" in lines
     assert "  evaluation: 8 documents, all 24 units are stored" in list(describe_studies([run.study], run.location))
     assert [str(fault) for check in verify(run.store) for fault in check.faults] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("documents", [1, 5])
-def test_a_study_that_is_killed_stops_at_the_same_look(laws: Path, documents: int) -> None:
-    """Runs of a few documents each end within looks; a run derives what an earlier run has not derived."""
-    for _ in range(12):
-        run = study_run(laws, "other", limit=documents)
-        begin(run)
-        if not run.limit.left_over:
-            go_on(run)
-        if find_plan(run.store, "laws", "tables") is not None and looks_of(run).stopped:
-            break
-    assert looks_of(run).stopped
-    for table in ("looks", "units", "events", "trajectories"):
-        one, other = (kept(laws / store, table) for store in ("store", "other"))
-        assert one == other, table
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_before_its_look_takes_it(laws: Path) -> None:
-    run = study_run(laws, "other")
-    begin(run)
-    stages.evaluate(run)
-    stages.derive(run)
-    assert forecast(run).finished is False
-    lines = list(status_lines(run.store))
-    assert "  sequential: look 0 of 4, 0 of 16 documents" in lines
-    assert any(line.startswith("  next: kvdrift run STUDY.toml") for line in lines)
-    assert stages.look(study_run(laws, "other")) is True
-    assert kept(laws / "other", "looks") == [row for row in kept(laws / "store", "looks") if row["look"] == 1]
 
 
 @pytest.mark.slow

@@ -216,6 +216,7 @@ def test_another_process_is_given_the_laws_too(tmp_path: Path) -> None:
     assert [(document, list(units)) for document, units in with_actions(runs[0].study, named(work))] == work
 
 
+@pytest.mark.slow
 def test_systems_have_tables_of_each_law(tmp_path: Path) -> None:
     several = ("seed = 24", "seed = 24\ntemperature = [0.5, 1.0]")
     location = tmp_path / "store"
@@ -258,6 +259,7 @@ def test_progress_says_which_temperature_and_model_it_is_of(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.slow
 def test_generation_says_which_temperatures_it_is_of(tmp_path: Path) -> None:
     """Studies may lack units of all laws, some, or one; missing units of several laws are generated together."""
     heard, three = Stages(), ("seed = 3", "seed = 3\ntemperature = [0.0, 0.5, 0.7]")

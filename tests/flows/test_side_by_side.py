@@ -251,6 +251,11 @@ def test_the_folder_of_a_comparison_needs_no_quotes() -> None:
     assert comparison_folder(["stores/my-study", "../tutorial"]) == Path("reports/my-study-and-tutorial")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unwritten_figures() -> None:
+    """The figures of a comparison are written."""
+
+
 def test_the_command_writes_one_page(
     stores: dict[str, Path], finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

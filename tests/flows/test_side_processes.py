@@ -107,6 +107,11 @@ def test_what_a_side_process_refuses_ends_the_work(study: Study) -> None:
     assert sides.killed, "the other parts are not waited for"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unwritten_figures() -> None:
+    """Figures are written here."""
+
+
 @pytest.mark.parametrize("error", [BrokenProcessPool(), ValueError("no canvas"), TypeError("cannot pickle")])
 def test_figures_that_the_side_processes_do_not_draw_are_drawn_here(error: Exception, tmp_path: Path) -> None:
     sides: Any = Fake(error)

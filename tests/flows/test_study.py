@@ -72,7 +72,7 @@ def test_nothing_but_our_own_lines_on_standard_error(unbroken: tuple[Path, str, 
 
 
 def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
-    unbroken: tuple[Path, str, str], finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unbroken: tuple[Path, str, str], finished: Path, tmp_path: Path
 ) -> None:
     """Stopped by its limit, killed amid derivation, stopped after its plan, killed amid evaluation, ended before its page."""
     study, location = write_study(tmp_path), tmp_path / "store"
@@ -98,7 +98,6 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     stages.check(run)
     assert stages.analyze(run) > 0
     assert not stages.is_finished(run)
-    monkeypatch.setattr("report.page.save", lambda _figure, _name, _folder, _text: "<svg></svg>")
     stages.report(run)
     assert stages.is_finished(run)
     assert_same(location, finished)

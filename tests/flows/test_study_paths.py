@@ -17,7 +17,7 @@ from flows.generate.local import LocalGenerator
 from flows.run import stages
 from flows.run.comparison import check_agrees
 from generator.transformer.files.local_folders import EMBEDDED_ID, model_location
-from generator.transformer.other_weights.loading import load_transformer
+from generator.transformer.other_weights.model import load_transformer
 from schema.errors import PlanError
 from schema.study import Study
 

@@ -33,8 +33,8 @@ from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SELECTORS
 from generator.service.client import ServiceAddress
-from generator.service.identity import identity_of
 from generator.service.remote import RemoteGenerator
+from generator.service.served import identity_of
 from generator.service.server import GenerationService
 from generator.transformer.loading import load_model
 from generator.transformer.prompts.eviction import evict
@@ -52,7 +52,7 @@ from pathlib import Path
 sys.modules["triton"] = None  # which import takes for: there is none
 from fixtures.devices import one_of
 from generator.generation import generate_units
-from generator.transformer.fused.faults import slower
+from generator.transformer.fused.layers import slower
 name, model, asked, answer = sys.argv[1:]
 with one_of(name) as device:
     loaded = device.load(Path(model), "float32")

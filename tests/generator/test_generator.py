@@ -132,6 +132,7 @@ KINDS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "length", "dtype"),
     [

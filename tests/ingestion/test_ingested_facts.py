@@ -53,6 +53,7 @@ def taken(folder: Path, facts: Path, **options: object) -> IngestReport:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+@pytest.mark.by_default("csv")
 def test_the_frontier_of_foreign_events(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     report = taken(tmp_path, write_facts(tmp_path, kind))
     assert (report.findings, report.remarks) == ([], [])

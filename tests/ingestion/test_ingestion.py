@@ -148,6 +148,7 @@ def plain(log: pa.Table) -> pa.Table:
     ids=["IPC", "Parquet"],
 )
 @pytest.mark.parametrize("order", ["sorted", "reversed", "shuffled", "by t"])
+@pytest.mark.by_default("shuffled-IPC", "by t-Parquet")
 def test_formats_types_and_orders(
     tmp_path: Path, save: Callable[[pa.Table, Path], None], order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,6 +494,19 @@ CASES: dict[str, tuple[Callable[[], pa.Table], str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.by_default(
+    "duplicate",
+    "gap",
+    "short",
+    "zero t",
+    "f NaN",
+    "token null",
+    "wide token",
+    "flag 2",
+    "impossible",
+    "EOS undone",
+    "unknown document",
+)
 def test_findings_name_their_first_key_and_the_rest_goes_in(tmp_path: Path, run: Run, case: str) -> None:
     make, kind, key, text = CASES[case]
     log = make()

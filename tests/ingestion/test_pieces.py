@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from fixtures.stored_units import killed_in
 from hypothesis import given, settings
 
 from ingestion import stream as streams
+from ingestion.documents import read_documents
 from ingestion.files import EventFile
 from ingestion.pieces import Pieces, digest_of
 from ingestion.report import IngestReport
@@ -244,36 +243,9 @@ def test_a_file_that_stays_unreadable_is_named(tmp_path: Path) -> None:
     assert "cannot be read as Parquet" in total.findings[0].text
 
 
-def test_late_duplicate_and_out_of_order_pieces_of_a_stream(tmp_path: Path, whole: dict[str, pa.Table]) -> None:
-    import apache_beam as beam  # noqa: PLC0415 (keeps Beam out of the tests that look for it)
-    from apache_beam.options.pipeline_options import PipelineOptions  # noqa: PLC0415
-    from apache_beam.testing.test_stream import TestStream  # noqa: PLC0415
-
-    files = [
-        write(tmp_path / f"{number}.parquet", LOG.filter(np.array(LOG["t"].to_numpy() % 4 == number)))
-        for number in range(4)
-    ]
-    order = [*files, files[1], files[3]]
-    random.Random(3).shuffle(order)  # noqa: S311
-    stream = TestStream().advance_watermark_to(0)
-    for moment, file in enumerate(order):  # each is behind the watermark
-        stream = stream.add_elements([str(file)], event_timestamp=50 - moment).advance_watermark_to(60 + moment)
-    documents_csv(tmp_path)
-    one_at_a_time = threading.Lock()
-
-    def take_one(file: str) -> int:
-        with one_at_a_time:
-            return take(tmp_path, Path(file)).unread
-
-    with beam.Pipeline(runner="BundleBasedDirectRunner", options=PipelineOptions(["--streaming"])) as streaming:
-        _ = streaming | stream.advance_watermark_to_infinity() | beam.Map(take_one)
-    for name, table in tables(tmp_path / "store").items():
-        assert table.equals(whole[name]), name
-
-
 def test_a_file_that_changes_while_it_is_taken_is_not_remembered(tmp_path: Path) -> None:
     piece = EventFile(write(tmp_path / "1.parquet", LOG))
-    given = streams.read_documents(documents_csv(tmp_path))
+    given = read_documents(documents_csv(tmp_path))
     taker = Stream(Store.create(tmp_path / "store"), given, H)
     with streams.alone(str(tmp_path / "store")):
         assert taker.take(piece, digest_of(piece.path), lambda: False).taken.units == 8

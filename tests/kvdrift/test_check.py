@@ -31,6 +31,7 @@ def test_every_check_is_a_line(folder: Path, capsys: pytest.CaptureFixture[str])
         assert f"  {check.tried}: " in line
 
 
+@pytest.mark.slow
 def test_an_edit_that_breaks_it_is_found_in_the_same_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_module(folder, ("* self.sign", "* self.sign + 1 / (layer.key.shape[0] - 1)"))
     code, out, _ = call(capsys, "check", NAME)

@@ -290,10 +290,7 @@ class TestSql:
         mistake(capsys, "sql", finished, "select 1", "--format", "csv", "-o", "/no/such/folder/x.csv")
 
 
-def test_status_and_derive_and_report(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("report.page.save", lambda _figure, _name, _folder, _text: "<svg></svg>")
+def test_status_and_derive_and_report(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "status", finished)
     assert code == 0
     assert "evaluation: 6 of 6 documents generated" in out

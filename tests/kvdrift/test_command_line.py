@@ -91,29 +91,26 @@ def test_python_takes_who_generates_as_the_command_does(tmp_path: Path) -> None:
     assert "--token-file: says how to reach an endpoint" in refused(kvdrift.run, study, token_file=tmp_path / "token")
 
 
-def completed(words: str, folder: Path) -> list[str]:
-    """Return the words that bash offers for the last word."""
-    environment = os.environ | {
-        "_KVDRIFT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1),
-        "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", "from kvdrift.command import main; main()"],
-        capture_output=True, text=True, check=True, cwd=folder, env=environment,
-    )  # fmt: skip
-    return done.stdout.split("\n")[:-1]
+def test_shells_complete_commands_stores_actions_and_views(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def completed(words: str) -> list[str]:
+        """Return the words that bash offers for the last word."""
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+        return call(capsys)[1].split("\n")[:-1]
 
-
-def test_shells_complete_commands_stores_actions_and_views(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "stores").mkdir()
     (tmp_path / "stores" / "small").symlink_to(finished)
     (tmp_path / "mine.toml").touch()
-    assert completed("kvdrift ve", tmp_path) == ["verify"]
-    assert completed("kvdrift status ", tmp_path) == ["stores/small"]
-    assert completed("kvdrift status stores/s", tmp_path) == ["stores/small"]
-    assert completed("kvdrift schedule mi", tmp_path) == ["mine.toml"]
-    assert completed("kvdrift list se", tmp_path) == ["selectors"]
-    assert completed("kvdrift drop stores/small --action snap", tmp_path) == ["snapkv-half"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("_KVDRIFT_COMPLETE", "complete_bash")
+    assert completed("kvdrift ve") == ["verify"]
+    assert completed("kvdrift status ") == ["stores/small"]
+    assert completed("kvdrift status stores/s") == ["stores/small"]
+    assert completed("kvdrift schedule mi") == ["mine.toml"]
+    assert completed("kvdrift list se") == ["selectors"]
+    assert completed("kvdrift drop stores/small --action snap") == ["snapkv-half"]
 
 
 def test_views_that_are_steps_to_others_are_not_offered() -> None:

@@ -18,9 +18,8 @@ from fixtures.study_files import load_study
 from flows.material import gather_material
 from flows.plan.making import primary_endpoints
 from generator.actions import build_actions
-from generator.documents.held import HeldDocuments
 from generator.documents.registry import stratum_documents
-from generator.documents.source import Candidate, where
+from generator.documents.source import Candidate, HeldDocuments, where
 from generator.generation import PendingUnit
 from generator.transformer.footprint import Footprint, local_footprint
 from generator.transformer.loading import load_model
@@ -279,7 +278,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     clock = Machine()
     monkeypatch.setattr(generation_time, "time", clock)
     monkeypatch.setattr(generation_time, "generate_units", clock.generate_units)
-    monkeypatch.setattr("generator.transformer.other_weights.loading.load_transformer", lambda _: PretendModel())
+    monkeypatch.setattr("generator.transformer.other_weights.model.load_transformer", lambda _: PretendModel())
     return clock
 
 

@@ -13,7 +13,7 @@ from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows.estimate.live import LiveStore
+from flows.estimate.live import LiveStore, StudyLook
 from flows.pages.reports import report_folder
 from flows.run import stages
 from kvdrift.live import pages
@@ -104,10 +104,14 @@ def test_studies_of_one_model_have_their_page_in_their_report_s_folder(finished:
     (cold,) = LiveStore(store).look()
     warm, other = replace(cold, study="warm"), replace(cold, model="other")
     report = finished / "report" / "small"
-    assert pages._folder(store, cold, None, [cold, warm]) == report / "live"
-    assert pages._folder(store, other, None, [cold, other]) == report / "other" / "live"
-    assert pages._folder(store, warm, tmp_path, [cold, warm]) == tmp_path / "warm"
-    assert pages._folder(store, cold, tmp_path, [cold]) == tmp_path
+
+    def folder(own: StudyLook, output: Path | None, *looks: StudyLook) -> Path:
+        return pages._folder(store, own, output, [(look.study, look.model) for look in looks])
+
+    assert folder(cold, None, cold, warm) == report / "live"
+    assert folder(other, None, cold, other) == report / "other" / "live"
+    assert folder(warm, tmp_path, cold, warm) == tmp_path / "warm"
+    assert folder(cold, tmp_path, cold) == tmp_path
 
 
 def test_it_is_of_one_store(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

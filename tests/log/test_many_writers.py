@@ -12,7 +12,7 @@ from fixtures.stored_units import killed_in, make_unit
 
 from benchmarks.commits import simulate
 from benchmarks.lost_races import lost_races_here
-from log.delta.lost_races import ATTEMPTS, longest_wait
+from log.delta.retries import ATTEMPTS, longest_wait
 from log.store import Store
 from log.units import commits
 from log.units.rows import UnitCounts

@@ -16,7 +16,6 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from fixtures.command import call
-from fixtures.older_stores import make_store_1
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
@@ -193,6 +192,7 @@ def test_a_writer_of_new_groups_reads_no_rows_that_came_since(store: Store, monk
     assert store.append_units(some_units("newer")) == 0
 
 
+@pytest.mark.slow
 def test_a_kill_before_any_commit_is_gone_on_from(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,30 +241,6 @@ def test_readers_of_earlier_versions_go_on(store: Store) -> None:
         assert mixed.rows("decomposition").equals(after), "derived tables were looked at before the compaction"
 
 
-def test_a_writer_and_a_deriver_beside_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, late = DeltaFolder.commit, [*some_units("d1", first=2), *some_units("d3")]
-    add_document(store, "d3")
-
-    def commit(folder: DeltaFolder, table: str, *arguments: Any, **options: Any) -> int:
-        if late and options.get("alone"):  # a compaction is about to commit
-            other = Store.open(store.location)
-            assert other.append_units([late.pop()]) == 1
-            derive(other, ALL_DERIVED)
-        return real(folder, table, *arguments, **options)
-
-    monkeypatch.setattr(DeltaFolder, "commit", commit)
-    compact(store)
-    monkeypatch.undo()
-    assert not late
-    store = Store.open(store.location)
-    assert_whole(store)
-    assert store.units().num_rows == 8 + 4
-    held = rows(store)
-    assert all(len(found) == len(set(found)) for found in held.values()), "nothing is there twice"
-    compact(store)
-    assert rows(store) == held
-
-
 def test_two_at_once(store: Store) -> None:
     held = rows(store)
     with ThreadPoolExecutor(2) as pool:
@@ -311,21 +287,6 @@ def test_replaced_files_are_deleted_later(store: Store, capsys: pytest.CaptureFi
     assert len(store.paths("events", pinned["events"])) == 4, "the log tells what was there"
 
 
-def test_a_store_of_version_1(tmp_path: Path) -> None:
-    units = [make_unit(doc) for doc in ("d1", "d0", "d2")]
-    store = Store.open(make_store_1(tmp_path / "old", units, lost_rows=1))
-    held = content(store)
-    compact(store)
-    assert content(store).equals(held)
-    assert content(store).equals(expected(units))
-    assert list(store.files_by_missing_columns("events")) == [()]
-    assert store.append_units([*units, make_unit("d0", first=4)]) == 1
-    derive(store, ALL_DERIVED)
-    compact(store)
-    assert len(store.paths("events")) == 1
-    assert content(store).equals(expected([*units, make_unit("d0", first=4)]))
-
-
 def test_files_of_every_size_that_are_too_many_are_put_together() -> None:
     """Small files that keep coming do not prevent merging larger ones."""
     small, large, few = (
@@ -334,6 +295,7 @@ def test_files_of_every_size_that_are_too_many_are_put_together() -> None:
     assert too_many([*large, *few, *small], 1 << 18) == [small, large]
 
 
+@pytest.mark.slow
 def test_a_store_that_grows_gathers_its_files(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     units = [make_unit(f"d{number:02}") for number in range(40)]
@@ -405,7 +367,7 @@ TOOLS: dict[str, Callable[[DeltaTable], object]] = {
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.by_default("compact", "rewrite")
+@pytest.mark.by_default("compact")
 def test_any_delta_tool_may_work_on_any_table(store: Store, tmp_path: Path, tool: str) -> None:
     """A Delta tool works between two steps of every operation, and after it: every row is there once, and work goes on."""
     whole, store = store, Store.open(shutil.copytree(store.location, tmp_path / "plain"))  # delta-rs writes to no other
@@ -442,6 +404,7 @@ def test_a_rewritten_file_is_no_new_data(store: Store, tool: str) -> None:
     assert {table: Store.open(store.location).data_version(table) for table in TABLES} == before
 
 
+@pytest.mark.slow
 def test_a_tool_at_work_beside_a_writer(store: Store) -> None:
     """Whose units and derived rows come between its commits."""
     units = [make_unit(f"new{number}") for number in range(12)]

@@ -23,7 +23,6 @@ from fixtures.older_stores import (
     make_store_2,
     put_1,
 )
-from fixtures.processes import run_at_once
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
 
@@ -252,20 +251,11 @@ def test_a_compaction_after_the_upgrade_leaves_the_defaults(old: str) -> None:
         check_views(views.connection)
 
 
-def test_a_store_compacted_before_its_upgrade(tmp_path: Path) -> None:
-    folder = make_store_1(tmp_path / "old", OLD)
-    for table in ("events", "units"):
-        DeltaTable(f"{folder}/{table}").optimize.compact()
-    assert content(Store.open(folder)).equals(expected(OLD))
-    store = Store.create(folder)
-    assert store.append_units([*OLD, *NEW]) == 2
-    assert content(store).equals(expected([*OLD, *NEW]))
-
-
 # At once, and broken off
 
 
 @pytest.mark.parametrize("way", ["create", "append_units"])
+@pytest.mark.by_default("append_units")
 def test_an_upgrade_broken_off_is_gone_on_with(old: str, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     for _ in range(3):
         with killed_in(monkeypatch, delta_folder, "added_columns"):
@@ -305,12 +295,6 @@ def test_what_a_version_1_writer_commits_during_an_upgrade_is_old(old: str, monk
     assert store.read("units").num_rows == 5
 
 
-def create_and_append(location: str, docs: list[str]) -> None:
-    store = Store.create(location)
-    for doc in docs:
-        store.append_units([make_unit(doc)])
-
-
 def test_processes_and_threads_upgrade_at_once(old: str) -> None:
     versions = Store.open(old).versions()
     with ThreadPoolExecutor(6) as pool:
@@ -319,14 +303,6 @@ def test_processes_and_threads_upgrade_at_once(old: str) -> None:
     changes = dict.fromkeys(twice, 2) | dict.fromkeys(LATER, 0)
     changes |= {"events": 3, "units": 4}  # rows with their units; one of ``units`` is the row of the killed writer
     assert Store.open(old).versions() == {table: version + changes.get(table, 1) for table, version in versions.items()}
-
-
-def test_processes_upgrade_and_append_at_once(old: str) -> None:
-    run_at_once(create_and_append, [(old, [f"own{number}", "shared"]) for number in range(3)])
-    new = [make_unit(doc) for doc in ("own0", "own1", "own2", "shared")]
-    store = Store.open(old)
-    assert content(store).equals(expected([*OLD, *new]))
-    assert store.read("units").num_rows == 7
 
 
 def test_an_upgrade_that_cannot_be_written_is_one_line(old: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from fixtures.processes import forked, run_at_once
+from fixtures.processes import forked
 from fixtures.refusals import refused
 from fixtures.stored_units import (
     HORIZON,
@@ -34,7 +33,7 @@ from fixtures.stored_units import (
 )
 
 from log.delta.folder import DeltaFolder
-from log.delta.listing import has_gap, listed
+from log.delta.retries import has_gap, listed
 from log.store import Store, Unit
 from log.units.commits import UnitCommits
 from schema.errors import DamagedStoreError, InputError, OperationError
@@ -96,20 +95,6 @@ def test_the_same_unit_again_changes_nothing(store: Store) -> None:
     assert Store.open(store.location).append_units([unit]) == 0
     assert store.versions() == versions
     assert store.read("units").column("prefill_seconds").to_pylist() == [0.25]
-
-
-def test_the_same_unit_again_after_compaction_changes_nothing(store: Store) -> None:
-    units = [make_unit(f"d{i}") for i in range(3)]
-    for unit in units:
-        store.append_units([unit])
-    for table in ("events", "units"):
-        DeltaTable(f"{store.location}/{table}").optimize.compact()
-    assert Store.open(store.location).append_units(units) == 0
-    assert "overlaps" in refused(store.append_units, [make_unit("d0", first=2)])
-    assert store.append_units([make_unit("d0", first=4)]) == 1
-    assert content(store).equals(expected([*units, make_unit("d0", first=4)]))
-    assert store.units().num_rows == 4
-    assert derive(store) == 4
 
 
 def test_replicate_ranges_grow(store: Store) -> None:
@@ -226,15 +211,6 @@ def test_a_table_that_was_opened_goes_on_by_what_came_since(store: Store, monkey
     assert store.read("events", before).num_rows == 32
 
 
-def test_duckdb_reads_the_files(store: Store) -> None:
-    units = [make_unit("d0"), make_unit("d1")]
-    store.append_units(units)
-    query = "select doc, sum(delta)::double, max(t) - min(t) from read_parquet($files) group by doc order by doc"
-    found = duckdb.execute(query, {"files": store.files("events")}).fetchall()
-    for row, unit in zip(found, units, strict=True):
-        assert row == (unit.record["doc"], pytest.approx(pc.sum(unit.events.column("delta")).as_py()), HORIZON - 1)
-
-
 def test_pages_have_checksums_and_damage_is_noticed(store: Store) -> None:
     store.append_units([make_unit(replicates=64)])
     (path,) = store.files("events")
@@ -260,17 +236,6 @@ def write_each(location: str, docs: list[str], ready: Any = None) -> None:
         store.append_units([make_unit(doc, prefill_seconds=time.time())])
 
 
-def test_processes_at_once_on_shared_and_own_units(tmp_path: Path) -> None:
-    shared = [f"shared{i}" for i in range(8)]
-    own = [[f"own{writer}-{i}" for i in range(6)] for writer in range(3)]
-    docs_of = [*([*names, *shared] for names in own), shared]
-    run_at_once(write_each, [(str(tmp_path / "store"), docs) for docs in docs_of])
-    store = Store.open(tmp_path / "store")
-    docs = sorted([*shared, *(doc for names in own for doc in names)])
-    assert content(store).equals(expected([make_unit(doc) for doc in docs]))
-    assert keys(store.read("units")) == [(doc, "snapkv", 0) for doc in docs]
-
-
 def test_threads_at_once_on_one_unit_and_overlapping_ranges(store: Store) -> None:
     def append(first: int) -> int | str:
         try:
@@ -289,6 +254,7 @@ def test_threads_at_once_on_one_unit_and_overlapping_ranges(store: Store) -> Non
     assert store.read("units").num_rows == 2
 
 
+@pytest.mark.slow
 def test_a_writer_killed_anywhere_and_resumed_gives_the_unbroken_content(tmp_path: Path) -> None:
     docs = [f"d{i:02d}" for i in range(60)]
     moments = random.Random(5)  # noqa: S311

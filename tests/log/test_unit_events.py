@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, WriterProperties
 from fixtures.branched_units import NAMES, H, make_rows, row, swrb_unit
 from fixtures.refusals import refused
-from fixtures.stored_units import content, derive, expected, make_unit
+from fixtures.stored_units import content, expected, make_unit
 from fixtures.swrb_events import random_laws, swrb_replicate, unit
 
 from log.store import Store
@@ -126,28 +126,6 @@ def test_replicates_of_the_estimators_are_apart(store: Store) -> None:
     with pytest.raises(InputError, match=r"swrb replicates \[5, 7\) overlaps the replicates \[5, 8\)"):
         store.append_units([swrb_unit([row for row in make_rows() if row["replicate"] < 7], replicates=2)])
     assert sorted(store.units().column("estimator").to_pylist()) == ["plain", "swrb"]
-
-
-def test_each_estimator_is_derived_into_its_own_tables(store: Store) -> None:
-    store.append_units([make_unit(), swrb_unit(make_rows())])
-    numbers = dict(zip(*(store.units()[name].to_pylist() for name in ("estimator", "unit")), strict=True))
-    wanted = {
-        "unit_moments": "plain",
-        "trajectories": "plain",
-        "steps": "plain",
-        "branchings": "swrb",
-        "branching_depths": "swrb",
-    }
-    assert {table: own.tolist() for table, own in store.underived().items()} == {
-        table: [numbers[estimator]] for table, estimator in wanted.items()
-    }
-    assert derive(store, ("unit_moments", "trajectories", "steps", "branchings")) == 2
-    assert {table: len(own) for table, own in store.underived().items()} == {
-        "unit_moments": 0, "trajectories": 0, "steps": 0, "branchings": 0, "branching_depths": 1,
-    }  # fmt: skip
-    assert derive(store, tuple(wanted)) == 1
-    assert store.all_underived().size == 0
-    assert store.covered_version("branchings", "derive") == store.version("events")
 
 
 def test_parts_of_a_file_with_other_documents_are_not_read(store: Store) -> None:

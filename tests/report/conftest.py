@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fixtures.report_views import Page, build, pdf_of_these_alone
+from fixtures.report_views import Page, build
+from matplotlib.figure import Figure
+
+from report.printing.canvas import save
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unwritten_figures() -> None:
+    """Figures are written here."""
 
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of words and tables: figures are made but not written."""
-    monkeypatch.setattr("report.page.save", lambda _figure, _name, _folder, _text: "<svg></svg>")
+    """For tests of words and tables: figures are made but not written, and of real views not made."""
+    monkeypatch.setattr("report.page.save", lambda *_: "<svg></svg>")
+    monkeypatch.setattr("report.page.draw_figures", lambda drawings, _: {one.name: "<svg></svg>" for one in drawings})
 
 
 @pytest.fixture
@@ -29,7 +37,12 @@ def undrawn_page(tmp_path: Path) -> Page:
 
 
 @pytest.fixture
-def no_pdf() -> Iterator[None]:
+def no_pdf(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that read a page's SVG: its PDF files, most of the work, are not written."""
-    with pdf_of_these_alone():
-        yield
+
+    def save_svg(figure: Figure, name: str, folder: Path, description: str) -> str:
+        savefig = figure.savefig
+        monkeypatch.setattr(figure, "savefig", lambda file, **how: how["format"] == "svg" and savefig(file, **how))
+        return save(figure, name, folder, description)
+
+    monkeypatch.setattr("report.page.save", save_svg)

@@ -8,6 +8,7 @@ import pytest
 from fixtures.browser import Tabs, chromium, overflow
 
 
+@pytest.mark.slow
 def test_pages_and_what_they_complain_of(tabs: Tabs, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(
@@ -24,6 +25,7 @@ def test_pages_and_what_they_complain_of(tabs: Tabs, tmp_path: Path) -> None:
     tabs.complaints.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["CI", "KVDRIFT_CI"])
 def test_without_chromium(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

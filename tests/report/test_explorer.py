@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures.report_views import MODEL, STUDY, build, make_views
+from fixtures.report_views import MODEL, STUDY, Page, make_views
 
 from log.store import Store
 from report.explorer.outcomes import Outcomes
@@ -199,6 +199,7 @@ def test_a_file_of_all_trajectories_leads_to_every_lost_answer() -> None:
         assert len(set(jump.rows)) == jump.total
 
 
+@pytest.mark.slow
 def test_a_full_file_has_less_than_5_mb() -> None:
     """The worst there is: distances and tokens that cannot be compressed, of a large vocabulary, no reference shared."""
     horizon = 125
@@ -220,19 +221,16 @@ def test_a_full_file_has_less_than_5_mb() -> None:
     assert 3_000_000 < len(packed.manifest) + len(packed.arrays) < 4_900_000
 
 
-def test_pages_of_strangers_texts(tmp_path: Path, undrawn: None) -> None:  # noqa: ARG001 - by its effect
-    build(
-        tmp_path,
-        make_views(strata=("VT-4K",), documents_each=1),
-        token_text=lambda token: HOSTILE[token % len(HOSTILE)],
-    )
+def test_pages_of_strangers_texts(tmp_path: Path, undrawn_page: Page) -> None:
+    views = make_views(strata=("VT-4K",), documents_each=1)
+    undrawn_page(views, token_text=lambda token: HOSTILE[token % len(HOSTILE)])
     html = (tmp_path / "trajectories.html").read_text(encoding="utf-8")
     assert html.count("</script>") == 3
     assert "onerror" not in html
     manifest, _ = unpack(html)
     assert set(manifest["texts"]) == set(HOSTILE)
     assert manifest["store"] == "stores/quickstart"
-    build(tmp_path, make_views(strata=("VT-4K",), documents_each=1), token_text=None)
+    undrawn_page(views, token_text=None)
     assert unpack((tmp_path / "trajectories.html").read_text(encoding="utf-8"))[0]["texts"] is None
 
 

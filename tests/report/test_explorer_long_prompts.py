@@ -98,6 +98,7 @@ def test_the_file_has_what_its_bounds_allow(explorer: Written) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.by_default("32768")
 def test_a_long_prompt_is_shown_folded_searched_and_by_layers(
     tabs: Tabs, explorer: Written, width: int, scheme: Any
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_long_prompt_is_shown_folded_searched_and_by_layers(
     assert overflow(tab) == 0
 
 
+@pytest.mark.by_default("32768")
 def test_a_document_without_its_prompt_says_by_which_rule_the_others_were_chosen(tabs: Tabs, explorer: Written) -> None:
     held = len(prompt_texts(explorer.path))
     tab = opened(tabs, explorer.path, DOCUMENTS - 1)
@@ -133,6 +135,7 @@ def test_a_document_without_its_prompt_says_by_which_rule_the_others_were_chosen
     )
 
 
+@pytest.mark.slow
 def test_prompts_that_are_too_long_are_not_said_to_be_missing_in_the_store(
     tabs: Tabs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -276,6 +276,7 @@ def test_paper_has_what_fits_on_it(tabs: Tabs, path: Path) -> None:
     assert tab.evaluate(right) > 702
 
 
+@pytest.mark.slow
 def test_texts_of_strangers_stay_texts(tabs: Tabs, tmp_path: Path, undrawn: None) -> None:  # noqa: ARG001 - by its effect
     hostile = "</script><img src=x onerror=\"document.title = 'taken'\"><script>document.title = 'taken'</script>"
     views = make_views(strata=("VT-4K",), documents_each=1)

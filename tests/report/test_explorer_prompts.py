@@ -186,6 +186,7 @@ def test_nothing_is_wider_than_the_window(tabs: Tabs, path: Path, width: int) ->
     assert overflow(tab) == 0
 
 
+@pytest.mark.slow
 def test_thousands_of_records_stay_folded(
     tabs: Tabs, content: PageContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +208,7 @@ def test_thousands_of_records_stay_folded(
     assert tab.locator("#prompt-text .at").get_attribute("data-p") == "1090"
 
 
+@pytest.mark.slow
 def test_a_store_without_prompts_says_so(
     tabs: Tabs, content: PageContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

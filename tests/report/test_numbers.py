@@ -49,6 +49,7 @@ def test_an_end_is_not_printed_as_the_margin_that_it_is_not() -> None:
     assert sure_decimals(-9.0, 1.26, 0.9, 10_000, 2, boundary=2.0) == 0
 
 
+@pytest.mark.slow
 def test_another_seed_moves_an_end_by_about_the_error() -> None:
     """A standard deviation from 30 seeds is within 45% of its expectation in all but 1 of 1,000 cases.
 

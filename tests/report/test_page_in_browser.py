@@ -85,6 +85,7 @@ def test_the_ranked_table_fits_on_paper_with_a_column_of_weights(tabs: Tabs, tmp
     assert box.evaluate("one => one.querySelector('table').offsetWidth - one.clientWidth") <= 0
 
 
+@pytest.mark.slow
 def test_the_ranked_table_of_twelve_actions_fits_its_page(tabs: Tabs, tmp_path: Path) -> None:
     """The table has scored answers, intervals of the widest numbers, and codecs with long names; paper is tried too."""
     actions = tuple(f"snapkv-{share}-of-entries-{bits}" for share in ("three-quarters", "half") for bits in range(2, 8))
@@ -238,6 +239,7 @@ def test_readers_who_do_not_see_it_have_all_of_it(tabs: Tabs, page: Path) -> Non
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
+@pytest.mark.slow
 def test_paper_has_what_is_open_and_the_definitions(tabs: Tabs, page: Path) -> None:
     tab = tabs.open(page)
     folded, definitions = tab.locator("#table-identified_interval"), tab.locator("#means-e")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,15 +73,9 @@ def test_without_estimates_a_page_has_the_points_of_the_views(views: Views, tmp_
 @pytest.mark.parametrize(
     "column", ["mean_entry", "estimate", "kept_entries", "frozen_at", "contrast_low", "moved_pairs"]
 )
+@pytest.mark.by_default("estimate", "moved_pairs")
 def test_a_renamed_column_is_an_error_and_not_a_dash(column: str, tmp_path: Path) -> None:
     views = make_views()
     views.views["estimates"] = [row for row in views.views["estimates"] if row["quantity"] != "mean_entry"]
     with pytest.raises(KeyError, match=column):
         build_report(Changed(views, renamed=(column, "renamed")), STUDY, MODEL, tmp_path)
-
-
-def test_matplotlib_is_imported_when_a_figure_is_drawn() -> None:
-    modules = "report.page, report.printing.latex, report.sections"
-    code = f"import sys, {modules}; print(sorted({{'matplotlib', 'torch', 'duckdb', 'sql'}} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"

@@ -49,7 +49,7 @@ from report.printing.canvas import action_styles, new_figure
 from report.printing.estimate_tables import estimate_cells, status_note
 from report.printing.latex import escape
 from report.printing.numbers import MISSING, count_range, duration, fixed, size
-from report.printing.term_bars import Bar, term_bars
+from report.printing.term_bars import term_bars
 from report.reading.content import read_content
 from report.reading.estimates import Estimate
 from report.reading.published import is_model
@@ -254,24 +254,14 @@ def test_an_action_without_units_has_no_number() -> None:
     assert "The gap between recent-half and snapkv-half is not estimated." in said(views)
 
 
-def test_overlapping_intervals_claim_nothing(page: Page) -> None:
-    views = make_views()
-    for row in views.views["estimates"]:
-        if row["quantity"] in {"gap", "exposure_term"}:
-            row["low"], row["high"] = -0.5, 0.5
-    html = page(views)
-    assert "recent-half is not distinguishable from snapkv-half at the same bytes" in html
-    assert "stays apart longer" not in html
-
-
 def test_no_share_is_printed_of_a_gap_that_may_be_nothing(undrawn_page: Page) -> None:
     views = make_views(documents_each=12)
 
     def shown() -> tuple[str, set[str]]:
         source = StudyRows(views, STUDY, MODEL)
         content = read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
-        bars = [Bar("recent-half", "recent-half", "snapkv-half")]
-        _, beside = term_bars(content.estimates, bars, TERMS).axes
+        bars = {"recent-half": ("recent-half", "pooled")}
+        _, beside = term_bars(content.estimates, "snapkv-half", bars, TERMS).axes
         return exposure_sentence(content), {text.get_text() for text in beside.texts}
 
     sentence, texts = shown()
@@ -415,6 +405,7 @@ def test_nulls_are_dashes(page: Page) -> None:
     assert tables["table-eos_contrasts"][1][-1] == MISSING
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pdf")
 def test_markup_in_names_is_text(tmp_path: Path) -> None:
     odd = "<b>&half$x$</b>"
@@ -727,12 +718,6 @@ def test_a_page_says_its_law_and_compares_it_with_no_other(undrawn_page: Page, l
     assert "as tokens are drawn by them" not in undrawn_page(paper_views(), LLAMA)
 
 
-def test_studies_unlike_the_paper_show_nothing_published(undrawn_page: Page) -> None:
-    views = make_views()
-    views.views["published"] = PAPER
-    assert "published" not in re.sub(r"<style>.*?</style>", "", undrawn_page(views), flags=re.DOTALL)
-
-
 @pytest.mark.parametrize(
     ("model", "same"),
     [(LLAMA, True), ("/models/llama-3.1-8b-instruct/", True), ("Llama-3.1-8B-Instruct", True),
@@ -743,9 +728,9 @@ def test_models_match_by_the_end_of_their_id(model: str, same: bool) -> None:  #
     assert not is_model(model, None)
 
 
-def test_latex_is_whole_and_escaped(tmp_path: Path, page: Page) -> None:
+def test_latex_is_whole_and_escaped(tmp_path: Path, undrawn_page: Page) -> None:
     odd = r"a_b & 50% #1 ~^\{x}$"
-    html = page(make_views(("snapkv-half", odd, "recent-half")), latex=True)
+    html = undrawn_page(make_views(("snapkv-half", odd, "recent-half")), latex=True)
     tables = check(html).tables
     assert {path.stem for path in (tmp_path / "tables").glob("*.tex")} == {
         path.stem for path in (tmp_path / "tables").glob("*.csv")
@@ -769,10 +754,10 @@ def test_signs_become_latex(text: str, expected: str) -> None:
     assert escape(text) == expected
 
 
-def test_a_noise_floor_is_marked_and_said(page: Page) -> None:
+def test_a_noise_floor_is_marked_and_said(undrawn_page: Page) -> None:
     """The floor stands beside every action; a page without a floor does not mention one."""
     views = make_views(("snapkv-half", "recent-half", "numerics-floor"))
-    html = page(views)
+    html = undrawn_page(views)
     assert html.count("numerics-floor<small>noise floor</small>") >= 2
     said = re.search(r"Of continuations, ([\d.]+)% [^ ]+ [^ ]+ under numerics-floor diverge", html)
     (floor,) = [
@@ -781,4 +766,4 @@ def test_a_noise_floor_is_marked_and_said(page: Page) -> None:
     assert said is not None
     assert float(said.group(1)) == pytest.approx(100 * floor["divergence_probability"], abs=0.06)
     assert "this path is invariant" not in html
-    assert "noise floor" not in page(make_views()).lower()
+    assert "noise floor" not in undrawn_page(make_views()).lower()

@@ -22,8 +22,8 @@ from fixtures.report_views import (
     estimate_rows,
     make_views,
     number,
-    pdf_of_these_alone,
     records,
+    these_alone,
     unit_of_ends,
 )
 
@@ -83,8 +83,8 @@ def branched_views(branched: tuple[str, ...] = ACTIONS, **options: Any) -> FakeV
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("branched")
-    with pdf_of_these_alone("swrb_efficiency", "swrb_windows"):
-        return folder, build(folder, branched_views(), latex=True)
+    draw = these_alone("swrb_efficiency", "swrb_windows")
+    return folder, build(folder, branched_views(), latex=True, draw=draw)
 
 
 @pytest.mark.slow
@@ -161,16 +161,16 @@ def test_replicates_of_both_estimators_are_counted_apart(drawn: tuple[Path, str]
     assert {row[head.index("K")] for row in rows} == {"16 5 SWRB", "2"}
 
 
-def test_a_study_without_branches_has_no_such_section(tmp_path: Path, page: Page) -> None:
+def test_a_study_without_branches_has_no_such_section(tmp_path: Path, undrawn_page: Page) -> None:
     views = make_views(ACTIONS)
     views.views = {view: rows for view, rows in views.views.items() if not view.startswith("swrb")}  # or a KeyError
-    html = page(views)
+    html = undrawn_page(views)
     assert "esidual branching" not in html
     assert not [path for path in (tmp_path / "tables").iterdir() if path.name.startswith("swrb")]
 
 
-def test_actions_that_were_not_branched_are_left_out(page: Page) -> None:
-    html = page(branched_views(("recent-half",)))
+def test_actions_that_were_not_branched_are_left_out(undrawn_page: Page) -> None:
+    html = undrawn_page(branched_views(("recent-half",)))
     rows = check(html).tables["table-swrb_risk"]
     assert [row[0] for row in rows[1:]] == ["recent-half"]
     assert "Undecided for recent-half" in html
@@ -262,8 +262,7 @@ def published_systems() -> list[Row]:
 @pytest.fixture(scope="module")
 def finite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("finite")
-    with pdf_of_these_alone("swrb_systems"):
-        return folder, build(folder, finite_views(), SYSTEMS, latex=True)
+    return folder, build(folder, finite_views(), SYSTEMS, latex=True, draw=these_alone("swrb_systems"))
 
 
 def test_systems_stand_beside_the_papers(finite: tuple[Path, str]) -> None:

@@ -47,69 +47,6 @@ def test_what_came_later_can_be_filled_in(table: Table) -> None:
     )
 
 
-REVISION, UNIT = {"action_revision": 0}, {"unit": None}
-
-
-def test_what_later_versions_added() -> None:
-    assert {name: table.defaults for name, table in TABLES.items() if table.defaults} == {
-        "events": {"kind": "coupled", "weight": None, **REVISION, **UNIT},
-        "actions": {
-            "parameters": None,
-            **REVISION,
-            "dropped": False,
-            **dict.fromkeys(("codec", "codec_parameters", "policy", "policy_parameters", "settings", "weights")),
-        },
-        "units": {
-            "estimator": "plain",
-            "pair_evaluations": None,
-            "batch_deviation": None,
-            **REVISION,
-            **dict.fromkeys(
-                (
-                    "weights_sha256",
-                    "tokenizer_sha256",
-                    "selector_sha256",
-                    "numerics",
-                    "prompt_sha256",
-                    "scale_bytes",
-                    "read_checksums",
-                    "unit",
-                    "event_rows",
-                    "events_sha256",
-                    "engine",
-                    "weight_bytes",
-                    "fixed_bytes",
-                )
-            ),
-        },
-        **dict.fromkeys(("trajectories", "steps", "branchings", "branching_depths"), REVISION | UNIT),
-        "exact_values": REVISION,
-        "documents": {"scoring": None, "document_revision": 0},
-        "scores": {"document_revision": 0},
-        "looks": {"documents_revision": 0},
-        "studies": {"revision": None, "settings": None, "temperature": 1.0, "top_p": None, "top_k": None},
-        "plans": {"plan_revision": 0},
-        "results": {
-            **REVISION,
-            "baseline_revision": 0,
-            "inputs_sha256": None,
-            "interval": "percentile",
-            "clusters": None,
-            **dict.fromkeys(("estimate_reduced", "low_reduced", "high_reduced")),
-            "documents_revision": 0,
-        },
-        "calibration": {
-            **REVISION,
-            "baseline_revision": 0,
-            "inputs_sha256": None,
-            "interval": "percentile",
-            "documents_revision": 0,
-        },
-    }
-    later = {version: {name for name, table in TABLES.items() if table.since == version} for version in (2, 3, 4)}
-    assert later == {2: {"branchings", "branching_depths", "exact_values"}, 3: set(), 4: {"identities"}}
-
-
 def test_a_column_of_the_same_name_has_the_same_type_everywhere() -> None:
     types: dict[str, pa.DataType] = {}
     for table in TABLES.values():

@@ -101,6 +101,7 @@ def test_the_history_stays(redone: Store) -> None:
     assert redone.read("units").num_rows == 10
 
 
+@pytest.mark.slow
 def test_no_view_shows_an_estimate_of_superseded_units(redone: Store) -> None:
     """From the moment that an action is superseded: before new units and new estimates are there."""
     assert analyze_stored(redone, "s", "org/model") > 0

@@ -210,27 +210,7 @@ def test_a_version_before_some_units(store: Store) -> None:
     assert all(rows.equals(before[view]) for view, rows in pooled(store, pinned).items())
 
 
-def test_a_derivation_that_is_killed_between_its_commits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit_derived = Store.commit_derived
-    wanted = Store.open(shutil.copytree(store.location, f"{store.location} too"))
-    generate(wanted, make_unit("d0", action="one", first=4))
-    for last in ("trajectories", "steps"):
-
-        def killed(store: Store, table: str, *given: Any, last: str = last) -> int:
-            if table == last:
-                raise KeyboardInterrupt
-            return commit_derived(store, table, *given)
-
-        monkeypatch.setattr(Store, "commit_derived", killed)
-        with pytest.raises(KeyboardInterrupt):
-            generate(store, make_unit("d0", action="one", first=4))
-        monkeypatch.setattr(Store, "commit_derived", commit_derived)
-        assert waiting(Store.open(store.location)) == set()
-    run_derivation(store.location)
-    for view, rows in pooled(wanted).items():
-        assert pooled(store)[view].equals(rows), view
-
-
+@pytest.mark.slow
 def test_a_catalogue_has_the_moments(store: Store) -> None:
     import duckdb  # noqa: PLC0415 - a plain client
 

@@ -86,6 +86,7 @@ def test_a_url_store_has_the_rows_of_its_folder(folder: Path, bucket: ObjectStor
         assert remote.table(events).equals(local.table(events))
 
 
+@pytest.mark.slow
 def test_columns_that_came_later_hold_their_defaults_behind_a_url(folder: Path, bucket: ObjectStore) -> None:
     events = random_events("old", 7).slice(0, HORIZON)
     record = {"study": "url", "model": "random", "doc": "old", "action": "half"}

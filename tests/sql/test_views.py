@@ -132,6 +132,7 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
+@pytest.mark.by_default("branched", "several studies", "empty", "one document each")
 def test_views_equal_their_definitions(computed: Computed) -> None:
     for view in VIEWS:
         contract = contracts()[view]
@@ -144,6 +145,7 @@ def test_views_equal_their_definitions(computed: Computed) -> None:
             assert not wrong, f"{view} {key}: (view, definition) {wrong}"
 
 
+@pytest.mark.by_default("branched", "several studies", "empty", "one document each")
 def test_contracts_hold(computed: Computed) -> None:
     # Identities may look into other views: here every view is a table of the rows already computed.
     connection = duckdb.connect()

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +20,6 @@ from stats.endpoints import Endpoint
 from stats.moments import ReplicateMoments
 from stats.quantities import QUANTITIES
 from stats.resampling.bootstrap import observed, resample
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 W = Windows.of(16)
 STRATA = ("s", "t")
@@ -170,13 +167,10 @@ def plan(development: ReplicateMoments, **changes: Any) -> Allocation:
     return allocate(development, changes.pop("endpoints", ENDPOINTS), **given | changes)
 
 
-@pytest.mark.parametrize("target", [0.035, 0.05, 0.2, [0.1, 0.1, 0.05, 0.04]])
+@pytest.mark.parametrize("target", [0.035, 0.05, 0.2])
 @pytest.mark.parametrize("seconds", [(7.0, 1.5), (0.0, 1.0), (40.0, 0.01)])
-def test_least_cost_by_brute_force(
-    development: ReplicateMoments, target: float | Sequence[float], seconds: tuple[float, float]
-) -> None:
+def test_least_cost_by_brute_force(development: ReplicateMoments, target: float, seconds: tuple[float, float]) -> None:
     got = plan(development, target=target, document_seconds=seconds[0], replicate_seconds=seconds[1])
-    targets = target if isinstance(target, list) else [target] * 4
     z = scipy.stats.norm.isf(0.05 / 4 / 2)
     best = (math.inf, 0, 0)
     for k in range(1, 25):
@@ -186,12 +180,12 @@ def test_least_cost_by_brute_force(
                 * math.sqrt(sum(0.25 * (v.between_documents / n + v.between_replicates / (n * k)) for v in e.variances))
                 for e in got.endpoints
             ]
-            if all(w <= t for w, t in zip(widths, targets, strict=True)):
+            if all(w <= target for w in widths):
                 best = min(best, (n * 2 * (seconds[0] + k * seconds[1]), k, n))
                 break
     assert (got.seconds, got.replicates, got.documents_per_stratum) == pytest.approx(best)
     assert got.reachable
-    assert all(w <= t for w, t in zip(got.half_widths, targets, strict=True))
+    assert all(w <= target for w in got.half_widths)
     assert [choice.replicates for choice in got.curve] == list(range(1, 25))
     assert "all targets met" in got.reason
 
@@ -241,7 +235,7 @@ def test_simulated_half_width_is_the_promised_one() -> None:
 def test_promise_agrees_with_the_bootstrap_of_the_same_data() -> None:
     """At the development set's own K and N the half-width is z times the bootstrap's sd (up to (n - 1)/n)."""
     study = simulate(np.random.default_rng(7), 150, 4)[0]
-    draws = resample(study.document_means(), ["late_minus_early"], seed=1, first=0, last=6000, pairs=[])
+    draws = resample(study.document_means(), ["late_minus_early"], seed=1, draws=6000, pairs=[])
     expected = draws.values["late_minus_early"][:, 0, 0, 0].std()
     got = linearize(study, Endpoint("late_minus_early", "a")).half_width(4, 150, 1.0)
     assert got == pytest.approx(expected, rel=0.05)  # sd of 6,000 draws: 0.9%
@@ -259,7 +253,7 @@ def test_out_of_reach_takes_the_upper_bounds_and_says_so(development: ReplicateM
     assert (got.replicates, got.documents_per_stratum, got.reachable) == (24, 400, False)
     assert got.seconds == 400 * 2 * (7.0 + 24 * 1.5)
     assert "targets out of reach: at the upper bounds, K = 24, N = 400 per stratum, the half-width of " in got.reason
-    assert f"is expected to be {max(got.half_widths):.3g} instead of {got.targets[0]:.3g}; intervals hold" in got.reason
+    assert f"is expected to be {max(got.half_widths):.3g} instead of 0.001; intervals hold" in got.reason
     assert "more evaluation documents would make them narrower" in got.reason
     assert all(width > 0.001 for width in got.half_widths)
     empty = dataclasses.replace(
@@ -312,12 +306,6 @@ def test_family_and_serialization(development: ReplicateMoments) -> None:
 def test_messages(development: ReplicateMoments) -> None:
     one = dataclasses.replace(development, scalars={n: v[:, :, :1] for n, v in development.scalars.items()})
     for given, message in (
-        ({"target": 0.0}, "must be positive"),
-        ({"target": [0.1]}, "1 targets for 4 endpoints"),
-        ({"endpoints": ()}, "no endpoint"),
-        ({"replicates": (0, 4)}, r"bounds on replicates are 0\.\.4"),
-        ({"documents": (9, 4)}, r"bounds on documents per stratum are 9\.\.4"),
-        ({"document_seconds": -1.0}, "document_seconds is -1.0"),
         ({"alpha": 1.0}, "alpha 1.0"),
         ({"family_size": 2}, "4 endpoints but a size of 2"),
         ({"endpoints": (Endpoint("hazard", "a", x=3),)}, "a profile cannot be planned for"),

@@ -80,7 +80,7 @@ def outcomes(batch: int, truth: dict[Key, Float], size: int, draws: int) -> dict
     pooling = Pooling.of(study.in_canonical_order(), pairs)
     found = {}
     for group in groups(study, draws, names, pairs, studentized=True):
-        sample = resample(study, group, seed=batch, first=0, last=draws, pairs=pairs, studentized=True)
+        sample = resample(study, group, seed=batch, draws=draws, pairs=pairs, studentized=True)
         estimates, errors = observed(study, group, pairs), observed_errors(study, group, pairs)
         for name, x in (pair for pair in COVERED if pair[0] in group):
             at = (0, slice(None), place(name, x))

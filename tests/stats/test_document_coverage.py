@@ -75,6 +75,7 @@ def test_the_table_has_every_law() -> None:
     assert {(law, clusters) for law, _, clusters in documented()} == {(law, n) for law in LAWS for n in CLUSTERS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["2% of documents diverge", "X right on 99%"])
 def test_rare_documents_are_reckoned_with(name: str) -> None:
     """125 studies of 2 x 12 documents: studentized intervals alone contain the truth in 25% to 44%."""
@@ -83,6 +84,7 @@ def test_rare_documents_are_reckoned_with(name: str) -> None:
         assert counted.alike >= 80, quantity
 
 
+@pytest.mark.slow
 def test_most_intervals_of_heavy_tails_are_marked() -> None:
     """125 studies of 2 x 24 documents with 250 actions: 66% are skewed, with a standard error of 3%."""
     assert coverage(LAWS["heavy tails"], 24, 1, 9)["mismatch"].skewed >= 55

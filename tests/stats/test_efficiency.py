@@ -133,7 +133,7 @@ def test_draws_are_those_of_the_plain_estimates() -> None:
     windows = Windows.of(8)
     scalars = dict.fromkeys(SCALAR_MOMENTS, whole)
     plain = DocumentMoments(given.documents, given.strata, given.clusters, given.actions, windows, scalars, {}, {})
-    expected = resample(plain, ["mismatch"], seed=5, first=0, last=500, pairs=[]).values["mismatch"][..., 0]
+    expected = resample(plain, ["mismatch"], seed=5, draws=500, pairs=[]).values["mismatch"][..., 0]
     draws = resample_branching(given, draws=500, seed=5)
     np.testing.assert_allclose(draws["swrb_mismatch"], expected, rtol=1e-14)
     np.testing.assert_array_equal(draws["swrb_mismatch"], draws["plain_mismatch"])
@@ -209,24 +209,6 @@ def test_what_is_unknown_is_null_and_what_is_absent_has_no_row() -> None:
         assert (row["estimate"] is not None) is known, name
         assert (row["low"] is not None) is known, name
         assert (row["high"] is not None) is known, name
-
-
-def test_document_order_does_not_matter() -> None:
-    given = moments()
-    order = np.random.default_rng(0).permutation(11)
-    shuffled = BranchingMoments(
-        given.documents[order],
-        given.strata[order],
-        given.clusters[order],
-        given.actions,
-        {name: value[order] for name, value in given.plain.items()},
-        {name: value[order] for name, value in given.swrb.items()},
-    )
-    whole, other = (estimate_branching(one, draws=300, seed=2).columns for one in (given, shuffled))
-    assert whole == other
-    fewer = resample_branching(given, draws=10, seed=2)
-    for name, value in resample_branching(given, draws=300, seed=2).items():
-        np.testing.assert_array_equal(value[:10], fewer[name])
 
 
 def test_messages() -> None:

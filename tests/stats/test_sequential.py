@@ -104,7 +104,7 @@ def test_intervals_of_near_tails_are_the_bootstraps_or_students(*, skewed: bool)
     found = at_look(measured, 2.014, draws=4_000)
     low, high = student_interval(values, 2.014)
     assert found.method == "studentized"
-    sample = resample(measured, ["mismatch"], seed=1, first=0, last=4_000, studentized=True)
+    sample = resample(measured, ["mismatch"], seed=1, draws=4_000, studentized=True)
     tail = float(norm.sf(2.014))
     error = observed_errors(measured, ["mismatch"])["mismatch"][0, 0, 0]
     below, above = np.quantile(sample.distances["mismatch"][:, 0, 0, 0], [1 - tail, tail]) * error

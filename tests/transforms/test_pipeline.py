@@ -31,8 +31,8 @@ from schema.errors import InputError, OperationError
 from schema.location import filesystem_of
 from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, Table
 from transforms import pipeline, segments
+from transforms.compaction import Gathering
 from transforms.derivation import derive_trajectories
-from transforms.gathering import Gathering
 from transforms.pipeline import run_derivation
 from transforms.records import read_records, record_folder, write_record
 from transforms.residual_branches import derive_branchings
@@ -194,6 +194,7 @@ def derive_and_die(location: str, method: str, moment: int) -> None:
         ("commit_derived", 3),  # trajectories visible, steps not
     ],
 )
+@pytest.mark.by_default("commit_derived-3")
 def test_kill_9_is_repaired_by_a_rerun(store: Store, method: str, moment: int) -> None:
     killed = forked().Process(target=derive_and_die, args=(store.location, method, moment))
     killed.start()
@@ -395,8 +396,8 @@ def test_watch_derives_what_appears(store: Store, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 def test_watch_leaves_few_files_however_many_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transforms.watch.BATCH_EVENTS", 1)
-    monkeypatch.setattr("transforms.gathering.BATCHES", 2)
-    monkeypatch.setattr("transforms.gathering._TIMES", 2)
+    monkeypatch.setattr("transforms.compaction.BATCHES", 2)
+    monkeypatch.setattr("transforms.compaction._TIMES", 2)
     store.append_units([branched_unit(number) for number in range(10)])
     for number in range(20):
         store.append_units([unit(number, first=3)])
@@ -414,7 +415,7 @@ def test_watch_leaves_few_files_however_many_come(store: Store, monkeypatch: pyt
 
 
 def test_what_a_watch_cannot_put_together_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transforms.gathering.BATCHES", 1)
+    monkeypatch.setattr("transforms.compaction.BATCHES", 1)
     with pytest.raises(OperationError) as error, Gathering(f"{store.location}/nowhere") as gathering:
         gathering.batch_done()
     assert str(error.value).startswith(f"putting files together: {store.location}/nowhere is not a kvdrift store")

@@ -39,9 +39,9 @@ from sql.catalog import Views, open_views
 from sql.catalog_file import catalog_fault, write_catalog
 from sql.promises import breaches, computed_views
 from transforms.segments import commit, derive_segment, pending
-from verification.differences import ROUNDING, first_difference
-from verification.findings import Fault, Verified
+from verification.files import Verified
 from verification.repair import repair
+from verification.unit_rows import ROUNDING, first_difference
 from verification.whole_store import scrub, verify
 
 H = 6
@@ -296,6 +296,7 @@ def test_what_is_not_there_yet_is_no_fault(made: Store, monkeypatch: pytest.Monk
     assert file_faults(made) == []
 
 
+@pytest.mark.slow
 def test_a_store_that_is_written_meanwhile_is_sound(made: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two versions that verification asks for, a unit is generated, derived and cited."""
     units = iter(made_units(24))
@@ -318,21 +319,6 @@ def test_a_store_that_is_written_meanwhile_is_sound(made: Store, monkeypatch: py
     assert len(made.paths("events")) > 20, "it was written meanwhile"
 
 
-def test_any_delta_tool_may_rewrite_any_table(made: Store) -> None:
-    append(made, "documents", document_row(2))
-    made.append_units([given for given in made_units(3) if given.record["doc"] == "d2"])
-    derive(made)
-    before = {table: made.read(table).num_rows for table in TABLES}
-    for table in ("events", "units", "documents", *DERIVED_TABLES):
-        DeltaTable(f"{made.location}/{table}").optimize.compact()
-    assert file_faults(made) == []
-    for table in ("events", *DERIVED_TABLES):
-        column = "unit" if table == "unit_moments" else "replicate"
-        DeltaTable(f"{made.location}/{table}").optimize.z_order([column], target_size=2000)
-    assert file_faults(made) == []
-    assert {table: Store(made.location).read(table).num_rows for table in TABLES} == before
-
-
 # Damage: each kind is found and named, and nothing else is
 
 
@@ -346,12 +332,6 @@ def test_a_flipped_byte_in_an_events_file(study: Store, capsys: pytest.CaptureFi
     digest, named = content_digest(data), path.removesuffix(".parquet")
     assert f"  fault: events/{path}: the content has digest {digest}, must have {named} as its name says" in out
     assert out.splitlines()[-1] == f"{study.location}: 1 fault"
-
-
-def test_a_deleted_derived_file(study: Store) -> None:
-    path = path_of(study, "steps")
-    place(study, "steps", path).unlink()
-    assert_found(study, f"^steps/{path}: the file is missing or cannot be read, must be there$")
 
 
 def test_a_truncated_file(study: Store) -> None:
@@ -435,6 +415,7 @@ def test_a_control_that_moved(study: Store) -> None:
 
 
 @pytest.mark.parametrize("table", [*NUMBERED, "units"])
+@pytest.mark.by_default("events", "units", "trajectories")
 def test_a_file_that_is_there_twice(made: Store, table: str) -> None:
     """Another program added the bytes again under another name: each unit in them is named, and repaired."""
     before, path = rows_of(made, table), made.paths(table)[0]
@@ -476,12 +457,6 @@ def test_replicates_in_two_units(made: Store) -> None:
     name = r"\(s, m/x, d0, snapkv\) replicates"
     twice = rf"^events: unit {name} \[0, 3\) has replicates of {name} \[0, 2\) too, must be in one unit$"
     assert any(re.match(twice, line) for line in file_faults(made))
-
-
-def test_a_missing_units_row(study: Store) -> None:
-    path = path_of(study, "units")
-    place(study, "units", path).write_bytes(edited(study, "units", path, list.pop))
-    assert_found(study, rf"^units/{path}: the (file has|content has digest)")
 
 
 def test_many_faults_are_counted(made: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -550,6 +525,7 @@ def test_events_of_no_unit(made: Store) -> None:
         ("branching_depths", "capacity", "replicate 0, depth 1"),
     ],
 )
+@pytest.mark.by_default("steps", "branchings")
 def test_derived_rows_that_are_not_what_the_events_give(made: Store, table: str, column: str, at: str) -> None:
     forge_rows(made, table, change_first(column, 0.625), doc="d0", action="snapkv")
     found = file_faults(made)
@@ -753,6 +729,7 @@ def test_what_is_no_store_is_the_users_mistake(
 
 
 @pytest.mark.parametrize("table", ["events", "trajectories", "branching_depths", "units"])
+@pytest.mark.by_default("events")
 def test_every_flipped_bit_is_found(made: Store, table: str) -> None:
     """One bit is flipped anywhere, and the file's time is kept: a scrub reads the file, whose name holds its digest."""
     path = place(made, table, path_of(made, table))
@@ -965,13 +942,6 @@ def test_broken_promises_are_named_with_an_example() -> None:
 def test_all_views_with_identities_are_checked() -> None:
     assert {"decomposition", "contrasts", "entry", "eos_partition", "swrb_risk", "calibration"} <= set(computed_views())
     assert not set(computed_views()) & {"events", "steps", "trajectories", "units"}
-
-
-def test_the_line_of_a_check() -> None:
-    assert str(Verified("events", "1 unit", "whole")) == "events: 1 unit, whole"
-    fault = Fault("events/a", "x is 1, must be 2")
-    assert str(Verified("events", "1 unit", "whole", (fault,))) == "events: 1 unit, 1 fault"
-    assert str(Verified("events", "1 unit", "whole", (fault, fault))) == "events: 1 unit, 2 faults"
 
 
 def test_prompts_of_other_tokens_or_there_twice(study: Store) -> None:

@@ -33,16 +33,10 @@ def latest_of(state: bytes | None) -> int:
 
 
 def with_positions(state: bytes | None, rows: Rows, horizon: int, latest: int) -> tuple[bytes, bool]:
-    """Add rows to an incomplete replicate.
+    """Add rows at positions 1..H to an incomplete replicate, whose state is None before its first row.
 
-    Args:
-        state: The state; None before the first row.
-        rows: Rows at positions 1..H.
-        horizon: H.
-        latest: The event time of the latest row, including these rows, in microseconds.
-
-    Returns:
-        The new state, and whether every position is present.
+    ``latest`` is the event time of the latest row, including these rows, in microseconds. Returns the new state, and
+    whether every position is present.
     """
     there = np.zeros(horizon, np.bool_) if state is None else np.frombuffer(state, np.bool_, offset=9).copy()
     there[rows["t"] - 1] = True
@@ -52,8 +46,7 @@ def with_positions(state: bytes | None, rows: Rows, horizon: int, latest: int) -
 def put_together(pieces: Iterable[bytes]) -> tuple[Rows, bool]:
     """Merge the packed rows of one replicate.
 
-    Returns:
-        The rows by position, each once, and False; or all rows, and True, if two rows of a position differ.
+    Returns the rows by position, each once, and False; or all rows, and True, if two rows of a position differ.
     """
     rows = np.concatenate([np.empty(0, ROW), *map(unpacked, pieces)])
     ordered = rows[np.argsort(rows["t"], kind="stable")]

@@ -42,12 +42,9 @@ _REASONS = (
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of one replicate, or rows that belong to no replicate.
+    """Packed rows of one replicate under its key; or, without a key, rows that belong to no replicate.
 
-    Attributes:
-        key: The replicate's key, written by ``key_of``; empty if the rows belong to no replicate.
-        data: Packed rows; without a key, the original rows as an Arrow IPC stream.
-        reason: The reason why the rows are refused; empty for valid rows.
+    The latter are the original rows as an Arrow IPC stream, with the reason why they are refused.
     """
 
     key: str
@@ -69,16 +66,11 @@ def batch_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
 
 
 def cut(batch: Batch, horizons: Horizons) -> Iterator[Piece]:
-    """Divide a batch into one piece for each replicate.
+    """Divide a batch into one piece for each replicate, in the order of their keys.
 
-    Args:
-        batch: N events with the columns of a coupled pair, in any order, of types that can be cast without loss.
-            ``action_revision``, ``unit`` and ``kind`` may be absent.
-        horizons: H, for all studies or by study.
-
-    Yields:
-        The pieces in the order of their keys. Rows outside 1..H, of unknown studies, of other kinds or with nulls are
-            pieces with a reason.
+    The batch has the columns of a coupled pair, in any order, of types that can be cast without loss;
+    ``action_revision``, ``unit`` and ``kind`` may be absent. Rows outside 1..H, of unknown studies, of other kinds or
+    with nulls are pieces with a reason.
     """
     try:
         events = _as_events(batch)

@@ -51,12 +51,7 @@ DAY = 86_400.0
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """Rows from which no trajectory could be made.
-
-    Attributes:
-        reason: Why no trajectory could be made.
-        events: The rows in the columns of events, or unchanged if they do not fit these columns.
-    """
+    """Rows from which no trajectory could be made, in the columns of events if they fit these, and why."""
 
     reason: str
     events: pa.Table
@@ -64,12 +59,7 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class WholeReplicates:
-    """Assembled replicates.
-
-    Attributes:
-        events: The rows of whole replicates, by replicate and position.
-        letters: Rows that cannot become part of a whole replicate.
-    """
+    """The rows of whole replicates, by replicate and position, and rows that cannot become part of one."""
 
     events: pa.Table
     letters: tuple[DeadLetter, ...] = ()
@@ -144,11 +134,7 @@ class DeriveTrajectories(beam.PTransform):
 
 
 def derive(whole: WholeReplicates) -> DerivedReplicates:
-    """Return the derived rows of whole replicates.
-
-    Raises:
-        InputError: A table lacks a column, or has a value that no event has.
-    """
+    """Return the derived rows of whole replicates."""
     derived = derive_trajectories(whole.events)
     return DerivedReplicates(derived.trajectories, derived.steps, whole.letters)
 

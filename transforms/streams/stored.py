@@ -140,9 +140,7 @@ class WriteDerived(beam.PTransform):
     """Write ``DerivedReplicates`` of a store's own events to the store; emit the number of new units of each element.
 
     Each element must have whole units, like the tables of ``ReadEvents``. An element is one commit to each table.
-
-    Args:
-        location: Folder or URL of the store, as workers see it.
+    ``location`` is that of the store as workers see it.
     """
 
     def __init__(self, location: str | Path) -> None:
@@ -155,10 +153,7 @@ class WriteDerived(beam.PTransform):
 
 
 def write_derived(derived: DerivedReplicates, location: str) -> int:
-    """Commit derived rows of whole units.
-
-    Returns:
-        The number of units that had no derived rows before.
+    """Commit derived rows of whole units; return the number of units that had no derived rows before.
 
     Raises:
         InputError: A row has no unit, or an element has only a part of a unit's rows.
@@ -207,12 +202,7 @@ class WriteReplicates(beam.PTransform):
 def write_replicates(whole: WholeReplicates, location: str, documents: str | None) -> list[DeadLetter]:
     """Append whole replicates as units and derive them.
 
-    Returns:
-        The dead letters of ``whole``, and one for each finding, which names the unit that was kept out.
-
-    Raises:
-        InputError: The documents file has an error, or the store cannot be opened or written.
-        OperationError: Units could not be derived.
+    Returns the dead letters of ``whole``, and one for each finding, which names the unit that was kept out.
     """
     letters = list(whole.letters)
     if not whole.events.num_rows:

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 
 from flows.estimate.estimation import document_moments
-from flows.pages.reports import report_folder
+from flows.pages.reports import page_folder
 from log.checked_files import WEEK
 from log.store import Store
+from log.studies import stored_studies
 from report.reading.content import read_content
 from report.reading.source import Provenance, StudyRows
 from report.side_by_side.content import Entry
-from schema.errors import InputError, nearest
+from schema.errors import InputError
 from schema.progress import SILENT, Progress
 from sql.catalog import MOMENT_VIEWS, open_views
 from stats.moments import DocumentMoments
@@ -46,21 +47,13 @@ def read_entries(
 
 
 def _studies(store: Store, studies: Collection[str] | None) -> list[tuple[str, str]]:
-    rows = store.read("documents", columns=["study", "model"]).to_pylist()
-    there = sorted({(row["study"], row["model"]) for row in rows})
-    if not there:
-        raise InputError(f"{store.location}: the store holds no study yet")
-    known = {name for name, _ in there}
-    for study in studies or ():
-        if study not in known:
-            raise InputError(f"no study '{study}' in {store.location}; {nearest(study, known)}")
-    return [pair for pair in there if studies is None or pair[0] in studies]
+    chosen = [pair for study in studies or () for pair in stored_studies(store, study)]
+    return sorted(set(chosen)) if studies is not None else stored_studies(store)
 
 
 def _own_page(store: Store, study: str, model: str) -> Path | None:
     """Return the page of a study and model at its default place; None if there is no page."""
-    several = sum(name == study for name, _ in _studies(store, None)) > 1  # then each model has its own page
-    page = report_folder(store, study, model if several else None) / "index.html"
+    page = page_folder(store, study, model, stored_studies(store)) / "index.html"
     return page if page.is_file() else None
 
 

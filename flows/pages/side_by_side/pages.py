@@ -23,17 +23,9 @@ def write_comparison(
     *,
     model: str | None = None,
 ) -> Path:
-    """Write the comparison of several stores, or of several studies of one.
+    """Write the comparison of several stores, or of several studies of one; return the path of the page.
 
-    Args:
-        locations: folders or URLs of stores.
-        folder: folder of the page, its figures and its tables.
-        studies: the studies that are compared; None for all of each store.
-        progress: listener of the work's progress.
-        model: the model whose studies are compared; None for all.
-
-    Returns:
-        The path of the page.
+    By default all studies and models of each store are compared.
     """
     measured = read_entries(locations, studies, progress, model=model)
     comparison = Comparison(tuple(entry for entry, _ in measured), tuple(pairings(measured)))

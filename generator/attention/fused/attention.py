@@ -27,9 +27,8 @@ def are_fused(devices: Iterable[torch.device], wanted: bool | None) -> bool:  # 
 class FusedAttention:
     """Attention of open streams by the two fused operations, with tables of caches and streams.
 
-    Args:
-        layers: For each layer the keys and the values of all caches, [KV heads, m, size] each.
-        group: Query heads of a KV head.
+    ``layers`` has for each layer the keys and the values of all caches, [KV heads, m, size] each; ``group`` is the
+    number of query heads of a KV head.
     """
 
     def __init__(self, layers: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], group: int) -> None:
@@ -41,15 +40,9 @@ class FusedAttention:
         self._partials = 0
 
     def pack(self, stream_cache: Tensor, slots: Tensor, rows: int) -> dict[str, Tensor]:
-        """Take over the open streams.
+        """Take over the open streams; return the vectors that ``attend`` needs on the layers' devices, by name.
 
-        Args:
-            stream_cache: The cache of each stream, ascending, int64 [streams], on the CPU.
-            slots: The slot of each stream among the model's rows, int64 [streams], on the CPU.
-            rows: The number of rows that the model computes.
-
-        Returns:
-            The vectors that ``attend`` needs on the layers' devices, by name.
+        The cache of each stream, ascending, and its slot among the model's ``rows`` are int64 [streams] on the CPU.
         """
         packed, tiles, places, self._partials = tables(
             stream_cache, slots, rows, self._chunks, self._group, self._queries
@@ -62,18 +55,10 @@ class FusedAttention:
     ) -> Tensor:  # fmt: skip
         """Attend from one new token per row and write its key and value.
 
-        Args:
-            layer: The layer's number.
-            query: [rows, heads, 1, size].
-            key: [rows, KV heads, 1, size].
-            value: [rows, KV heads, 1, size].
-            suffix: Keys and values of this layer's suffixes, [slots, KV heads, H, size] each.
-            indices: The vectors that ``pack`` returned, on the layer's device; and "length", the entries of every
-                suffix including the new one, int64 [1].
-            scaling: The factor of products of queries and keys.
-
-        Returns:
-            [rows, heads, 1, size]; zeros in rows without a stream.
+        Queries are [rows, heads, 1, size], keys and values [rows, KV heads, 1, size]. ``suffix`` has the keys and
+        values of this layer's suffixes, [slots, KV heads, H, size] each. ``indices`` are the vectors that ``pack``
+        returned, on the layer's device; and "length", the entries of every suffix including the new one, int64 [1]. The
+        result is [rows, heads, 1, size]; zeros in rows without a stream.
         """
         caches, new = self._caches[layer], query[:, :, 0]
         chunks: PartialAttention = prompt_attention.prompt_attention(

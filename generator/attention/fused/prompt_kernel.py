@@ -57,26 +57,10 @@ def launch(
 # Triton's front end evaluates annotations, and knows no others than its own.
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend_chunk(  # type: ignore[no-untyped-def]
-    query,
-    caches,
-    packed,
-    tiles,
-    output,
-    mass,
-    query_row,
-    query_head,
-    scale,
-    GROUP: tl.constexpr,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    CACHE_COLUMNS: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr,
-    LN_2: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+    query, caches, packed, tiles, output, mass, query_row, query_head, scale, GROUP: tl.constexpr,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, CACHE_COLUMNS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr, LN_2: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """Compute one tile of queries of one cache, one KV head and one chunk of entries; scores are to base 2."""
     kv_head = tl.program_id(1)
     tiles += tl.program_id(0) * TILE_COLUMNS

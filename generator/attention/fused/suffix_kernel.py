@@ -60,37 +60,12 @@ def launch(
 # Triton's front end evaluates annotations, and knows no others than its own.
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend_suffix(  # type: ignore[no-untyped-def]
-    query,
-    key,
-    value,
-    suffix_key,
-    suffix_value,
-    length,
-    chunk_output,
-    chunk_mass,
-    places,
-    caches,
-    result,
-    query_row,
-    query_head,
-    key_row,
-    key_head,
-    value_row,
-    value_head,
-    suffix_row,
-    suffix_head,
-    scale,
-    GROUP: tl.constexpr,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    CACHE_COLUMNS: tl.constexpr,
-    PLACE_COLUMNS: tl.constexpr,
-    LOG2_E: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
+    query, key, value, suffix_key, suffix_value, length, chunk_output, chunk_mass, places, caches, result,
+    query_row, query_head, key_row, key_head, value_row, value_head, suffix_row, suffix_head, scale,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, CACHE_COLUMNS: tl.constexpr,
+    PLACE_COLUMNS: tl.constexpr, LOG2_E: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
-):
+):  # fmt: skip
     """Compute one slot and KV head: the new entry, earlier entries, then the chunks; scores are to base 2."""
     slot, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     number = query.dtype.element_ty

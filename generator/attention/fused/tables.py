@@ -28,9 +28,7 @@ def tile_queries(dtype: torch.dtype) -> int:
 def cache_table(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     """Return the table of one layer's caches, [caches, CACHE_COLUMNS], on their device.
 
-    Args:
-        keys: For each cache, [KV heads, m, size]; a KV head's entries lie one after the other.
-        values: For each cache, the values of the same shape.
+    Keys and values are [KV heads, m, size] for each cache; a KV head's entries lie one after the other.
     """
     rows = [
         [_address(key), _address(value), key.shape[1], key.stride(0), value.stride(0)]

@@ -81,15 +81,9 @@ class PromptReads:
         self._tiles: list[list[Tile]] = []  # those of equal sizes beside each other
 
     def alike(self, stream_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Put streams that read the same entries side by side.
+        """Put streams that read the same entries side by side; caches, ascending, and slots are int64 [streams].
 
-        Args:
-            stream_cache: The cache of each stream, ascending, int64 [streams].
-            slots: The slot of each stream, int64 [streams].
-
-        Returns:
-            For each stream, in the new order: the cache whose entries the stream reads, ascending, and the stream's
-                slot.
+        Returns for each stream, in the new order, the cache whose entries it reads, ascending, and its slot.
         """
         read, order = self._read[stream_cache].sort(stable=True)
         return read, slots[order]
@@ -97,9 +91,7 @@ class PromptReads:
     def pack(self, stream_cache: Tensor, slots: Tensor) -> dict[str, Tensor]:
         """Pack the open streams; return the indices that ``attend`` needs on the layers' devices, by name.
 
-        Args:
-            stream_cache: The cache of each stream, ascending, int64 [streams].
-            slots: The slot of each stream, int64 [streams].
+        The cache of each stream, ascending, and its slot are int64 [streams].
         """
         tiles, indices = pack_tiles(*self.alike(stream_cache, slots), self._at_once, self._multiple)
         self._tiles = [list(some) for _, some in itertools.groupby(tiles, self._size)]
@@ -116,18 +108,11 @@ class PromptReads:
     ) -> PartialAttention:  # fmt: skip
         """Attend from one new token per row to the prompt entries of the row's cache.
 
-        Args:
-            layer: The layer's number.
-            grouped: Queries, [rows, KV heads, query heads per KV head, size].
-            indices: The indices that ``pack`` returned, on the layer's device.
-            scaling: The factor of products of queries and keys.
-            length: The number of entries of every suffix.
-            replaced: Tells whether a cache's attention is computed elsewhere; not asked in layers with windows.
-
-        Returns:
-            For each stream, by its slot: the output, [streams, KV heads, query heads per KV head, size], and the
-                logarithm of the sum of exponentials, float32; minus infinity if a window has left all prompt entries of
-                the cache.
+        ``grouped`` are queries, [rows, KV heads, query heads per KV head, size]; ``indices`` are those of ``pack``, on
+        the layer's device; ``length`` is that of every suffix. ``replaced`` tells whether a cache's attention is
+        computed elsewhere; it is not asked in layers with windows. Returns for each stream, by its slot, the output,
+        [streams, KV heads, query heads per KV head, size], and the logarithm of the sum of exponentials, float32; minus
+        infinity if a window has left all prompt entries of the cache.
         """
         _, kv_heads, group, size = grouped.shape
         terms = self._caches[0][layer].terms

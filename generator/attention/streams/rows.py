@@ -30,16 +30,10 @@ class Tile:
 def pack_tiles(
     stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int
 ) -> tuple[list[Tile], dict[str, Tensor]]:
-    """Pack the streams of each cache into tiles, and pad the tiles to a multiple of rows.
+    """Pack the streams of each cache into tiles of at most ``at_once[cache]``, and pad the tiles to a multiple of rows.
 
-    Args:
-        stream_cache: The cache of each stream, ascending, int64 [streams].
-        slots: The slot of each stream, int64 [streams].
-        at_once: For each cache the most streams of a tile.
-        multiple: The rows of a tile are a multiple of this.
-
-    Returns:
-        The tiles, the slot of each packed row ("packed"), and a packed row of each slot ("unpacked").
+    The cache of each stream, ascending, and its slot are int64 [streams]. Returns the tiles, the slot of each packed
+    row ("packed"), and a packed row of each slot ("unpacked").
     """
     tiles, rows, unpacked = [], [], torch.empty_like(slots)
     caches, counts = torch.unique_consecutive(stream_cache, return_counts=True)

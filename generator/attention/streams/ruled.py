@@ -66,8 +66,7 @@ class RuledStreams:
     def open(self, stream_cache: Tensor) -> None:
         """Give each stream the scores of its prompt's entries; stream i is in slot i and at the end of its prompt.
 
-        Args:
-            stream_cache: The cache of each stream, ascending, int64 [streams], on the CPU.
+        The cache of each stream, ascending, is int64 [streams] on the CPU.
         """
         for cache, rule in self._rules.items():
             own = (stream_cache == cache).nonzero().squeeze(-1)
@@ -78,16 +77,10 @@ class RuledStreams:
                     scores[rows, :, self._prompt :] = 0.0
 
     def pack(self, stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int) -> Tensor:
-        """Take over the open streams.
+        """Take over the open streams; return the slots that ``before_step`` and ``attend`` need on the layers' devices.
 
-        Args:
-            stream_cache: The cache of each stream, ascending, int64 [streams], on the CPU.
-            slots: The slot of each stream, int64 [streams], on the CPU.
-            at_once: For each cache the most streams computed at once.
-            multiple: The streams are padded to a multiple of this.
-
-        Returns:
-            The slots that ``before_step`` and ``attend`` need on the layers' devices, int64 [padded streams].
+        The cache of each stream, ascending, and its slot are int64 [streams] on the CPU. Streams are padded to a
+        multiple; at most ``at_once[cache]`` are computed at once.
         """
         self._parts, packed, first = [], [], 0
         for cache in self._rules:
@@ -104,10 +97,8 @@ class RuledStreams:
     ) -> None:
         """Let every rule with open streams change entries, before the token is fed that makes L = ``length``.
 
-        Args:
-            slots: The slots that ``pack`` returned, on every device.
-            suffixes: For each layer the keys and values of all slots, [slots, KV heads, H, size] each.
-            length: L.
+        ``slots`` are those that ``pack`` returned, on every device; ``suffixes`` has for each layer the keys and values
+        of all slots, [slots, KV heads, H, size] each.
         """
         for cache in dict.fromkeys(part.cache for part in self._parts):
             own = {device: self._slots_of(cache, there) for device, there in slots.items()}
@@ -125,16 +116,11 @@ class RuledStreams:
         self, layer: int, query: Tensor, suffix: Sequence[Tensor], slots: Tensor, length: int, scaling: float,
         result: Tensor,
     ) -> None:  # fmt: skip
-        """Let the rules attend, and write their results into ``result``.
+        """Let the rules attend, and write their results into ``result``, attention of all rows, [rows, heads, 1, size].
 
-        Args:
-            layer: The layer's number.
-            query: [rows, heads, 1, size]; a stream's row is its slot.
-            suffix: Keys and values of all slots, [slots, KV heads, H, size] each, with the new entries.
-            slots: The slots that ``pack`` returned, on the layer's device.
-            length: L, the entries of every suffix.
-            scaling: The factor of products of queries and keys.
-            result: Attention of all rows, [rows, heads, 1, size].
+        Queries are [rows, heads, 1, size]; a stream's row is its slot. ``suffix`` has the keys and values of all slots,
+        [slots, KV heads, H, size] each, with the new entries; ``slots`` are those of ``pack`` on the layer's device;
+        ``length`` is L.
         """
         kv_heads, size = suffix[0].shape[1], suffix[0].shape[3]
         for part in self._parts:

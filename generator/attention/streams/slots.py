@@ -1,6 +1,6 @@
-"""Bookkeeping of slots: in which slot each open stream is, and which suffixes are copied where.
+"""Slots of streams: in which slot each open stream is, which suffixes are copied where, and the suffixes' buffers.
 
-Everything is in integers on the CPU. ``generator.attention.shared_prefix`` does the copies on the devices.
+The bookkeeping is in integers on the CPU. ``generator.attention.shared_prefix`` has the copies done on the devices.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 _NONE = torch.empty(0, dtype=torch.int64)
+_CPU_BYTES, _OTHER_BYTES = 2**20, 2**28  # of suffixes copied at once
+Suffixes = list[Tensor]  # keys and values of one layer
 
 
 class StreamSlots:
@@ -18,10 +20,7 @@ class StreamSlots:
 
     Of n open streams, stream i is in slot ``slots[i]``, a number below n. A stream stays in its slot unless its number
     is n or above; only streams that move or fork are copied. Parked streams are copied, at the next step, to the slots
-    from ``streams`` on, so that all copies of a step are sent to the devices together.
-
-    Args:
-        streams: The most streams that can be open at once.
+    from ``streams``, the most open streams, on, so that all copies of a step are sent to the devices together.
     """
 
     def __init__(self, streams: int) -> None:
@@ -43,11 +42,7 @@ class StreamSlots:
     def select(self, rows: Tensor) -> bool:
         """Replace the open streams: new stream i continues open stream ``rows[i]``; higher numbers are parked streams.
 
-        Args:
-            rows: int64 [streams], grouped by cache in ascending order.
-
-        Returns:
-            Whether any stream changes.
+        Rows are int64 [streams], grouped by cache in ascending order. Returns whether any stream changes.
         """
         streams, count = len(self.slots), len(rows)
         if torch.equal(rows, torch.arange(streams)):
@@ -102,3 +97,28 @@ class StreamSlots:
             length = max(length, self._waiting_length)
             self._parked_slots, self._waiting_length = places, 0
         return source, target, length
+
+
+def suffix_buffers(layers: Sequence[Sequence[Tensor]], slots: int, horizon: int) -> tuple[list[Tensor], list[Suffixes]]:
+    """Allocate buffers for suffixes; parts of one device and shape share a buffer, [parts, slots, KV heads, H, size].
+
+    ``layers`` has for each layer a prompt's keys and values, [KV heads, m, size]. Returns the buffers, and for each
+    layer its keys and values in them, [slots, KV heads, H, size] each.
+    """
+    kinds = [(part.device, part.dtype, part.shape[0], part.shape[2]) for layer in layers for part in layer]
+    rooms, buffers = {}, []
+    for kind in dict.fromkeys(kinds):
+        device, dtype, heads, size = kind
+        shape = (kinds.count(kind), slots, heads, horizon, size)
+        buffers.append(torch.empty(shape, dtype=dtype, device=device))
+        rooms[kind] = iter(buffers[-1].unbind())
+    own = [next(rooms[kind]) for kind in kinds]
+    return buffers, [own[first : first + 2] for first in range(0, len(own), 2)]
+
+
+def copy_suffixes(buffer: Tensor, source: Tensor, target: Tensor) -> None:
+    """Copy slots ``source`` to slots ``target``, all at once, in every part of a buffer, [parts, slots, ...]."""
+    room = _CPU_BYTES if buffer.device.type == "cpu" else _OTHER_BYTES
+    moved = len(source) * buffer[0, 0].numel() * buffer.itemsize
+    for parts in torch.split(buffer, max(room // max(moved, 1), 1)):
+        parts.index_copy_(1, target, parts[:, source])

@@ -3,6 +3,9 @@
 Layers of transformers ask a cache for a state by the layer's number and the state's number within the layer, and write
 states back. A prompt has its states once, after its last token. Every stream has a copy of its own, of constant size.
 Keys and values do not go through these objects: attention layers get back what they hand over.
+
+Sizes of states are computed from ``config.json``. For families that are not known here, states count as 0 bytes before
+a model is loaded.
 """
 
 from __future__ import annotations
@@ -17,14 +20,11 @@ from torch.nn.functional import pad
 
 _Place = tuple[str, int, int]  # what kind of state, the layer's number, the state's number within it
 _CONVOLUTION, _RECURRENT = "convolution", "recurrent"
+_RECURRENT_BYTES = 4  # recurrent states are float32, whatever the model's dtype
 
 
 class LayerStates:
-    """A cache for a network's layers that holds states of a batch of rows, empty at first.
-
-    Attributes:
-        found: The states, [rows, ...] each.
-    """
+    """A cache for a network's layers that holds states of a batch of rows, [rows, ...] each, empty at first."""
 
     def __init__(self) -> None:
         self.found: dict[_Place, Tensor] = {}
@@ -51,8 +51,7 @@ class LayerStates:
     ) -> Tensor:
         """Append inputs of a convolution, [rows, channels, T], and keep the last inputs, as many as the kernel has.
 
-        Returns:
-            The inputs, with the inputs kept before in front.
+        Returns the inputs, with the inputs kept before in front.
         """
         kernel, before = conv_kernel_size or conv_states.shape[-1], self.get_conv_state(layer_idx, state_idx)
         missing = max(kernel - conv_states.shape[-1], 0)
@@ -83,11 +82,8 @@ class LayerStates:
 class StreamStates(LayerStates):
     """States of streams: row r of a step has the states of slot r.
 
-    Args:
-        starts: For each cache the first states of its streams, for one row.
-        streams: The most streams that can be open at once.
-        rows: The most rows of a step; rows without a stream have states, too.
-        parked: The most streams that can be parked.
+    ``starts`` has for each cache the first states of its streams, for one row. At most ``streams`` are open at once,
+    and ``parked`` are parked; of the most ``rows`` of a step, rows without a stream have states, too.
     """
 
     def __init__(self, starts: Sequence[LayerStates], streams: int, rows: int, parked: int) -> None:
@@ -103,11 +99,7 @@ class StreamStates(LayerStates):
         return {buffer.device for buffer in self._buffers.values()}
 
     def open(self, caches: Sequence[int]) -> None:
-        """Give stream i, in slot i, the first states of cache ``caches[i]``.
-
-        Args:
-            caches: The cache of each stream, ascending.
-        """
+        """Give stream i, in slot i, the first states of cache ``caches[i]``; caches ascend."""
         first = 0
         for cache, streams in itertools.groupby(caches):
             last = first + len(list(streams))
@@ -118,10 +110,8 @@ class StreamStates(LayerStates):
     def take(self, indices: Mapping[torch.device, Mapping[str, Tensor]], rows: int) -> None:
         """Copy the states that move to other slots, and arrange the states of a step's rows.
 
-        Args:
-            indices: For every device the slots from which ("source") and to which ("target") streams move, int64
-                [copies] each.
-            rows: The number of rows of the step.
+        ``indices`` has for every device the slots from which ("source") and to which ("target") streams move, int64
+        [copies] each.
         """
         for place, buffer in self._buffers.items():
             own = indices[buffer.device]
@@ -133,3 +123,51 @@ class StreamStates(LayerStates):
     def _beyond_rows(self, slots: Tensor) -> Tensor:
         """Return the places of slots; parked streams are behind the rows without a stream."""
         return torch.where(slots >= self._streams, slots + self._spare, slots)
+
+
+def layers_without_attention(config: Mapping[str, Any]) -> int:
+    """Return the number of layers that have a state in place of entries."""
+    return sum(kind in ("conv", "linear_attention") for kind in config.get("layer_types") or ())
+
+
+def state_bytes(config: Mapping[str, Any], item_bytes: int) -> int:
+    """Return the bytes of all states of one stream, from the contents of ``config.json``.
+
+    ``item_bytes`` are those of a number in the model's dtype, which a convolution's last inputs have.
+    """
+    return sum(count * size for count, size in _kinds(config, item_bytes))
+
+
+def layer_state_bytes(config: Mapping[str, Any], item_bytes: int) -> int:
+    """Count bytes of the states of one stream in the layer that has most, by the arguments of ``state_bytes``."""
+    return max((size for count, size in _kinds(config, item_bytes) if count), default=0)
+
+
+def _kinds(config: Mapping[str, Any], item_bytes: int) -> list[tuple[int, int]]:
+    """How many layers have states of each kind, and the bytes of one layer's."""
+    kinds = list(config.get("layer_types") or ())
+    short = int(config["hidden_size"]) * int(config.get("conv_L_cache") or 0) * item_bytes if "conv" in kinds else 0
+    mixers = int(config["num_hidden_layers"]) if config.get("model_type") == "falcon_h1" else 0
+    return [
+        (kinds.count("conv"), short),
+        (kinds.count("linear_attention"), _delta_net(config, item_bytes)),
+        (mixers, _mamba(config, item_bytes) if mixers else 0),
+    ]
+
+
+def _delta_net(config: Mapping[str, Any], item_bytes: int) -> int:
+    """Return the bytes of a layer with the gated delta rule (Qwen3-Next, Qwen3.5): a matrix for each value head."""
+    if "linear_num_key_heads" not in config:
+        return 0
+    key, value = int(config["linear_key_head_dim"]), int(config["linear_value_head_dim"])
+    heads = int(config["linear_num_value_heads"])
+    channels = 2 * int(config["linear_num_key_heads"]) * key + heads * value
+    return channels * int(config["linear_conv_kernel_dim"]) * item_bytes + heads * key * value * _RECURRENT_BYTES
+
+
+def _mamba(config: Mapping[str, Any], item_bytes: int) -> int:
+    """A layer of Falcon-H1, which has attention beside a state-space mixer."""
+    inner = config.get("mamba_d_ssm") or int(config["mamba_expand"] * config["hidden_size"])
+    state = int(config["mamba_d_state"])
+    channels = int(inner) + 2 * int(config["mamba_n_groups"]) * state
+    return channels * int(config["mamba_d_conv"]) * item_bytes + int(inner) * state * _RECURRENT_BYTES

@@ -37,16 +37,10 @@ class LostServerError(Exception):
 
 
 class Connection:
-    """Requests to the server at an address.
+    """Requests to the server at an address, within limits; the path ``health`` answers once the server is ready.
 
-    Args:
-        url: The server's address.
-        requests: Limits on requests.
-        health: The path that answers once the server is ready.
-
-    Attributes:
-        on_return: Called when the server is back; raises an error if another server is there.
-        received: Bytes of all answers so far.
+    ``on_return`` is called when the server is back; it raises an error if another server is there. ``received`` counts
+    the bytes of all answers so far.
     """
 
     def __init__(self, url: str, requests: Requests, health: str) -> None:
@@ -77,9 +71,7 @@ class Connection:
     def ask(self, path: str, body: Any = None) -> Any:
         """Send a request and return the answer's JSON; repeat it if the server is gone and comes back.
 
-        Args:
-            path: The path of the request, relative to the server's address.
-            body: The body to post, as JSON; None sends a GET.
+        The path is relative to the server's address. A body is posted as JSON; without one the request is a GET.
         """
         while True:
             try:
@@ -112,12 +104,9 @@ class Connection:
             return found if isinstance(found, dict) else {}
 
     def at_once(self, items: Sequence[_Item], function: Callable[[_Item], _Found], most: int = 0) -> list[_Found]:
-        """Apply a function that makes requests to some items at once, and return the results in their order.
+        """Apply a function that makes requests in turn to some items at once, and return the results in their order.
 
-        Args:
-            items: The items.
-            function: Makes requests, one after the other.
-            most: The most items that the server can work on at once; 0 if it does not say.
+        ``most`` is the number of items that the server can work on at once; 0 if it does not say.
         """
         threads = min(self._requests.at_once or most or _DEFAULT_AT_ONCE, len(items))
         if threads <= 1:

@@ -13,14 +13,7 @@ _POSITIONS = 8
 
 @dataclass(frozen=True)
 class PositionCost:
-    """The cost of one stream on one server.
-
-    Attributes:
-        side: The server.
-        prompt_seconds: Seconds to read the prompt once.
-        seconds: Seconds of a position.
-        bytes: Bytes of a position's answer.
-    """
+    """The cost of one stream on one server: seconds to read the prompt once, and seconds and bytes of a position."""
 
     side: ServerSide
     prompt_seconds: float

@@ -34,11 +34,7 @@ _APIS: dict[str, LlamaServer | Vllm | Sglang | OpenAi] = {
 
 @dataclass(frozen=True)
 class Servers:
-    """Servers over HTTP.
-
-    Attributes:
-        requests: Limits on requests.
-    """
+    """Servers over HTTP, with limits on requests."""
 
     requests: Requests
 
@@ -58,14 +54,9 @@ class Servers:
 
 @dataclass(frozen=True)
 class ServerSide:
-    """One server.
+    """One server: its connection, the study file's settings of it, and its report of itself; ``where`` names the side.
 
-    Attributes:
-        connection: The connection to the server.
-        settings: The study file's settings of the server.
-        server: The server's report of itself.
-        where: The name of the side for error lines.
-        part: The number of this side's share of the slots, from 0, and the number of equal shares.
+    ``part`` is the number of this side's share of the slots, from 0, and the number of equal shares.
     """
 
     connection: Connection
@@ -105,11 +96,7 @@ class ServerSide:
         return replace(self, part=(0, 2)), replace(self, part=(1, 2))
 
     def open(self, entries: int) -> Session:  # noqa: ARG002 - a server has the room that it has
-        """Open a session; the server must be the same as before.
-
-        Raises:
-            OperationError: It is another server, or gone.
-        """
+        """Open a session; the server must be the same as before."""
         self.check_same()
         api, read_back = self._api, self._read_back
         if isinstance(api, LlamaServer):

@@ -19,29 +19,17 @@ _MOST_VOCABULARY, _MOST_SECONDS = 1 << 22, 86_400
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The settings of one side's server.
+    """The settings of one side's server."""
 
-    Attributes:
-        api: The server's interface, one of ``APIS``. "openai" gives tokens at temperature 0 only.
-        started: How the server was started, in the user's words, since no server reports all of it.
-        vocabulary: V, the number of tokens; 0 if the server reports it.
-        eos_tokens: Ids of the tokens that end a text, separated by commas; "" if the server reports them.
-        ahead: With "openai", the number of tokens that the server writes in a request.
-    """
-
-    api: str = LLAMA_SERVER
-    started: str = ""
-    vocabulary: int = 0
-    eos_tokens: str = ""
-    ahead: int = 32
+    api: str = LLAMA_SERVER  # the server's interface, one of ``APIS``. "openai" gives tokens at temperature 0 only
+    started: str = ""  # how the server was started, in the user's words, since no server reports all of it
+    vocabulary: int = 0  # V, the number of tokens; 0 if the server reports it
+    eos_tokens: str = ""  # ids of the tokens that end a text, separated by commas; "" if the server reports them
+    ahead: int = 32  # with "openai", the number of tokens that the server writes in a request
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> ServerSettings:
-        """Return the settings, with the values that a study file gives.
-
-        Raises:
-            InputError: An unknown setting, or a value that it does not take.
-        """
+        """Return the settings, with the values that a study file gives."""
         made = _made(cls, given, where)
         if made.api not in APIS:
             raise InputError(f"{where}: api = '{made.api}': {nearest(made.api, APIS)}")
@@ -78,25 +66,15 @@ _DEFAULTS: Final = asdict(ServerSettings())
 
 @dataclass(frozen=True)
 class Requests:
-    """Limits on requests to servers; they do not change the answers.
+    """Limits on requests to servers; they do not change the answers."""
 
-    Attributes:
-        at_once: The most requests of a server at once; 0 for the number of llama-server's slots, else 8.
-        timeout: Seconds to wait for an answer.
-        patience: Seconds to wait for a server that is gone or still loads its model.
-    """
-
-    at_once: int = 0
-    timeout: int = 300
-    patience: int = 600
+    at_once: int = 0  # the most requests of a server at once; 0 for the number of llama-server's slots, else 8
+    timeout: int = 300  # seconds to wait for an answer
+    patience: int = 600  # seconds to wait for a server that is gone or still loads its model
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Requests:
-        """Return the limits, with the values that a study file gives under ``model.requests``.
-
-        Raises:
-            InputError: An unknown setting, or a value that it does not take.
-        """
+        """Return the limits, with the values that a study file gives under ``model.requests``."""
         where = "model.requests"
         made = _made(cls, given, where)
         _check_between(where, "at_once", made.at_once, 0, 4096)

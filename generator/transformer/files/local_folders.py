@@ -82,15 +82,10 @@ def transformer_location(written: str, folder: Path | None, key: str) -> str:
 
 
 def check_hub_id(model_id: str, folder: Path, key: str = "model.id = ") -> None:
-    """Raise an error if a name can only be that of a missing folder, so that it is not looked up on a hub.
+    """Raise an error if a name, given under ``key``, can only be that of a missing folder, and is not for a hub.
 
     Ids of supported models are OWNER/NAME; others may be in the Hugging Face cache. A name counts as a folder's name if
-    it begins with an existing folder, or with a name that no owner on the hub can have.
-
-    Args:
-        model_id: The name, of which there is no folder.
-        folder: The folder to which relative paths are relative.
-        key: The key under which the name was given.
+    it begins with an existing folder, relative to ``folder``, or with a name that no owner on the hub can have.
     """
     owner, _, name = model_id.partition("/")
     is_folder = owner in _NO_OWNERS or (bool(owner) and (folder / owner).is_dir())

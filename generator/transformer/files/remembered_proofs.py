@@ -21,13 +21,7 @@ _PROOFS = 2  # version of what a proof tries
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of trying a model when it was loaded.
-
-    Attributes:
-        refusal: The reason of a refusal; None if the model was proven.
-        softcap: As in ``LayerTraits``.
-        turned_by_halves: As in ``LayerTraits``.
-    """
+    """The result of trying a model when it was loaded: the reason of a refusal or None, and two of its traits."""
 
     refusal: str | None
     softcap: float | None = None

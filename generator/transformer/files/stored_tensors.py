@@ -17,13 +17,7 @@ _Shape = tuple[int, ...]
 def check_tensors(model_id: str, config: Any, revision: str | None) -> bool:
     """Compare names and sizes of the stored tensors with the configuration; nothing is loaded.
 
-    Args:
-        model_id: The model's name in the study file.
-        config: Its configuration, as transformers reads it.
-        revision: The revision of a Hugging Face id.
-
-    Returns:
-        Whether the comparison was possible; it is not if the weights are elsewhere, packed, or not safetensors.
+    Returns whether the comparison was possible; it is not if the weights are elsewhere, packed, or not safetensors.
     """
     if getattr(config, "quantization_config", None) is not None:
         return False

@@ -23,13 +23,9 @@ _TOKENS = 8192  # whose weights are made float32 at once
 
 
 class Head:
-    """The head of a network.
+    """The head of a network, with the law applied to its logits; hidden states and laws are on ``device``.
 
-    Args:
-        network: A transformers causal language model.
-        device: The device of hidden states and laws, as torch names it.
-        logits_dtype: "float32", or None for the weights' own, to which logits are then rounded.
-        law: The law applied to logits.
+    ``logits_dtype`` is "float32", or None for the weights' own, to which logits are then rounded.
     """
 
     def __init__(
@@ -46,12 +42,7 @@ class Head:
         return torch.empty((rows, self._columns), dtype=dtype, device=self._device)
 
     def laws(self, hidden: Tensor, room: Tensor) -> Tensor:
-        """Compute the laws of some rows, [rows, V].
-
-        Args:
-            hidden: Last hidden states, [rows, width].
-            room: An array of ``room`` for these rows; the laws are written into it.
-        """
+        """Compute the laws of some rows, [rows, V], from last hidden states [rows, width], in an array of ``room``."""
         # On other devices than a CPU, products of other numbers of rows may round differently: all rows go together.
         at_once = _ROWS if self._device.type == "cpu" else len(hidden)
         for rows, some in zip(torch.split(hidden, at_once), torch.split(room, at_once), strict=True):

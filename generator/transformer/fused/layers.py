@@ -16,23 +16,24 @@ import torch
 from torch import Tensor, nn
 
 from generator.attention.cpu_products import OneDNNLinear, PackedLinear, SeamlessSiLU, replace_linear_layers
+from generator.attention.fused.attention import attention_fault
+from generator.coupling.fused_draws import fused_fault
 from generator.transformer.files.configuration import library
 from generator.transformer.files.local_folders import ARCHITECTURES
 from generator.transformer.fused.operations import add_norm, fault, plain_add_norm, plain_rotate, rotate, silu_times
 
 if TYPE_CHECKING:
-    from generator.attention.interface import LayerAttention  # which imports transformers
+    from generator.attention.interface import LayerAttention
+
 
 _JOINED = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
 _JOINT = "joint_proj"  # what their product is called beside them
 
 
 class FusedLayers:
-    """The layers of a network without ``layout_fault``.
+    """The layers of a transformers network without ``layout_fault``.
 
-    Args:
-        network: A transformers causal language model.
-        joined: Whether weights are joined in memory, and each operation is one of our own.
+    ``joined`` says that weights are joined in memory, and each operation is one of our own.
     """
 
     def __init__(self, network: Any, *, joined: bool = True) -> None:
@@ -43,15 +44,10 @@ class FusedLayers:
         self._rotate: Any = rotate if joined else plain_rotate
 
     def hidden_states(self, tokens: Tensor, positions: Tensor, attention: LayerAttention) -> Tensor:
-        """Return the last hidden states of one new token per row.
+        """Return the last hidden states of one new token per row, [rows, width], normed for the head.
 
-        Args:
-            tokens: int64 [rows], on the network's device.
-            positions: int64 [rows, 1], or [1, 1] if all rows have one position.
-            attention: The attention of every layer.
-
-        Returns:
-            [rows, width], normed for the head.
+        Tokens are int64 [rows], on the network's device; positions int64 [rows, 1], or [1, 1] if all rows have one
+        position.
         """
         decoder = self._decoder
         residual = decoder.embed_tokens(tokens)
@@ -90,9 +86,7 @@ class FusedLayers:
 def fused_layers(network: Any, fused: bool | None) -> FusedLayers | None:  # noqa: FBT001 - as in ``Savings``
     """Return the network's fused layers; None if transformers' own forward is to be used.
 
-    Args:
-        network: A transformers causal language model.
-        fused: As in ``Savings``.
+    ``fused`` is as in ``Savings``.
     """
     if fused is False:
         return None
@@ -151,3 +145,16 @@ def _joint(parts: list[Any]) -> nn.Linear:
                     setattr(part, name, nn.Parameter(own, requires_grad=False))
         setattr(joint, name, whole)
     return joint
+
+
+def slower(network: Any, device: str) -> str | None:
+    """Return a line that says why decoding on a device is slower than it could be; None if it is not."""
+    if torch.device(device).type != "cuda":
+        return None
+    reasons = {
+        "laws are compared from copies": fused_fault(torch.device(device)),
+        "attention is computed cache by cache": attention_fault(torch.device(device)),
+        "layers are computed as transformers computes them": layers_fault(network),
+    }
+    said = [f"{what} ({why})" for what, why in reasons.items() if why is not None]
+    return f"decoding on {device} takes longer than it could: {'; '.join(said)}" if said else None

@@ -36,16 +36,9 @@ def _tried(device: torch.device | None = None) -> list[Tensor]:
 
 
 def plain_add_norm(residual: Tensor, added: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
-    """Add to the residual stream, in place, and return the RMSNorm of the sum.
+    """Add to the residual stream, in place, and return the RMSNorm of the sum, with ``epsilon`` in the mean square.
 
-    Args:
-        residual: [rows, width], contiguous.
-        added: [rows, width], contiguous; None adds nothing.
-        weight: [width].
-        epsilon: Is added to the mean square.
-
-    Returns:
-        [rows, width].
+    The stream and what is added are [rows, width], contiguous; None adds nothing. The weight is [width].
     """
     if added is not None:
         residual.add_(added)
@@ -61,16 +54,10 @@ def plain_rotate(
     key_weight: Tensor | None,
     epsilon: float,
 ) -> None:
-    """Norm the heads of queries and keys, if there are weights for it, and rotate them, in place.
+    """Norm the heads of queries and keys, if there are weights [size] for it, and rotate them, in place.
 
-    Args:
-        projected: Queries, keys and values, [rows, heads + 2 KV heads, size], contiguous.
-        cos: [rows, size], or [1, size] if all rows have one position.
-        sin: [rows, size], or [1, size].
-        heads: The number of query heads.
-        query_weight: The weight of the queries' RMSNorm, [size], or None.
-        key_weight: The weight of the keys' RMSNorm, [size], or None.
-        epsilon: Is added to the mean square.
+    ``projected`` are queries, keys and values, [rows, heads + 2 KV heads, size], contiguous; ``cos`` and ``sin`` are
+    [rows, size], or [1, size] if all rows have one position. ``epsilon`` is added to the mean square.
     """
     kv_heads = (projected.shape[1] - heads) // 2
     for part, weight in ((projected[:, :heads], query_weight), (projected[:, heads : heads + kv_heads], key_weight)):
@@ -81,14 +68,7 @@ def plain_rotate(
 
 @custom_op("kvdrift::silu_times", mutates_args=())
 def silu_times(projected: Tensor) -> Tensor:
-    """Return SiLU of the first half of the columns, times the second half.
-
-    Args:
-        projected: [rows, 2 x inner width], contiguous.
-
-    Returns:
-        [rows, inner width].
-    """
+    """Return SiLU of the first half of the columns, times the second half: [rows, 2 x inner] -> [rows, inner]."""
     gate, up = projected.chunk(2, dim=-1)
     wide = gate.float()
     return (wide / wide.neg().exp_().add_(1.0)).to(gate.dtype) * up

@@ -58,15 +58,8 @@ def silu_times(projected: Tensor) -> Tensor:
 # Triton's front end evaluates annotations, and knows no others than its own.
 @triton.jit  # type: ignore[untyped-decorator]
 def _add_norm(  # type: ignore[no-untyped-def]
-    residual,
-    added,
-    weight,
-    output,
-    width,
-    epsilon,
-    ADDS: tl.constexpr,  # noqa: N803 - a compile-time constant
-    BLOCK: tl.constexpr,  # noqa: N803
-):
+    residual, added, weight, output, width, epsilon, ADDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     column = tl.arange(0, BLOCK)
     inside = column < width
     place = tl.program_id(0).to(tl.int64) * width + column
@@ -83,19 +76,9 @@ def _add_norm(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rotate(  # type: ignore[no-untyped-def]
-    projected,
-    cos,
-    sin,
-    query_weight,
-    key_weight,
-    row_stride,
-    angle_stride,
-    heads,
-    size,
-    epsilon,
-    NORMED: tl.constexpr,  # noqa: N803 - a compile-time constant
-    HALF: tl.constexpr,  # noqa: N803
-):
+    projected, cos, sin, query_weight, key_weight, row_stride, angle_stride, heads, size, epsilon,
+    NORMED: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     half = size // 2
     column = tl.arange(0, HALF)
@@ -128,11 +111,8 @@ def _rotate(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _silu_times(  # type: ignore[no-untyped-def]
-    projected,
-    output,
-    inner,
-    BLOCK: tl.constexpr,  # noqa: N803 - a compile-time constant
-):
+    projected, output, inner, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < inner

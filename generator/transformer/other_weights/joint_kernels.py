@@ -13,13 +13,10 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class JointKernels:
-    """``StreamKernels`` of caches that several models decode.
+    """``StreamKernels`` of caches that several models decode: ``parts``, with laws on one device, of one vocabulary.
 
     Open streams have one numbering; within a part they keep their order, and parked streams keep their places.
-
-    Args:
-        parts: The kernels of each model; laws are on one device and of one vocabulary.
-        caches: For each cache the part that decodes it and the cache's number there, ascending within a part.
+    ``caches`` has for each cache the part that decodes it and the cache's number there, ascending within a part.
     """
 
     def __init__(self, parts: Sequence[StreamKernels], caches: Sequence[tuple[int, int]]) -> None:

@@ -15,25 +15,31 @@ from generator.actions import Action
 from generator.coupling.kernels import StreamKernels
 from generator.coupling.streams import Savings
 from generator.identity import ActionIdentity
+from generator.transformer.files.local_folders import model_location
+from generator.transformer.loading import load_model
 from generator.transformer.memory import ModelShape, available_bytes, replicates_within
 from generator.transformer.model import LoadedModel
 from generator.transformer.other_weights.joint_kernels import JointKernels
-from generator.transformer.other_weights.named import with_weights
+from generator.transformer.other_weights.named import (
+    check_shared,
+    told_of,
+    weights_location,
+    with_own_weights,
+    with_weights,
+)
 from generator.transformer.prompts.prefilled import PrefilledPrompt
 from generator.transformer.prompts.prepared import PreparedPrompt
 from log.prompts import KeptEntries
 from schema.document import Document
 from schema.sampling import SamplingLaw
+from schema.study import Study
 
 
 @dataclass(frozen=True)
 class ModelWithOthers:
     """``generator.generation.model.Model`` of a study in which actions have weights of their own.
 
-    Attributes:
-        reference: The model of the reference and of actions without own weights.
-        others: The models of the actions with weights of their own, by action; several actions may share one.
-        law: The law of tokens.
+    ``others`` are the models of these actions, by action; several actions may share one. ``law`` is that of tokens.
     """
 
     reference: LoadedModel
@@ -134,12 +140,9 @@ class ModelWithOthers:
 
 @dataclass(frozen=True)
 class PrefilledSides:
-    """``PrefilledDocument`` of several models.
+    """``PrefilledDocument`` of several models: by side, the prompt under its model; side 0 is the reference's.
 
-    Attributes:
-        reference: The reference's model.
-        prompts: By side, the prompt under its model; side 0 is the reference's.
-        places: For each action its side and its number there, from 1.
+    ``places`` has for each action its side and its number there, from 1.
     """
 
     reference: LoadedModel
@@ -154,13 +157,10 @@ class PrefilledSides:
 
 @dataclass(frozen=True)
 class PreparedSides:
-    """``PreparedDocument`` of several models.
+    """``PreparedDocument`` of several models: by side, the prompt and the caches of its actions.
 
-    Attributes:
-        reference: The reference's model.
-        prompts: By side, the prompt and the caches of its actions.
-        places: For each action its side and its number there, from 1.
-        seconds: The seconds of the reference's prefill.
+    ``places`` has for each action its side and its number there, from 1. ``seconds`` are those of the reference's
+    prefill.
     """
 
     reference: LoadedModel
@@ -214,3 +214,36 @@ class PreparedSides:
         """Return the prompt entries that cache ``number`` has."""
         side, own = self.places[number - 1]
         return self.prompts[side].kept(own)
+
+
+def load_transformer(study: Study) -> LoadedModel | ModelWithOthers:
+    """Load the models of a study file's ``[model]`` and ``[[actions]]``; weights that several name are loaded once."""
+    section = study.model
+    reference = load_model(
+        model_location(section),
+        name=section.id,
+        device=section.device,
+        dtype=section.dtype,
+        revision=section.revision,
+        device_map=section.device_map,
+        logits_dtype=section.logits_dtype,
+    )
+    own = with_own_weights(study)
+    if not own:
+        return reference
+    loaded: dict[str, LoadedModel] = {} if section.revision else {model_location(section): reference}
+    others: dict[str, LoadedModel] = {}
+    for action in own:
+        location = weights_location(study, action)
+        if location not in loaded:
+            with told_of(action, location):
+                loaded[location] = load_model(
+                    location,
+                    device=section.device,
+                    dtype=section.dtype,
+                    device_map=section.device_map,
+                    logits_dtype=section.logits_dtype,
+                )
+        others[action.name] = loaded[location]
+    check_shared(study, fetch=True)
+    return ModelWithOthers(reference, others, study.law)

@@ -1,17 +1,24 @@
-"""Find the weights that an action names, and include them in its identity. Nothing is loaded here."""
+"""Find the weights that an action names, check their tokens, and include them in its identity; nothing is loaded."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from generator.actions import Action
 from generator.identity import ActionIdentity, ModelIdentity
-from generator.transformer.files.fingerprints import model_identity
-from generator.transformer.files.local_folders import transformer_location
+from generator.transformer.files.configuration import configured_eos_tokens, vocabulary_size
+from generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
+from generator.transformer.files.local_folders import (
+    local_configuration,
+    local_folder,
+    model_location,
+    transformer_location,
+)
+from generator.transformer.files.tokenizer import tokens_sha256
 from schema.errors import InputError
 from schema.study import ActionSection, Study
 
@@ -40,9 +47,7 @@ def told_of(action: ActionSection, location: str) -> Iterator[None]:
 def identities(study: Study, files: ModelIdentity) -> Callable[[Action], ActionIdentity]:
     """Return a function that gives an action's identity, from the files on this machine.
 
-    Args:
-        study: A study of a transformer.
-        files: Fingerprints of the reference.
+    ``files`` are fingerprints of the reference.
     """
     others: dict[str, str | None] = {}
     for action in with_own_weights(study):
@@ -63,3 +68,51 @@ def with_weights(identity: ActionIdentity, weights_sha256: str | None) -> Action
         return replace(identity, selector_sha256=None)
     said = json.dumps([identity.selector_sha256, weights_sha256])
     return replace(identity, selector_sha256=hashlib.sha256(said.encode()).hexdigest())
+
+
+def check_shared(study: Study, *, fetch: bool) -> None:
+    """Raise an error for actions whose weights have another vocabulary, other EOS tokens or another tokenizer.
+
+    A folder without a tokenizer uses the reference's. Files that are not on this machine are compared only with
+    ``fetch``, which downloads them.
+    """
+    ours, revision = model_location(study.model), study.model.revision
+    for action in with_own_weights(study):
+        theirs = weights_location(study, action)
+        if not fetch and None in (local_configuration(ours, revision), local_configuration(theirs)):
+            continue
+        with told_of(action, theirs):
+            pairs = [
+                ("a vocabulary of", vocabulary_size(ours, revision=revision), vocabulary_size(theirs)),
+                ("the EOS tokens", configured_eos_tokens(ours, revision), configured_eos_tokens(theirs)),
+                ("the tokenizer", *_tokenizers(ours, theirs, revision, fetch=fetch)),
+            ]
+        check_equal_tokens(action.name, pairs)
+
+
+def check_equal_tokens(action: str, pairs: Iterable[tuple[str, object, object]]) -> None:
+    """Raise an error if an action's side has other tokens than the reference, since there would be no pairs.
+
+    ``pairs`` are what is compared, the reference's value, and the action's.
+    """
+    for what, one, other in pairs:
+        if one != other:
+            raise InputError(
+                f"action '{action}': its weights have {what} {_short(other)}, those of the reference {_short(one)}: "
+                "sides are compared token by token, and must share the vocabulary and the tokenizer"
+            )
+
+
+def _tokenizers(ours: str, theirs: str, revision: str | None, *, fetch: bool) -> tuple[str | None, str | None]:
+    """Return digests of two models' tokens; equal if one of them has no tokenizer, or none on this machine."""
+    files = tokenizer_sha256(ours, revision), tokenizer_sha256(theirs)
+    fetched = [fetch and local_folder(place) is None for place in (ours, theirs)]
+    known = all(digest is not None or late for digest, late in zip(files, fetched, strict=True))
+    if not known or files[0] == files[1] is not None:
+        return None, None
+    found = tokens_sha256(ours, revision=revision), tokens_sha256(theirs)
+    return (None, None) if None in found else found
+
+
+def _short(value: object) -> str:
+    return f"{value[:12]}…" if isinstance(value, str) else str(value)

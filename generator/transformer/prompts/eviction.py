@@ -22,7 +22,7 @@ from generator.selectors import Full, Selector
 from generator.selectors.policies.watched import Left
 from generator.selectors.selector import ScoringSelector
 from log.prompts import KeptEntries, kept_entries
-from schema.errors import KvdriftError, OperationError, failure_of
+from schema.errors import OperationError, failing_as
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -57,12 +57,9 @@ class CompactCache:
         return sum(index.shape[-1] for index in self.indices) // len(self.indices)
 
     def kept_by_position(self, entries: int, left: Left | None = None, step: int = 0) -> KeptEntries:
-        """Count the (layer, KV head) pairs that have the entry of each position.
+        """Count the (layer, KV head) pairs that have the entry of each of n positions, by default right after prefill.
 
-        Args:
-            entries: n.
-            left: The entries that streams have left after a step; by default all.
-            step: The number of generated tokens.
+        ``left`` are the entries that streams have left after ``step`` generated tokens.
         """
         streams = 1 if left is None else left.streams
         of_layer = []
@@ -92,10 +89,7 @@ class SharedScores:
     """The scores of a prompt's layers, computed once for all selectors that differ in nothing.
 
     Scores do not depend on how many entries are kept. So actions that differ only in their retention rank the same
-    scores, and keep the same entries as each would alone.
-
-    Attributes:
-        spared_seconds: The seconds saved so far by not computing scores again.
+    scores, and keep the same entries as each would alone. ``spared_seconds`` counts what this has saved so far.
     """
 
     def __init__(self, selectors: Iterable[Selector]) -> None:
@@ -161,7 +155,8 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
     holding = holding or AsComputed()
     layers, indices, hashes, stored, sums = [], [], [], [], []
     for number, (layer, budget) in enumerate(zip(prompt, budgets, strict=True)):
-        index = _kept(layer, budget, chooser)
+        with failing_as("selector", chooser):
+            index = chooser.keep(layer, budget)
         _check(index, layer, budget, chooser, number)
         gather = index[:, :, None].expand(-1, -1, layer.key.shape[-1])
         own = PrefixLayer(layer.key.gather(1, gather), layer.value.gather(1, gather), layer.terms)
@@ -181,12 +176,8 @@ def evict(prompt: Sequence[PromptLayer], selector: Selector, kept: int, holding:
 
 def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[int]:
     """Ask a selector for the budget m of each layer, and check the budgets: whole numbers, range, count and sum."""
-    try:
+    with failing_as("selector", selector):
         given = list(selector.budgets(kept, entries, layers))
-    except KvdriftError:
-        raise
-    except Exception as error:
-        raise OperationError(f"selector {type(selector).__name__}: {failure_of(error, selector)}") from error
     named, least = f"selector {type(selector).__name__}: returned", max(selector.window + selector.sinks, 1)
     try:
         budgets = [operator.index(budget) for budget in given]
@@ -202,22 +193,9 @@ def _budgets(selector: Selector, kept: int, entries: int, layers: int) -> list[i
     return budgets
 
 
-def _kept(layer: PromptLayer, kept: int, selector: Selector) -> Tensor:
-    try:
-        return selector.keep(layer, kept)
-    except KvdriftError:
-        raise
-    except Exception as error:
-        raise OperationError(f"selector {type(selector).__name__}: {failure_of(error, selector)}") from error
-
-
 def _held(layer: PrefixLayer, holding: Holding) -> PrefixLayer:
-    try:
+    with failing_as("codec", holding):
         held = holding.hold(layer)
-    except KvdriftError:
-        raise
-    except Exception as error:
-        raise OperationError(f"codec {type(holding).__name__}: {failure_of(error, holding)}") from error
     if layer.key.device.type == "cpu":
         return held
     return PrefixLayer(held.key.contiguous(), held.value.contiguous())  # kernels there take a head's entries in a row

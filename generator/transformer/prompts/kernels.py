@@ -42,12 +42,9 @@ class PromptCaches:
 
 
 class TransformerKernels:
-    """``StreamKernels`` of some prompts, whose caches are numbered through.
+    """``StreamKernels`` of at least one prompt; the caches of all prompts are numbered through.
 
-    Args:
-        prompts: At least one.
-        streams: The most streams that can be open at once.
-        parked: The most streams that can be parked.
+    At most ``streams`` can be open at once, and ``parked`` parked.
     """
 
     def __init__(
@@ -111,11 +108,7 @@ class TransformerKernels:
         return self._first_laws[own["prompts"]]
 
     def send(self, indices: Tensor) -> None:
-        """Send integers to the laws' device together with the data that the next ``open`` or ``advance`` needs there.
-
-        Args:
-            indices: int64, of any shape, on the CPU.
-        """
+        """Send integers, int64 of any shape on the CPU, to the laws' device, with what the next step needs there."""
         self._to_send = indices
 
     def select(self, rows: Tensor) -> None:
@@ -130,9 +123,7 @@ class TransformerKernels:
     def park(self, rows: Tensor, places: Tensor) -> None:
         """Keep the histories of open streams ``rows`` for a later ``select``, as the parked streams ``places``.
 
-        Args:
-            rows: int64 [parked], on the CPU.
-            places: int64 [parked], on the CPU.
+        Both are int64 [parked], on the CPU.
         """
         self._attention.park(rows, places)
 
@@ -179,16 +170,11 @@ class TransformerKernels:
         return self if self._layers is not None and self._attention.repeats else None
 
     def follow(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream, whose tables are those of the last ``advance``.
+        """Append one token to each open stream, whose tables are those of the last ``advance``; return the next laws.
 
         Nothing is sent to the device, and every shape is that of the last ``follow`` as long as the numbers of rows,
-        tiles and partial results are.
-
-        Args:
-            tokens: int64, on the laws' device: the token of each open stream, then any others.
-
-        Returns:
-            The next laws, [rows, V], with one row for each open stream, then any others; valid until the next call.
+        tiles and partial results are. Tokens are int64, on the laws' device: the token of each open stream, then any
+        others; laws are [rows, V] in the same order, valid until the next call.
         """
         self._position += 1
         self._attention.repeat()

@@ -19,17 +19,13 @@ from generator.transformer.prompts.eviction import SharedScores, evict
 from generator.transformer.prompts.prepared import PreparedCache, PreparedPrompt, beside_windows
 from generator.transformer.prompts.prompt import Prompt
 from schema.document import Document
-from schema.errors import InputError, OperationError, failure_of
+from schema.errors import InputError, failing_as
 
 
 class PrefilledPrompt:
-    """``PrefilledDocument`` of a transformer.
+    """``PrefilledDocument`` of a transformer; ``seconds`` are those of prefill.
 
-    Args:
-        sharing: The number of actions that share the prefill's time, if not ``actions`` alone.
-
-    Attributes:
-        seconds: The seconds of prefill.
+    ``sharing`` is the number of actions that share the prefill's time, if not ``actions`` alone.
     """
 
     def __init__(
@@ -62,11 +58,8 @@ class PrefilledPrompt:
 
     def _check_room(self, doc: str, action: Action) -> None:
         entries, shape, chooser = self._entries, self._model.shape, action.chooser
-        try:
+        with failing_as("selector", chooser, "working_bytes: "):
             needed = int(chooser.working_bytes(shape.heads, entries, shape.item_bytes))
-        except Exception as error:
-            line = f"selector {type(chooser).__name__}: working_bytes: {failure_of(error, chooser)}"
-            raise OperationError(line) from error
         if needed and needed > (free := available_bytes(self._model.device)):
             raise InputError(
                 f"action '{action.name}': choosing among the {entries} prompt entries of document '{doc}' takes "

@@ -54,12 +54,9 @@ class PreparedCache:
 
 
 class PreparedPrompt:
-    """``PreparedDocument`` of a transformer.
+    """``PreparedDocument`` of a transformer: layers of the whole prompt, and one cache for each action.
 
-    Args:
-        whole: Layers of the whole prompt.
-        caches: One cache for each action.
-        seconds: For each action the seconds of prefill and eviction.
+    ``seconds`` has for each action the seconds of prefill and eviction.
     """
 
     def __init__(

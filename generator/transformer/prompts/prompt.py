@@ -23,18 +23,11 @@ from schema.sampling import SamplingLaw
 
 
 class Prompt:
-    """A prefilled prompt: the data of every layer for selectors, and the law of position 1.
+    """A prefilled prompt of n entries: the data of every layer with attention for selectors, and the law of position 1.
 
-    Args:
-        window: The number of last queries to keep.
-        statistics: The statistics to gather over all queries.
-        at_once: The number of tokens processed at once; PREFILL_CHUNK by default.
-        first: The position of the first token.
-
-    Attributes:
-        entries: n.
-        layers: The recorded data of each layer with attention.
-        states: States of the other layers after the last token; None if there are none.
+    ``window`` is the number of last queries to keep; ``statistics`` are gathered over all queries; ``at_once`` tokens
+    are processed at once, PREFILL_CHUNK by default; ``first`` is the position of the first token. ``states`` are those
+    of layers without attention after the last token; None if there are none.
     """
 
     def __init__(

@@ -31,14 +31,7 @@ def try_steps(
 ) -> None:  # fmt: skip
     """Try steps of these sizes, unless larger ones were tried; the memory is freed afterwards.
 
-    Args:
-        model: The model.
-        prompt: A prompt that gives the shapes of layers.
-        entries: Entries of the longest prompt.
-        horizon: H.
-        streams: The number of streams open at once.
-        savings: The computations to share.
-        rules: The rules of the caches.
+    The prompt gives the shapes of layers; ``entries`` are those of the longest prompt, ``rules`` those of the caches.
     """
     entries, streams = tried_entries(entries), tried_streams(streams, horizon, model.shape.entry_bytes)
     tried: Sequence[CacheRule | None] = _to_try(rules, horizon) or [None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from generator.attention.network_layers import attention_modules
+from generator.attention.layer_traits import attention_modules
 from generator.attention.shared_prefix import PrefixLayer
 from generator.coupling.streams import ALL_SAVINGS
 from generator.transformer.decoder import Decoder
@@ -32,15 +32,9 @@ differently, whatever computes the scores.
 
 
 def refusal(model: Decoder, probe: Probe, own: Found) -> str | None:
-    """Compare a model with transformers' own forward pass.
+    """Compare a loaded model with transformers' own forward pass, whose results on the probe are ``own``.
 
-    Args:
-        model: A loaded model.
-        probe: The tokens to try.
-        own: The results of transformers.
-
-    Returns:
-        None if the results agree; else a line that says what differs, and by how much.
+    Returns None if the results agree; else a line that says what differs, and by how much.
     """
     try:
         with model.computing():

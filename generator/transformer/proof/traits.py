@@ -21,8 +21,7 @@ _FIRST = (0, 7)  # positions of the first token; a layer without RoPE, or with a
 class _PlainQueries:
     """A statistic: queries before rotation, if the layer rotates whole heads by halves, [heads, positions, size].
 
-    Attributes:
-        first: The position of the prompt's first token.
+    ``first`` is the position of the prompt's first token.
     """
 
     first: int

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from report.parts.answers.records import records_sentence, records_table
 from report.parts.verdict.contrasts import said_once, shown
-from report.printing.canvas import action_styles, new_figure
+from report.printing.canvas import Figure, action_styles, new_figure
 from report.printing.estimate_tables import CellColumn, EstimateColumn, action_tables, columns_of, contrast_rows_table
 from report.printing.numbers import count, fixed, in_text
 from report.printing.section import Drawing, Section
@@ -19,9 +18,6 @@ from report.reading.source import ViewRow
 from schema.study import POOLED
 from stats.quantities import ALL_QUANTITIES
 from stats.registry import DIFFERENCE, Scale
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PLACES = ("before", "inside", "after")
 _MOST = 4  # actions that the first sentence names

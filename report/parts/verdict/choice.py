@@ -29,24 +29,18 @@ _BEST_FIRST = {PRESPECIFIED: 0, SEEN: 1}  # a planned interval decides before an
 
 @dataclass(frozen=True)
 class Choice:
-    """The recommended actions of a study, and why others are not recommended.
+    """The recommended actions of a study, and why others are not recommended."""
 
-    Attributes:
-        candidates: the actions to choose from, by R: all but controls and noise floors.
-        places: for each candidate the first and the last place by R that the intervals allow.
-        ruled_out: for each action that is ruled out, the action with the least R that rules it out.
-        recommended: actions that can be recommended, those with more bytes first.
-        unfit: actions that would be recommended if they did not surely lose more than half of the right answers.
-        unsettled: pairs of other actions whose difference in R may be 0.
-        obstacle: why nothing can be recommended whatever the intervals say, as a sentence; empty without an obstacle.
-    """
-
-    candidates: list[str]
-    places: dict[str, tuple[int, int]]
+    candidates: list[str]  # the actions to choose from, by R: all but controls and noise floors
+    places: dict[str, tuple[int, int]]  # for each candidate the first and the last place by R that the intervals allow
+    # for each action that is ruled out, the action with the least R that rules it out
     ruled_out: dict[str, str] = field(default_factory=dict)
-    recommended: list[str] = field(default_factory=list)
+    recommended: list[str] = field(default_factory=list)  # actions that can be recommended, those with more bytes first
+    # actions that would be recommended if they did not surely lose more than half of the right answers
     unfit: list[str] = field(default_factory=list)
+    # pairs of other actions whose difference in R may be 0
     unsettled: list[tuple[str, str]] = field(default_factory=list)
+    # why nothing can be recommended whatever the intervals say, as a sentence; empty without an obstacle
     obstacle: str = ""
 
 

@@ -37,15 +37,12 @@ _FEW = 10  # clusters of a stratum: fewer make intervals unsure
 
 @dataclass(frozen=True)
 class Sentence:
-    """One finding: a sentence in large print, the numbers behind the sentence, and the documents behind both.
-
-    Attributes:
-        added: whether the action was added after the plan, so that nothing about the action was prespecified.
-    """
+    """One finding: a sentence in large print, the numbers behind the sentence, and the documents behind both."""
 
     lead: str
     detail: str
     sample: str
+    # whether the action was added after the plan, so that nothing about the action was prespecified
     added: bool = False
 
 
@@ -64,13 +61,13 @@ def _alone(content: PageContent) -> Sentence:
     name = content.baseline
     mismatch = shown(content.estimates.get("mismatch", name), Scale.PERCENT)
     sample = Sample.of(content, [name])
-    lead = f"{name} disagrees with {whole_cache(content)} on {mismatch} of positions{sample.caution}."
+    lead = f"{name} disagrees with {content.facts.whole} on {mismatch} of positions{sample.caution}."
     detail = said_once(f"{capital(_entry(content, name))}.")
     return Sentence(lead, detail, sample.sentence, _added(content, name))
 
 
 def _contrast(content: PageContent, action: str, *, first: bool) -> Sentence:
-    estimates, baseline, whole = content.estimates, content.baseline, whole_cache(content)
+    estimates, baseline, whole = content.estimates, content.baseline, content.facts.whole
     gap, added = estimates.get("gap", action, baseline), _added(content, action, baseline)
     mine, other = _two_rates(estimates.get("mismatch", action), estimates.get("mismatch", baseline))
     same, times = _bytes(content.facts, action, baseline)
@@ -99,15 +96,10 @@ def _contrast(content: PageContent, action: str, *, first: bool) -> Sentence:
 
 @dataclass(frozen=True)
 class Sample:
-    """The documents that a sentence rests on: those of the page's split that all of its actions have.
+    """The documents that a sentence rests on: those of the page's split that all of its actions have."""
 
-    Attributes:
-        words: the number of documents, and their strata.
-        few: whether a stratum has so few clusters that an interval may be too narrow.
-    """
-
-    words: str
-    few: bool
+    words: str  # the number of documents, and their strata
+    few: bool  # whether a stratum has so few clusters that an interval may be too narrow
 
     @classmethod
     def of(cls, content: PageContent, actions: list[str]) -> Sample:
@@ -194,11 +186,6 @@ def _two_rates(first: Estimate, second: Estimate) -> tuple[str, str]:
     if grounds(first) == grounds(second):
         return in_text(first, Scale.PERCENT), shown(second, Scale.PERCENT).replace(" (", " (both ", 1)
     return shown(first, Scale.PERCENT), shown(second, Scale.PERCENT)
-
-
-def whole_cache(content: PageContent) -> str:
-    """Name the reference side in words."""
-    return content.facts.whole
 
 
 def _entry(content: PageContent, action: str) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from report.parts.verdict.choice import Choice, difference
 from report.parts.verdict.ranking import share_of_whole
-from report.printing.canvas import action_styles, legend_line, library, new_figure
+from report.printing.canvas import Figure, action_styles, legend_line, library, new_figure
 from report.printing.labels import Mark, name_marks
 from report.printing.numbers import in_text, size
 from report.printing.palette import INK, QUIET
@@ -17,9 +16,6 @@ from report.printing.strokes import WIDTH, errors, moved_aside, percent_axis, ro
 from report.printing.wording import capital, listed
 from report.reading.content import PageContent
 from stats.registry import Scale
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 _WIDE = 20.0  # from this ratio of bytes on, the axis is logarithmic

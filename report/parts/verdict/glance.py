@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from report.parts.verdict.choice import Choice
-from report.parts.verdict.contrasts import whole_cache
 from report.parts.verdict.ranking import verdict_of
 from report.printing.estimate_tables import EstimateColumn, action_table
 from report.printing.tables import Cell, PrintedTable, TableRow
@@ -24,7 +23,7 @@ def glance_table(content: PageContent, choice: Choice) -> PrintedTable:
     if costs:
         columns.append(EstimateColumn("score_gap", head="accuracy, change", meaning=less))
     note = (
-        f"Against {whole_cache(content)}. τ is the mean token of the first mismatch, where there is one; written are "
+        f"Against {content.facts.whole}. τ is the mean token of the first mismatch, where there is one; written are "
         f"the tokens until both texts have ended.{costs}"
     )
     table = action_table("glance", "At a glance", content.estimates, order, columns, note=note)

@@ -11,7 +11,7 @@ from report.printing.numbers import MISSING, count, fixed, size
 from report.printing.tables import Cell, Column, PrintedTable, TableRow
 from report.printing.wording import meanings
 from report.reading.content import PageContent
-from report.reading.facts import Storage
+from report.reading.storage import Storage
 from schema.study import POOLED
 
 RECOMMENDED, OPEN, RULED_OUT = "recommended", "not settled", "ruled out"

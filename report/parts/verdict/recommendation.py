@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from report.parts.verdict.choice import Choice, difference
-from report.parts.verdict.contrasts import Sample, grounds_of, said_once, shown, whole_cache
+from report.parts.verdict.contrasts import Sample, grounds_of, said_once, shown
 from report.parts.verdict.settling import fresh, obstacle_settles, planned, settled_by, unsettled
 from report.printing.numbers import fixed, size
 from report.printing.wording import capital, counted, listed
@@ -22,21 +22,14 @@ _MOST_PAIRS = 12  # most pairs that get a paragraph
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The page's recommendation in words.
+    """The page's recommendation in words."""
 
-    Attributes:
-        lead: the recommendation, or why there is none, in about three sentences however many actions there are.
-        reasons: the cost of the recommended actions, and the actions that are ruled out; a sentence each.
-        settles: what would settle open questions, or confirm the recommendation; a sentence each.
-        pairs: if several pairs are not told apart, a paragraph for each pair and what would settle it.
-        open: whether a pair is not told apart, or nothing is recommended.
-    """
-
-    lead: str
-    reasons: list[str]
-    settles: list[str]
+    lead: str  # the recommendation, or why there is none, in about three sentences however many actions there are
+    reasons: list[str]  # the cost of the recommended actions, and the actions that are ruled out; a sentence each
+    settles: list[str]  # what would settle open questions, or confirm the recommendation; a sentence each
+    # if several pairs are not told apart, a paragraph for each pair and what would settle it
     pairs: list[str] = field(default_factory=list)
-    open: bool = True
+    open: bool = True  # whether a pair is not told apart, or nothing is recommended
 
 
 def recommendation(content: PageContent, choice: Choice) -> Recommendation:
@@ -71,7 +64,7 @@ def _lead(content: PageContent, choice: Choice) -> str:
     if choice.unfit:
         return f"Take {only}, which holds {_held(content, only)}."
     others = [action for action in choice.candidates if action != only]
-    whole = whole_cache(content)
+    whole = content.facts.whole
     if len(others) > 1:
         both = " of cache and of weights" if content.facts.own_weights else ""
         rest = f"each of the other {counted(len(others), 'action')} holds at least as many bytes{both}"
@@ -222,7 +215,7 @@ def _costs(content: PageContent, choice: Choice) -> list[str]:
         answers = "" if lost.estimate is None else f" and loses {shown(lost, Scale.PERCENT)} of the right answers"
         told.append(
             said_once(
-                f"{action} disagrees with {whole_cache(content)} on {shown(risk, Scale.PERCENT)} of positions{answers}."
+                f"{action} disagrees with {content.facts.whole} on {shown(risk, Scale.PERCENT)} of positions{answers}."
             )
         )
     return told

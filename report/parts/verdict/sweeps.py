@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from report.parts.verdict.ranking import share_of_whole
-from report.printing.canvas import action_styles, legend_line, new_figure
+from report.printing.canvas import Figure, action_styles, legend_line, new_figure
 from report.printing.estimate_tables import CellColumn, action_table, columns_of
 from report.printing.numbers import fixed, size
 from report.printing.palette import QUIET
@@ -18,9 +17,6 @@ from report.reading.estimates import Estimate
 from schema.study import POOLED
 from schema.study.sweeps import families
 from stats.quantities import SIMULTANEOUS_OF
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TEMPLATE = """
 {% call figure("sweeps") %}<b>Sweeps: bytes against divergence and accuracy.</b> A curve joins the members of a sweep, by the bytes that they hold.{% if bands %} The bands hold for all {{ members }} members of all sweeps together{{ level }}, so whole curves may be compared.{% endif %} To the left a member holds fewer bytes.{% endcall %}

@@ -13,8 +13,8 @@ from fixtures.command import call
 from fixtures.own_codecs import MODULE as OWN
 from fixtures.part_checks import of_this_process
 
-from generator.checks.check import Check
 from generator.checks.codecs import CODEC_CHECKS, CodecSubject
+from generator.checks.tried import Check
 from generator.codecs import CODECS
 from generator.codecs.quantized_cache import QuantizedCacheCodec
 from generator.selectors import default_parameters

@@ -146,6 +146,7 @@ def test_streams_equal_a_cache_that_codes_what_leaves_its_window(name: str, sele
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if codec_of(name) == name])
+@pytest.mark.by_default("int4", "rotated-int4")
 def test_a_codec_equals_a_cache_that_codes_what_leaves_its_window(name: str) -> None:
     """Tokens are equal, and most distances differ by less than 1e-5.
 

@@ -59,6 +59,9 @@ MODELS = pytest.mark.parametrize(
 
 @MODELS
 @pytest.mark.parametrize("savings", WITHOUT.values(), ids=WITHOUT)
+@pytest.mark.by_default(
+    "without-any-llama-float32", "without-any-qwen2-bfloat16", "without-share_prompt_reads-llama-float32"
+)
 def test_savings_leave_events_as_they_are(kind: str, dtype: str, savings: Savings) -> None:
     """Models have rows that do not depend on other rows; each saving is switched off alone, and all together."""
     assert random_model(kind, dtype).batch_deviation == 0.0

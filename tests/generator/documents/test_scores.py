@@ -12,10 +12,9 @@ import pytest
 from fixtures.byte_level import byte_level_tokenizer
 from oracles.plain_scores import RULER_TASKS, SCORES, plain_span, up_to_eos
 
-from generator.documents.answers import answer_characters, score_text, task_scoring
+from generator.documents.answers import Decode, Tokens, answer_characters, score_pairs, score_text, task_scoring
 from generator.documents.registry import SOURCES, stratum_documents
 from generator.documents.ruler_tasks import GENERATED
-from generator.documents.scores import Decode, Tokens, score_pairs
 from generator.embedded import vocabulary
 from generator.embedded.documents import TASKS, make_document
 from generator.transformer.files.tokenizer import text_decoder

@@ -18,7 +18,7 @@ from generator.actions import build_actions
 from generator.embedded.documents import make_document
 from generator.engines.again import Again
 from generator.engines.http import connection
-from generator.engines.http.apis.laws import whole_law
+from generator.engines.http.apis.api import whole_law
 from generator.engines.http.sessions.slots import SlotSession
 from generator.engines.http.settings import Requests
 from generator.engines.model import EngineModel
@@ -95,6 +95,7 @@ def test_a_step_computes_one_token_in_a_slot_of_its_own(tmp_path: Path, servers:
         assert 2 <= server.computed.count(prompt) <= server.slots
 
 
+@pytest.mark.slow
 def test_fewer_slots_and_more_at_once_change_no_event(tmp_path: Path) -> None:
     found = []
     for slots, requests in ((4, ""), (16, ""), (16, "requests = { at_once = 2 }\n")):

@@ -71,6 +71,7 @@ def test_first_numbers_of_a_system() -> None:
     assert system.actions["mixture"][0][0].tolist() == pytest.approx(MIXTURE, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_published_systems_may_be_of_this_family() -> None:
     """The published risks, over their system's strength, have the law of 60 seeds' (Kolmogorov-Smirnov, level 1%).
 

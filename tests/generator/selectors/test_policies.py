@@ -150,7 +150,8 @@ def test_a_policy_equals_real_removal_on_the_embedded_model(name: str) -> None:
 # --- What holds to the bit -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("estimator", [PLAIN, pytest.param(SWRB, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", [PLAIN, SWRB])
 def test_savings_and_company_leave_events_as_they_are(estimator: str) -> None:
     """State follows streams that fork, move, are shared or parked: with nothing shared, events are the same."""
     actions = [policy_action(name, budget) for budget in BUDGETS[:2] for name in POLICIES]

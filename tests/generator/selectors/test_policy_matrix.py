@@ -18,8 +18,8 @@ from fixtures.own_selectors import write_module
 from fixtures.part_checks import of_this_process
 from fixtures.refusals import refused
 
-from generator.checks.check import Check
 from generator.checks.policies import POLICY_CHECKS, PolicySubject
+from generator.checks.tried import Check
 from generator.selectors.policies import POLICIES, Sliding
 
 BY_NAME = {check.name: check for check in POLICY_CHECKS}

@@ -15,8 +15,8 @@ from fixtures.study_files import load_study
 
 from generator.generation import PendingUnit
 from generator.service.client import ServiceAddress
-from generator.service.identity import identity_of
 from generator.service.remote import RemoteGenerator
+from generator.service.served import identity_of
 from generator.service.server import GenerationService
 from generator.transformer.loading import load_model
 from generator.transformer.model import LoadedModel

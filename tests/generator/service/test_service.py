@@ -38,10 +38,10 @@ from generator.generation import PendingUnit, StudyLaw
 from generator.identity import NUMERICS_VERSION, GpuKinds
 from generator.service import remote
 from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed, is_loopback
+from generator.service.credentials import token_certificate
 from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
 from generator.service.remote import RemoteGenerator
 from generator.service.server import requested_work
-from generator.service.token_certificate import token_certificate
 from kvdrift.command import main
 from log.store import Store, Unit
 from schema.errors import InputError, NobodyLeftError, OperationError

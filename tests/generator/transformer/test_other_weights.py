@@ -22,10 +22,8 @@ from generator.generation import PendingUnit, generate_units
 from generator.generation.units import generate_together
 from generator.transformer.files.fingerprints import model_identity
 from generator.transformer.model import LoadedModel
-from generator.transformer.other_weights.loading import load_transformer
-from generator.transformer.other_weights.model import ModelWithOthers
-from generator.transformer.other_weights.named import identities
-from generator.transformer.other_weights.shared_tokens import check_shared
+from generator.transformer.other_weights.model import ModelWithOthers, load_transformer
+from generator.transformer.other_weights.named import check_shared, identities
 from log.store import Unit
 from schema.study import Study
 from schema.tables import PLAIN, SWRB

@@ -1,4 +1,4 @@
-"""The interface of every kind of server: its report of itself, and the law after some tokens."""
+"""The interface of every kind of server: its report of itself, and the law after some tokens, which must be whole."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from generator.engines.http.connection import Connection
 from generator.engines.http.settings import ServerSettings
+from schema.errors import InputError, OperationError
 
 PROBE = (
     "The quick brown fox jumps over 13 lazy dogs; naïve café, Straße, Ωμέγα, Привет, 你好, こんにちは, 🙂\n\t"
@@ -57,8 +58,31 @@ class LawApi(Api, Protocol):
     """A kind of server that computes a law from a whole history."""
 
     def law(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logarithms of the next token's probabilities, float32 [V].
+        """Return the logarithms of the next token's probabilities, float32 [V]."""
 
-        Raises:
-            InputError: Some logarithms are missing.
-        """
+
+def whole_law(tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int, where: str) -> NDArray[np.float32]:
+    """Return logarithms of probabilities, float32 [V], from those of token ids in any order; errors say ``where``."""
+    try:
+        ids = np.array(tokens, dtype=np.int64)
+        values = np.array(logarithms, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise OperationError(f"{where}: the server's log-probabilities are no numbers") from None
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise InputError(
+            f"{where}: the server has token {int(ids.max())}, and the vocabulary has {vocabulary:,}: a side's settings "
+            "say how many there are by vocabulary"
+        )
+    law = np.full(vocabulary, np.nan)
+    law[ids] = values
+    if missing := int(np.isnan(law).sum()):
+        raise InputError(
+            f"{where}: the server returned {vocabulary - missing:,} of {vocabulary:,} log-probabilities; a law needs "
+            "all of them: vLLM has them with --max-logprobs -1, and a server that cannot return them all can be "
+            'compared at temperature 0, with api = "openai"'
+        )
+    largest = float(values.max())
+    total = float(np.exp(law - largest).sum()) * float(np.exp(largest))
+    if not abs(total - 1) < 1e-2:
+        raise OperationError(f"{where}: the server's probabilities sum to {total:.4g}: they are not those of a law")
+    return law.astype(np.float32)

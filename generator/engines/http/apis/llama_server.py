@@ -10,8 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.apis.api import ServerFacts
-from generator.engines.http.apis.laws import whole_law
+from generator.engines.http.apis.api import ServerFacts, whole_law
 from generator.engines.http.connection import Connection
 from generator.engines.http.settings import ServerSettings
 from schema.errors import InputError, OperationError
@@ -59,13 +58,9 @@ class LlamaServer:
         return ServerFacts(said, vocabulary, entries, eos, tokenizer, slots, beside)
 
     def take(self, connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool) -> int:
-        """Let a slot hold some tokens, and return how many of them the server computed anew.
+        """Let a slot hold some tokens, the whole history, and return how many of them the server computed anew.
 
-        Args:
-            connection: The connection to the server.
-            slot: The slot's number.
-            tokens: The whole history.
-            cached: Whether the slot's present content may be used.
+        ``cached`` says that the slot's present content may be used.
 
         Raises:
             LostServerError: The server was gone, and is back.

@@ -32,11 +32,7 @@ class OpenAi:
     def written(
         self, connection: Connection, facts: ServerFacts, tokens: Sequence[int], count: int
     ) -> tuple[list[int], bool]:
-        """Return the tokens that a server writes after a history, and whether it ended the text there.
-
-        Raises:
-            InputError: The answer has no token ids.
-        """
+        """Return the tokens that a server writes after a history, and whether it ended the text there."""
         body = {
             "model": facts.said["id"], "prompt": list(tokens), "max_tokens": count, "temperature": 0.0, "logprobs": 1,
             "return_token_ids": True, "return_tokens_as_token_ids": True, "skip_special_tokens": False,

@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.apis.api import PROBE, ServerFacts
-from generator.engines.http.apis.laws import whole_law
+from generator.engines.http.apis.api import PROBE, ServerFacts, whole_law
 from generator.engines.http.apis.vllm import probed_tokenizer
 from generator.engines.http.connection import Connection
 from generator.engines.http.settings import ServerSettings
@@ -40,11 +39,7 @@ class Sglang:
         return ServerFacts(said, settings.vocabulary, positions, settings.stated_eos(where), tokenizer)
 
     def law(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logarithms of the next token's probabilities, float32 [V].
-
-        Raises:
-            InputError: Some logarithms are missing.
-        """
+        """Return the logarithms of the next token's probabilities, float32 [V]."""
         sampling = {"max_new_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "ignore_eos": True}
         body = {
             "input_ids": list(tokens), "sampling_params": sampling, "return_logprob": True,

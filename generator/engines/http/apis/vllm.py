@@ -14,8 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.apis.api import PROBE, ServerFacts
-from generator.engines.http.apis.laws import whole_law
+from generator.engines.http.apis.api import PROBE, ServerFacts, whole_law
 from generator.engines.http.connection import Connection
 from generator.engines.http.settings import ServerSettings
 from schema.errors import InputError, OperationError
@@ -45,11 +44,7 @@ class Vllm:
         )  # fmt: skip
 
     def law(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logarithms of the next token's probabilities, float32 [V].
-
-        Raises:
-            InputError: Some logarithms are missing.
-        """
+        """Return the logarithms of the next token's probabilities, float32 [V]."""
         body = {
             "model": facts.said["id"], "prompt": list(tokens), "max_tokens": 1, "temperature": 1.0, "top_p": 1.0,
             "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": facts.vocabulary, "seed": 1,

@@ -52,15 +52,8 @@ class LawSession(_Histories):
 class GreedySession(_Histories):
     """Greedy laws: all probability is on the token that the server writes at temperature 0.
 
-    A request lets the server write some tokens ahead. While a stream continues with the tokens that the server wrote,
-    no further request is made. If it continues with another token, the server is asked for the tokens after that one.
-
-    Args:
-        connection: The connection to the server.
-        api: The server's interface.
-        facts: The server's report of itself.
-        ahead: The number of tokens that the server writes in a request.
-        read_back: Asks the server for its report, and raises an error if it is another server than before.
+    A request lets the server write ``ahead`` tokens. While a stream continues with the tokens that the server wrote, no
+    further request is made. If it continues with another token, the server is asked for the tokens after that one.
     """
 
     def __init__(

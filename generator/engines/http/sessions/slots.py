@@ -31,15 +31,7 @@ class _Slot:
 
 
 class SlotSession(TokenStreams):
-    """One prompt and its streams in some slots of a llama-server; a stream gets a slot at its next step.
-
-    Args:
-        connection: The connection to the server.
-        api: The server's interface.
-        facts: The server's report of itself.
-        slots: The numbers of the slots that this session may use.
-        read_back: Asks the server for its report, and raises an error if it is another server than before.
-    """
+    """One prompt and its streams in some slots, by number, of a llama-server; a stream gets a slot at its next step."""
 
     def __init__(
         self, connection: Connection, api: LlamaServer, facts: ServerFacts, slots: Sequence[int],

@@ -14,10 +14,7 @@ Tokens = tuple[int, ...]
 class TokenStreams:
     """Keeps the tokens of each open stream of a session, by stream number.
 
-    Args:
-        connection: The connection to the server.
-        facts: The server's report of itself.
-        read_back: Asks the server for its report, and raises an error if it is another server than before.
+    ``read_back`` asks the server for its report, and raises an error if it is another server than before.
     """
 
     def __init__(self, connection: Connection, facts: ServerFacts, read_back: Callable[[], Mapping[str, Any]]) -> None:

@@ -16,9 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from generator.coupling.streams import Savings
 from generator.generation import PendingUnit, generate_units
-from generator.transformer.fused import faults
-from generator.transformer.fused.faults import slower
-from generator.transformer.fused.layers import FusedLayers, fused_layers, join_weights, layout_fault
+from generator.transformer.fused import layers
+from generator.transformer.fused.layers import FusedLayers, fused_layers, join_weights, layout_fault, slower
 from generator.transformer.model import LoadedModel
 from log.store import Unit
 
@@ -159,13 +158,13 @@ def test_what_is_not_as_transformers_makes_it_is_computed_by_transformers() -> N
 def test_one_line_says_all_that_decoding_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     network = own_model("llama").network
     assert slower(network, "cpu") is None
-    monkeypatch.setattr(faults, "fused_fault", lambda _: "Triton is not installed")
-    monkeypatch.setattr(faults, "attention_fault", lambda _: None)
-    monkeypatch.setattr(faults, "layers_fault", lambda _: None)
+    monkeypatch.setattr(layers, "fused_fault", lambda _: "Triton is not installed")
+    monkeypatch.setattr(layers, "attention_fault", lambda _: None)
+    monkeypatch.setattr(layers, "layers_fault", lambda _: None)
     laws = "laws are compared from copies (Triton is not installed)"
     assert slower(network, "cuda:1") == f"decoding on cuda:1 takes longer than it could: {laws}"
-    monkeypatch.setattr(faults, "layers_fault", lambda _: "layers.1.mlp has hooks")
+    monkeypatch.setattr(layers, "layers_fault", lambda _: "layers.1.mlp has hooks")
     of_layers = "layers are computed as transformers computes them (layers.1.mlp has hooks)"
     assert slower(network, "cuda:1") == f"decoding on cuda:1 takes longer than it could: {laws}; {of_layers}"
-    monkeypatch.setattr(faults, "attention_fault", lambda _: "CalledProcessError: no linker")
+    monkeypatch.setattr(layers, "attention_fault", lambda _: "CalledProcessError: no linker")
     assert "; attention is computed cache by cache (CalledProcessError: no linker); layers" in slower(network, "cuda:1")

@@ -25,7 +25,7 @@ from generator.coupling.laws import total_variation
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.decoder import whole_sums
 from generator.transformer.fused.head import Head
-from generator.transformer.other_weights.loading import load_transformer
+from generator.transformer.other_weights.model import load_transformer
 from generator.transformer.prompts.prompt import Prompt
 from schema.errors import InputError
 
