@@ -138,16 +138,24 @@ class TableReading(TableVersions):
         table = snapshot.table
         texts = [name for name in columns if coded and TABLES[table].schema.field(name).type == pa.string()]
         try:
-            plain = {*texts} & {*compared}
-            try:
-                rows = self.dataset(snapshot, paths, {*texts} - plain).to_table(columns=list(columns), filter=where)
-            except pa.ArrowNotImplementedError:  # another program's string views, which Arrow does not compare
-                rows, plain = self.dataset(snapshot, paths, texts).to_table(columns=list(columns), filter=where), set()
-            for name in plain:
-                rows = rows.set_column(rows.column_names.index(name), name, rows[name].dictionary_encode())
+            rows = self._scanned(snapshot, paths, columns, where, texts, compared)
             return _filled(table, rows, _declared(table, texts))
         except _DAMAGED as error:
             raise self._is_damaged(table, paths, error) from None
+
+    def _scanned(
+        self, snapshot: Snapshot, paths: Sequence[str] | None, columns: Sequence[str], where: pc.Expression | None,
+        texts: Sequence[str], compared: Sequence[str],
+    ) -> pa.Table:  # fmt: skip
+        """Read rows with ``texts`` as dictionaries, and code the texts of ``compared`` after the read if possible."""
+        plain = {*texts} & {*compared}
+        try:
+            rows = self.dataset(snapshot, paths, {*texts} - plain).to_table(columns=list(columns), filter=where)
+        except pa.ArrowNotImplementedError:  # another program's string views, which Arrow compares as dictionaries only
+            return self.dataset(snapshot, paths, texts).to_table(columns=list(columns), filter=where)
+        for name in plain:
+            rows = rows.set_column(rows.column_names.index(name), name, rows[name].dictionary_encode())
+        return rows
 
     def of_files(
         self,

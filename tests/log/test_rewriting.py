@@ -367,7 +367,7 @@ TOOLS: dict[str, Callable[[DeltaTable], object]] = {
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.by_default("compact")
+@pytest.mark.by_default("compact", "z-order", "rewrite")
 def test_any_delta_tool_may_work_on_any_table(store: Store, tmp_path: Path, tool: str) -> None:
     """A Delta tool works between two steps of every operation, and after it: every row is there once, and work goes on."""
     whole, store = store, Store.open(shutil.copytree(store.location, tmp_path / "plain"))  # delta-rs writes to no other

@@ -23,6 +23,7 @@ from fixtures.older_stores import (
     make_store_2,
     put_1,
 )
+from fixtures.processes import run_at_once
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
 
@@ -303,6 +304,21 @@ def test_processes_and_threads_upgrade_at_once(old: str) -> None:
     changes = dict.fromkeys(twice, 2) | dict.fromkeys(LATER, 0)
     changes |= {"events": 3, "units": 4}  # rows with their units; one of ``units`` is the row of the killed writer
     assert Store.open(old).versions() == {table: version + changes.get(table, 1) for table, version in versions.items()}
+
+
+def create_and_append(location: str, docs: list[str]) -> None:
+    store = Store.create(location)
+    for doc in docs:
+        store.append_units([make_unit(doc)])
+
+
+@pytest.mark.slow
+def test_processes_upgrade_and_append_at_once(old: str) -> None:
+    run_at_once(create_and_append, [(old, [f"own{number}", "shared"]) for number in range(3)])
+    new = [make_unit(doc) for doc in ("own0", "own1", "own2", "shared")]
+    store = Store.open(old)
+    assert content(store).equals(expected([*OLD, *new]))
+    assert store.read("units").num_rows == 7
 
 
 def test_an_upgrade_that_cannot_be_written_is_one_line(old: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from fixtures.processes import forked
+from fixtures.processes import forked, run_at_once
 from fixtures.refusals import refused
 from fixtures.stored_units import (
     HORIZON,
@@ -234,6 +234,18 @@ def write_each(location: str, docs: list[str], ready: Any = None) -> None:
         ready.set()
     for doc in docs:
         store.append_units([make_unit(doc, prefill_seconds=time.time())])
+
+
+@pytest.mark.slow
+def test_processes_at_once_on_shared_and_own_units(tmp_path: Path) -> None:
+    shared = [f"shared{i}" for i in range(8)]
+    own = [[f"own{writer}-{i}" for i in range(6)] for writer in range(3)]
+    docs_of = [*([*names, *shared] for names in own), shared]
+    run_at_once(write_each, [(str(tmp_path / "store"), docs) for docs in docs_of])
+    store = Store.open(tmp_path / "store")
+    docs = sorted([*shared, *(doc for names in own for doc in names)])
+    assert content(store).equals(expected([make_unit(doc) for doc in docs]))
+    assert keys(store.read("units")) == [(doc, "snapkv", 0) for doc in docs]
 
 
 def test_threads_at_once_on_one_unit_and_overlapping_ranges(store: Store) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from fixtures.awkward_logs import Log, Row, declared_study, document
-from fixtures.branched_logs import SWRB_LOGS
+from fixtures.awkward_logs import Log, Row, declared_study, document, number_events
+from fixtures.branched_logs import SWRB_LOGS, branched_log
 from fixtures.swrb_events import Laws, plain_replicate, random_laws, swrb_replicate, unit
 from oracles.coupled_paths import Analysis
 from oracles.swrb_definitions import SWRB_EVALUATIONS, swrb_efficiency
@@ -23,6 +23,7 @@ from oracles.swrb_definitions import SWRB_EVALUATIONS, swrb_efficiency
 from log.store import Store
 from schema.tables import TABLES
 from sql.catalog import Views, open_views
+from sql.contracts import contracts
 from transforms.pipeline import run_derivation
 
 ACTION = {"study": "s", "model": "m", "action": "a"}
@@ -46,6 +47,25 @@ def stored(folder: Path, log: Log) -> Store:
     )
     run_derivation(store.location)
     return store
+
+
+def test_from_events_through_the_derivation_to_every_view(tmp_path: Path) -> None:
+    log = branched_log(6, 3, damaged=False)
+    store = stored(tmp_path, log)
+    log.units = store.units().to_pylist()
+    analysis = Analysis(number_events(log))
+    with open_views(store) as views:
+        for view, definition in SWRB_EVALUATIONS.items():
+            grain = contracts()[view].grain
+            defined = {tuple(row[name] for name in grain): row for row in definition(analysis)}
+            found = {tuple(row[name] for name in grain): row for row in views.rows(view).to_pylist()}
+            assert set(found) == set(defined) != set()
+            for key, row in defined.items():
+                # Sums of at most 30 fractions in another order; a ratio of variances, relatively.
+                assert found[key] == {
+                    name: pytest.approx(value, rel=1e-9, abs=1e-12) if isinstance(value, float) else value
+                    for name, value in row.items()
+                }, (view, key)
 
 
 def without_eos(laws: Laws) -> Laws:
@@ -103,6 +123,35 @@ def test_occurrence_and_capacity_are_exact_where_laws_forget(memoryless: tuple[V
             for s, p in enumerate(entries(laws), start=1)
         )
         assert row["capacity"] == pytest.approx(exact, abs=1e-14)
+
+
+def test_both_estimators_are_near_the_exact_risk(memoryless: tuple[Views, list[Laws]]) -> None:
+    """By Hoeffding a mean of 60 values within [0, 1] is .3 off with probability below 2 exp(-10.8) = 4e-5, and there are 8."""
+    views, _ = memoryless
+    rows = views.rows("swrb").to_pylist()
+    assert len(rows) == 8
+    assert all(row["risk"] == pytest.approx(row["exact_risk"], abs=0.3) for row in rows)
+    (pooled,) = views.rows("swrb_risk", stratum="pooled").to_pylist()
+    plain = views.rows("decomposition", stratum="pooled").to_pylist()
+    assert pooled["plain_mismatch"] == pytest.approx(plain[0]["mismatch"], abs=1e-12)  # the same documents and weights
+    # By Chebyshev further than 20 standard errors with probability below 1/400; the laws and draws are fixed.
+    assert abs(pooled["mismatch"] - pooled["plain_mismatch"]) < 20 * pooled["monte_carlo_error"]
+
+
+def test_pooled_efficiency_is_a_ratio_of_means(memoryless: tuple[Views, list[Laws]]) -> None:
+    views, _ = memoryless
+    (efficiency,) = views.rows("swrb_efficiency", stratum="pooled").to_pylist()
+    variances = {
+        estimator: [row["risk_variance"] for row in views.rows("swrb", estimator=estimator).to_pylist()]
+        for estimator in ("plain", "swrb")
+    }
+
+    def mean(values: list[float]) -> float:
+        return (math.fsum(values[:3]) / 3 + values[3]) / 2
+
+    assert efficiency["variance_ratio"] == pytest.approx(mean(variances["plain"]) / mean(variances["swrb"]), rel=1e-12)
+    assert efficiency["second_ratio"] == pytest.approx(efficiency["evaluation_ratio"], rel=1e-12)
+    assert efficiency["documents"] == 4
 
 
 def test_logs_have_what_views_must_tell_apart() -> None:

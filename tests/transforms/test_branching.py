@@ -177,6 +177,30 @@ def test_random_logs_have_the_corners() -> None:
     assert len(corners) == 7
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_every_replicate_satisfies(seed: int) -> None:
+    """Section "sampled-profile": 0 <= Z_L <= ML/H, 0 <= W_L <= M(H - L)/H, Z_1 = M/H; Z_L grows and W_L falls."""
+    chance = np.random.default_rng(seed)
+    found, depths = derived(random_log(chance, replicates=80, longest=12))
+    at = {(row["doc"], row["action"], row["study"], row["replicate"]): row for row in found}
+    before: Row | None = None
+    for d in depths:
+        row = at[d["doc"], d["action"], d["study"], d["replicate"]]
+        mass, h, depth = row["mass"], row["horizon"], d["depth"]
+        assert 0 <= d["observed"] <= mass * depth / h + 1e-15
+        assert 0 <= d["capacity"] <= mass * (h - depth) / h + 1e-15
+        if depth == 1:
+            assert d["observed"] == mass / h
+        else:
+            assert before is not None
+            assert d["observed"] >= before["observed"]
+            assert d["capacity"] <= before["capacity"]
+        if depth == h:
+            assert d["capacity"] == 0
+            assert d["observed"] == mass * row["mismatches"] / h
+        before = d
+
+
 def test_means_are_the_exact_occurrence_and_tail_capacity() -> None:
     """Without EOS these laws forget their history: p_s = e_s prod_{r<s} (1 - e_r), and M and W_L do not vary at all."""
     chance = np.random.default_rng(5)
