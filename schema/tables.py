@@ -300,8 +300,8 @@ UNITS = _table(
     _text("dtype", "floating-point type of the model", null=True),
     _text(
         "versions",
-        "JSON object: versions of libraries, the GPU, and row_multiple (batches are padded to a multiple of "
-        "this number of rows)",
+        "JSON object: versions of libraries, the GPU, and row_multiple (a test found that the bits of a row do not "
+        "depend on its batch if rows are padded to a multiple of this number)",
         null=True,
     ),
     _flag(
