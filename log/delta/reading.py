@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +12,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
 from log.delta.commits import changes_rows
+from log.delta.durability import side_by_side
 from log.delta.versions import TableVersions
 from schema.errors import InputError, first_line
 from schema.location import join
@@ -36,6 +38,7 @@ class TableReading(TableVersions):
         super().__init__(location)
         self._changing: dict[tuple[str, int], bool] = {}  # whether a version changed rows
         self._made: dict[tuple[str, Callable[[pa.Table], Any]], dict[str, Any]] = {}  # by path; see ``of_files``
+        self._bounds: dict[tuple[str, str, str], tuple[str, str] | None] = {}  # by table, path and column
 
     def _check_readable(self, snapshot: Snapshot) -> None:
         if self._newest_known(snapshot.table) == snapshot.version:
@@ -142,6 +145,33 @@ class TableReading(TableVersions):
             return _filled(table, rows, _declared(table, texts))
         except _DAMAGED as error:
             raise self._is_damaged(table, paths, error) from None
+
+    def files_with(self, snapshot: Snapshot, column: str, values: Sequence[str], paths: Sequence[str]) -> list[str]:
+        """Return the files that may have some of the sorted ``values`` in a text column, by bounds in their footers.
+
+        Bounds are kept, so that looking for other values in the same files costs nothing.
+        """
+        keys = {path: (snapshot.table, path, column) for path in paths}
+        new = [key for key in keys.values() if key not in self._bounds]
+        self._bounds |= zip(new, side_by_side(lambda key: self._bounds_of(*key), new), strict=True)
+
+        def may_have(path: str) -> bool:
+            bounds = self._bounds[keys[path]]
+            return bounds is None or bisect_left(values, bounds[0]) < bisect_right(values, bounds[1])
+
+        return [path for path in paths if may_have(path)]
+
+    def _bounds_of(self, table: str, path: str, column: str) -> tuple[str, str] | None:
+        """Return the least and the greatest text of a file's column; None if the footer does not say, or is damaged."""
+        try:
+            footer = pq.read_metadata(join(self._root, table, path), filesystem=self._files)
+            at = footer.schema.names.index(column)
+            parts = [footer.row_group(number).column(at).statistics for number in range(footer.num_row_groups)]
+        except (*_DAMAGED, ValueError):
+            return None
+        if not parts or not all(part is not None and isinstance(part.min, str) for part in parts):
+            return None
+        return min(part.min for part in parts), max(part.max for part in parts)
 
     def _scanned(
         self, snapshot: Snapshot, paths: Sequence[str] | None, columns: Sequence[str], where: pc.Expression | None,

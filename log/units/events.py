@@ -75,11 +75,12 @@ class RowsOfUnits:
         return pa.concat_tables(found)
 
     def _read(self, paths: Sequence[str], docs: Collection[str], names: Sequence[str]) -> pa.Table:
-        wanted = pa.array(sorted(docs), pa.string())
-        if not len(wanted):
+        wanted = sorted(docs)
+        paths = self._folder.files_with(self._table, "doc", wanted, paths) if wanted else []
+        if not paths:
             return self._folder.read(self._table, names, paths=[], coded=True)
         doc = pc.field("doc")
-        where = (doc >= wanted[0]) & (doc <= wanted[-1]) & doc.isin(wanted)  # bounds are held against footers
+        where = (doc >= wanted[0]) & (doc <= wanted[-1]) & doc.isin(wanted)  # bounds are held against row groups
         return self._folder.read(self._table, names, where=where, paths=paths, coded=True, compared=["doc"])
 
 

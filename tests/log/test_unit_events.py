@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, WriterProperties
 from fixtures.branched_units import NAMES, H, make_rows, row, swrb_unit
 from fixtures.refusals import refused
-from fixtures.stored_units import content, expected, make_unit
+from fixtures.stored_units import HORIZON, content, expected, make_unit
 from fixtures.swrb_events import random_laws, swrb_replicate, unit
 
 from log.store import Store
@@ -147,3 +147,23 @@ def test_parts_of_a_file_with_other_documents_are_not_read(store: Store) -> None
     assert not reader.unreadable
     assert reader.read([numbers["d1"]], ["d1"], ["doc", "t"], rows).num_rows == 0
     assert [*reader.unreadable] == [path.name]
+
+
+def test_files_without_the_documents_are_not_opened_again(store: Store) -> None:
+    for doc in ("d0", "d1"):
+        store.append_units([make_unit(doc)])
+    numbers = dict(zip(*store.units(columns=("doc", "unit")).to_pydict().values(), strict=True))
+    asked = ([numbers["d0"]], ["d0"], ["doc", "t"])
+    assert store.rows_of_units("events").read(*asked).num_rows == HORIZON * 4
+    (other,) = (
+        path for path in map(Path, store.files("events")) if row_groups(path)[0].column(DOC).statistics.min == "d1"
+    )
+    other.write_bytes(b"")
+
+    reader = store.rows_of_units("events")
+    assert reader.read(*asked).num_rows == HORIZON * 4
+    assert not reader.unreadable
+
+    reader = Store.open(store.location).rows_of_units("events")  # another process knows nothing of the file
+    assert reader.read(*asked).num_rows == HORIZON * 4
+    assert [*reader.unreadable] == [other.name]
