@@ -20,10 +20,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from log.store import Store
 from schema.errors import InputError, OperationError, first_line
+from schema.log_levels import raised_level
 from transforms.records import read_records, record_folder, write_record
 from transforms.segments import SEGMENT_ROWS, DerivationReport, Segment, SegmentOutcome, commit, derive_segment, pending
 
@@ -35,6 +37,7 @@ DEFAULT_RUNNER = "FnApiRunner"
 SEGMENTS_PER_RUN = 64  # per pipeline run and commit: bounds what a kill can cost
 _AT_ONCE = 2  # segments in one process, in threads: most of the time Arrow works or the disk syncs
 _DASK_OPTIONS = ("--dask_partition_size=1",)  # a group is a task; by default 128 are
+_IMPORTING = Lock()  # threads must not take one another's silence for the level before
 
 Group = tuple[int, Sequence[Segment]]
 Late = Any  # a type or module of Beam's, not known before Beam is imported
@@ -170,18 +173,20 @@ def _quiet_beam() -> Iterator[None]:
 
     Errors reach the caller as exceptions; without this, Beam would also print a traceback for each.
     """
-    root, ours = logging.getLogger(), logging.getLogger("apache_beam")
-    handlers, root_level, level, disabled = root.handlers[:], root.level, ours.level, root.manager.disable
+    root = logging.getLogger()
+    handlers, root_level = root.handlers[:], root.level
     guard = logging.NullHandler()  # Beam's basicConfig leaves a root that has a handler alone
     root.addHandler(guard)
-    ours.setLevel(logging.CRITICAL + 1)
     try:
-        logging.disable(max(disabled, logging.WARNING))
-        _beam()  # warns on the root logger itself
-        logging.disable(disabled)
-        yield
+        with _IMPORTING:
+            disabled = root.manager.disable
+            logging.disable(max(disabled, logging.WARNING))
+            try:
+                _beam()  # warns on the root logger itself
+            finally:
+                logging.disable(disabled)
+        with raised_level("apache_beam", logging.CRITICAL + 1):
+            yield
     finally:
-        logging.disable(disabled)
-        ours.setLevel(level)
         root.setLevel(root_level)
         root.handlers[:] = handlers

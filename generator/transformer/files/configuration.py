@@ -18,6 +18,7 @@ from generator.transformer.files.local_folders import (
     model_source,
 )
 from schema.errors import InputError, reading
+from schema.log_levels import raised_level
 
 _MOST_LAYERS = 10_000  # what is said of each takes memory before any weight is looked for
 _STATES = {"linear_attention", "conv", "hybrid"}  # layers with states; a hybrid layer has attention, too
@@ -201,15 +202,9 @@ def quiet() -> Iterator[None]:
     """Keep transformers from showing progress bars, advice and warnings inside the block."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     library().utils.logging.disable_progress_bar()
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with raised_level("transformers", logging.ERROR), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _layer_types(config: Any) -> list[str]:
