@@ -299,7 +299,7 @@ def test_kernels_that_are_not_installed_are_not_told_of(family: str, caplog: pyt
     """A warning that transformers gives once in a process may come again, and does not; other warnings are heard."""
     logging.Logger.warning_once.cache_clear()  # type: ignore[attr-defined]
     chooser = logging.getLogger("transformers.integrations.hub_kernels")
-    with caplog.at_level("WARNING"):
+    with caplog.at_level("WARNING", "transformers"):
         for logger in (logging.getLogger("transformers"), chooser):
             logger.addHandler(caplog.handler)
         try:
