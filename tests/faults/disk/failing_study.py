@@ -35,7 +35,7 @@ from kvdrift.command import main
 from log.store import Store
 from schema.errors import DamagedStoreError
 from schema.tables import TABLES
-from sql import catalog_file, empty_views
+from sql import catalog_file
 from verification.repair import repair
 
 IMPORTED = (apache_beam, generator, kvdrift, report)
@@ -66,18 +66,6 @@ class Trials:
         self._own.mkdir()
         self._study = write_laws(folder)
         self._store, self._said = self._own / "store", self._own / "said"
-        # The empty views are made once for all processes: it is most of what opening the views of a store takes.
-        kinds = [
-            {"stored": stored, "waiting": waiting} for stored, waiting in ((False, False), (True, False), (True, True))
-        ]
-        for number, kind in enumerate(kinds):
-            path = self._own / f"views {number}"
-            assert (
-                in_a_process(self._said, lambda to=path, of=kind: to.write_bytes(empty_views._empty_database(**of)))
-                == 0
-            )
-        made = [(self._own / f"views {number}").read_bytes() for number in range(len(kinds))]
-        empty_views._empty_database = lambda **kind: made[kinds.index(kind)]
 
     def prepare(self) -> None:
         """Run the study stage by stage; keep each stage's store of before, its rows of after, and its changes."""
