@@ -1,4 +1,4 @@
-"""Count the rows that tables have of units, and compare rows with a unit and with what its events give."""
+"""Count the rows of each unit in a table, and compare stored rows with those that the events of the unit give."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Forecast:
 
 
 def forecast(run: StudyRun, redone: Collection[str] = ()) -> Forecast:
-    """Compare a study, whose file agrees with its store, with that store, which need not exist yet.
+    """Compare a study with its store; the store need not exist yet, and the study file must agree with it.
 
     The stored units of actions in ``redone`` are about to be superseded.
     """
