@@ -219,23 +219,6 @@ def test_all_that_can_happen_does_happen_here() -> None:
     assert any((pair["delta"] > 0.99).any() for pair in steps)
 
 
-def test_mismatch_has_the_frequency_that_delta_says() -> None:
-    """Law of large numbers: I_t - delta_t sums to a martingale, so its mean over 400 replicates is near 0.
-
-    Five standard errors, two actions: a right generator fails with probability below 2e-6.
-    """
-    count = 400
-    document = random_document("large", 150)
-    actions = [HALF_RECENT, Action("snapkv-90", "snapkv", SnapKV(), Retention.parse("90%"))]
-    units = [PendingUnit(action, 0, count) for action in actions]
-    for unit in generate_units(random_model("qwen2"), "s", document, units, 16, SEED):
-        steps = steps_of(unit)
-        mismatch = steps["x_token"] != steps["y_token"]
-        per_replicate = (mismatch - steps["delta"].astype(np.float64)).mean(1)
-        assert 0.01 < mismatch.mean() < 0.99
-        assert abs(per_replicate.mean()) < 5 * per_replicate.std(ddof=1) / np.sqrt(count)
-
-
 # --- Records ---------------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from fixtures.unread_pages import blank_pages
 
 from log.store import Store, Unit
 from schema.errors import InputError, KvdriftError, OperationError
-from schema.tables import EVENTS, MEASURES, STEPS, TABLES, TRAJECTORIES
+from schema.tables import MEASURES, TABLES
 from sql.catalog import describe_views, open_views, view_texts
 from sql.catalog_file import write_catalog
 from sql.contracts import contracts
@@ -124,12 +124,6 @@ def test_more_threads_give_the_same_rows(store: Store) -> None:
         assert one.rows("decomposition").num_rows == two.rows("decomposition").num_rows
     with pytest.raises(InputError, match="threads is 0"):
         open_views(store, threads=0)
-
-
-def test_derived_by_the_pipeline_equals_derived_by_hand(store: Store) -> None:
-    with open_views(store) as views:
-        assert views.rows("steps").num_rows == views.rows("events").num_rows > 0
-        assert views.rows("trajectories").select(["tau"]).num_rows == views.rows("trajectory_moments").num_rows
 
 
 def test_an_empty_store_has_all_views_empty(tmp_path: Path) -> None:
@@ -375,9 +369,3 @@ def test_published_numbers_are_numbers_of_known_quantities(store: Store) -> None
         assert [column[0].as_py() for column in shares.columns] == [84.7, 92.1]
         blocks = views.table("select distinct x from published where quantity = 'generation_clock_tv_gap'")
         assert set(blocks.column("x").to_pylist()) == {"1-32", "33-64", "65-128"}
-
-
-def test_derived_schemas_are_what_the_views_read(store: Store) -> None:
-    with open_views(store) as views:
-        for table in (EVENTS, TRAJECTORIES, STEPS):
-            assert views.rows(table.name).column_names == list(table.columns)
