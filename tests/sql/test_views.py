@@ -105,7 +105,7 @@ def log_of(name: str) -> Log:
 def computed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Computed]:
     """Return one log, its views, and each view's rows computed once; for one log, views without stored moments."""
     analysis = Analysis(log_of(request.param))
-    kept = () if request.param == "several studies" else VIEWS
+    kept = () if request.param == "long agreements" else VIEWS
     with open_views(written(tmp_path_factory.mktemp("log"), analysis), kept=kept) as views:
         yield Computed(analysis, views, {view: views.rows(view) for view in VIEWS})
 
