@@ -165,14 +165,6 @@ def test_snapkv_prefers_earlier_positions_on_ties() -> None:
     assert index.tolist() == [[2, 3, 4, 5, 6, 16, 17, 18, 19]] * KV_HEADS
 
 
-def test_snapkv_sees_its_own_window_only() -> None:
-    """A recording with more queries than the window, because another action asked for them, changes nothing."""
-    long = prompt_of(200, window=128)
-    short = [PromptLayer(p.key, p.value, p.window_query[:, -32:], p.scaling) for p in long]
-    one, other = (evict(prompt, SnapKV(window=32), 90) for prompt in (long, short))
-    assert one.kept_sha256 == other.kept_sha256
-
-
 # --- Scores of a prompt against loops over transformers' own attention ----------------------------------------------
 
 
