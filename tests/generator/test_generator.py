@@ -16,7 +16,7 @@ from oracles.plain_generator import Chooser, PlainSteps, keep_all, keep_recent, 
 
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
-from generator.selectors import Recent, SnapKV
+from generator.selectors import SnapKV
 from generator.transformer.loading import load_model
 from log.units.unit import Unit, conform_unit
 from schema.errors import InputError
@@ -274,20 +274,6 @@ def test_a_retention_below_the_window_names_the_action() -> None:
     short = Action("too-short", "snapkv", SnapKV(), Retention(63))
     with pytest.raises(InputError, match=r"action 'too-short', document 'd197': keep = 63 .*\b64\b"):
         generate("llama", 197, [PendingUnit(short, 0, 1)])
-
-
-def test_retention_above_the_prompt_is_the_control() -> None:
-    """m >= n keeps everything, through any selector: delta = f = 0 exactly, prompts below the window included."""
-    actions = [
-        Action(f"{name}-512", name, selector, Retention(512))
-        for name, selector in (("snapkv", SnapKV()), ("recent", Recent()))
-    ]
-    for length in (1, 5, 40, 150):
-        for unit in generate("qwen2", length, [PendingUnit(action, 0, 3) for action in actions]):
-            steps = steps_of(unit)
-            assert unit.record["kept_entries"] == length
-            assert not steps["delta"].any()
-            assert not steps["f"].any()
 
 
 @pytest.mark.parametrize("horizon", [1, 2])

@@ -127,7 +127,7 @@ def test_what_depends_on_nothing_else_holds(subjects: dict[str, Tried[Any]]) -> 
         ("policy", ["hash takes Python's hash seed"]),
     ],
 )  # fmt: skip
-@pytest.mark.by_default("file", "policy", "sound")
+@pytest.mark.by_default("file", "hash", "sound")
 def test_the_source_says_what_is_taken(subjects: dict[str, Tried[Any]], name: str, takes: list[str]) -> None:
     notes = source_notes(type(subjects[name].part))
     assert [note.partition(": ")[2].partition(",")[0] for note in notes] == takes

@@ -285,19 +285,6 @@ def test_half_width_of_a_mean_of_normals() -> None:
     assert half == pytest.approx(1.959964 * deviation, abs=5 * 0.0134 * deviation)
 
 
-def test_ratio_has_its_delta_method_variance() -> None:
-    # sd of B = 8000 draws is known within 1 / sqrt(2 B) = 0.8%; second-order terms of the ratio are about 1/n = 0.5%.
-    random = np.random.default_rng(2)
-    scalars = bernoulli_scalars(random, random.uniform(0.1, 0.3, (200, 1)), 4)
-    moments = make(scalars, ["a"] * 120 + ["b"] * 80)
-    draws = resample(moments, ["mismatch_rate"], seed=1, draws=8000, pairs=[])
-    strata = [slice(0, 120), slice(120, 200)]
-    top, bottom = (np.mean([scalars[n][s].mean() for s in strata]) for n in ("occupation", "exposure"))
-    influence = (scalars["occupation"] - top / bottom * scalars["exposure"]) / bottom
-    variance = sum((1 / 2) ** 2 * influence[s].var() / (s.stop - s.start) for s in strata)
-    assert draws.values["mismatch_rate"][:, 0].std() == pytest.approx(np.sqrt(variance), rel=0.05)
-
-
 def test_scipys_bootstrap_per_stratum(study: DocumentMoments) -> None:
     """Paired percentile intervals of scipy on one stratum: same method, other random numbers.
 

@@ -68,6 +68,7 @@ def test_events_are_those_of_the_other_path() -> None:
 
 @pytest.mark.usefixtures("short_chunks")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.by_default("float32")
 def test_a_device_of_its_own_gives_near_events(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 64 entries are joined there, the operations take one device's tensors, and the control is zero."""
     model, document = random_model("llama", dtype), random_document("e197", 197)

@@ -135,6 +135,7 @@ def test_beside_fused_operations_tokens_are_the_same() -> None:
 
 
 @NAMES
+@pytest.mark.by_default("h2o")
 def test_a_policy_beside_them_leaves_other_actions_as_they_are(name: str) -> None:
     others = [HALF_SNAPKV, HALF_RECENT, CONTROL]
     for unit, twin in zip(generate(others), generate([*others, policy_action(name, 20)]), strict=False):

@@ -254,6 +254,7 @@ def expected_attention_scores(layer: EagerLayer, kv_head: int, sinks: int = 4, f
         ("expected_attention", expected_attention_scores, lambda _: 0),
     ],
 )  # fmt: skip
+@pytest.mark.by_default("qwen2")
 def test_scores_are_those_of_the_definition(
     name: str, scores: Callable[[EagerLayer, int], list[float]], last: Callable[[int], int], architecture: str
 ) -> None:
