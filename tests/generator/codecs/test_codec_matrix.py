@@ -59,6 +59,7 @@ def test_every_codec_holds(name: str, check: Check[CodecSubject]) -> None:
         ("repetition", (".round()", ".add(torch.rand(1)).round()"), "a second round trip, or a twin's, reads other numbers"),
         ("repetition", (".round()", ".add(0 * torch.rand(1)).round()"), "numbers are drawn from torch's own state"),
         ("identity", ("step: float", "step: ClassVar[float]"), None),
+        ("generated entries", ("step: float = 0.5", "step: float = 0.25"), None),
     ],
 )  # fmt: skip
 def test_a_broken_codec_fails_the_check_of_what_it_breaks(

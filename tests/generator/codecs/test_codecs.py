@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures.own_codecs import MODULE as OWN
+from fixtures.random_models import random_document, random_model
 from oracles import plain_codecs
 from oracles.plain_codecs import Stored
 
@@ -240,6 +241,13 @@ def test_unlike_budgets_of_layers_are_not_held_to_equal_bytes(kept: int, entries
 def test_a_head_that_cannot_be_rotated_is_refused() -> None:
     with pytest.raises(InputError, match="heads of 24 channels have no Hadamard transform here"):
         RotatedInt4().hold(layer_of(8, size=24))
+
+
+def test_what_fails_in_a_run_has_its_line(tmp_path: Path) -> None:
+    (tmp_path / "my_codec.py").write_text(OWN.replace("self.step).round()", "self.stepp).round()"))
+    action = build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path)
+    with pytest.raises(OperationError, match=r"codec Mine: AttributeError: .*stepp.* \(.*/my_codec.py, line 18\)"):
+        generate_units(random_model("llama"), "s", random_document("d", 150), [PendingUnit(action, 0, 1)], 2, 7)
 
 
 @pytest.mark.parametrize(
