@@ -19,7 +19,6 @@ from generator.generation import PendingUnit, generate_units
 from generator.selectors import SnapKV
 from generator.transformer.loading import load_model
 from log.units.unit import Unit, conform_unit
-from schema.errors import InputError
 from schema.retention import Retention
 
 SEED = 3
@@ -268,12 +267,6 @@ def test_equal_retention_is_equal_bytes() -> None:
     assert snapkv["kept_sha256"] != recent["kept_sha256"]
     assert full["index_bytes"] == 0, "nothing is removed, so there is nothing to index"
     assert full["resident_bytes"] == full["payload_bytes"] + full["metadata_bytes"] + 2 * suffix
-
-
-def test_a_retention_below_the_window_names_the_action() -> None:
-    short = Action("too-short", "snapkv", SnapKV(), Retention(63))
-    with pytest.raises(InputError, match=r"action 'too-short', document 'd197': keep = 63 .*\b64\b"):
-        generate("llama", 197, [PendingUnit(short, 0, 1)])
 
 
 @pytest.mark.parametrize("horizon", [1, 2])

@@ -72,16 +72,6 @@ def test_a_view_set_stays_at_its_versions(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_one_thread_gives_the_same_bits_in_every_run(store: Store) -> None:
-    append_document(store, DOCS[1])
-    append_document(store, DOCS[2])
-    with open_views(store) as one, open_views(store) as other:
-        for view in ("moments", "stratum_moments", "branch_clock", "contrasts"):
-            for _ in range(3):
-                assert one.rows(view).equals(other.rows(view))
-
-
-@pytest.mark.slow
 def test_pooled_means_do_not_depend_on_the_order_of_rows(store: Store) -> None:
     """Sums of 120 random numbers in 6 random orders: unless ordered, some differ in their last bit."""
     copies = "* replace (doc || i as doc, stratum || i % 3 as stratum, random() as mismatch, random() as diverged)"

@@ -272,24 +272,12 @@ def test_intervals_over_undefined_draws() -> None:
     assert (never["estimate"], never["low"], never["high"] > 0) == (0.0, 0.0, True)
 
 
-def test_half_width_of_a_mean_of_normals() -> None:
-    # Percentile interval of a mean: z s / sqrt(n), s with divisor n. A quantile of B draws has standard error
-    # sqrt(p (1 - p) / B) / density = 2.67 / sqrt(B) standard deviations at p = 0.025, the half-width of two nearly
-    # independent ends 1 / sqrt(2) of it: 1.89 / 141 = 0.0134. Tolerance 5 of these.
-    value = np.random.default_rng(1).normal(0.5, 0.1, size=(400, 1))
-    moments = make(dict.fromkeys(SCALAR_MOMENTS, value), ["s"] * 400)
-    result = estimate(moments, draws=20_000, seed=1, quantities=["saturation"], request=PERCENTILES)
-    row = result.row(Endpoint("saturation", "action 0"))
-    deviation = value.std() / 20
-    half = (row["high"] - row["low"]) / 2
-    assert half == pytest.approx(1.959964 * deviation, abs=5 * 0.0134 * deviation)
-
-
 def test_scipys_bootstrap_per_stratum(study: DocumentMoments) -> None:
     """Paired percentile intervals of scipy on one stratum: same method, other random numbers.
 
-    An end is a quantile of B = 10,000 draws with standard error 2.67 sd / 100 (see above); the difference of two such
-    is 3.8% of the bootstrap sd. Tolerance 20%: 5 standard errors, so 12 ends fail falsely with probability < 1e-5.
+    An end is a quantile of B = 10,000 draws with standard error sqrt(p (1 - p) / B) / density = 2.67 sd / 100; the
+    difference of two such is 3.8% of the bootstrap sd. Tolerance 20%: 5 standard errors, so 12 ends fail falsely with
+    probability < 1e-5.
     """
     draws = 10_000
     names = ["mismatch_rate", "mean_entry", "gap"]

@@ -204,11 +204,6 @@ def test_messages() -> None:
         assert "\n" not in str(error.value)
 
 
-def test_names_are_no_plain_quantitys() -> None:
-    """Both stand in one table under one key."""
-    assert not set(BRANCHING_QUANTITIES) & set(QUANTITIES)
-
-
 # ------------------------------------------------------------------------------------------------------- a whole store
 
 

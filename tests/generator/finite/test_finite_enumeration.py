@@ -194,17 +194,6 @@ def test_disjoint_supports(position: int) -> None:
     assert found.branching.evaluations == pytest.approx(position + later, abs=ROUNDING)
 
 
-def test_any_functional_of_the_paths() -> None:
-    """The late mismatch count's mean and variance, by weights."""
-    system = random_system(3, 3, (2,))
-    paths = pair_paths(system, ACTION)
-    late = paths.mismatch[:, 1:].sum(axis=1).astype(np.float64)
-    expected = mean(system, lambda path: sum(path.mismatch[1:]))
-    assert float(paths.mean(late)) == pytest.approx(expected, abs=ROUNDING)
-    square = mean(system, lambda path: sum(path.mismatch[1:]) ** 2)
-    assert paths.variance(late) == pytest.approx(square - expected**2, abs=ROUNDING)
-
-
 def test_rows() -> None:
     """There is one row per quantity and position, and no row for an undefined value."""
     system = random_system(2, 3)
