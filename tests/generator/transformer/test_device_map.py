@@ -67,7 +67,6 @@ def test_two_devices_give_the_same_events(head: torch.device, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.by_default("float32")
 def test_a_device_of_its_own_gives_the_same_events(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Laws, too, lie on the second device, all decisions on the CPU; the control is exactly zero there."""
     model = random_model("qwen2", dtype)
