@@ -55,7 +55,7 @@ ATTENTION = [
 
 
 @pytest.mark.parametrize(("capability", "dtype", "size"), ATTENTION)
-@pytest.mark.by_default("90-bf16-128")
+@pytest.mark.by_default("80-fp32-16", "90-bf16-128")
 def test_attention(capability: int, dtype: str, size: int) -> None:
     """32 query heads on 8 KV heads; entries are copied 16 bytes at a time."""
     types = tensors("query key value suffix_key suffix_value result output chunk_output", dtype)

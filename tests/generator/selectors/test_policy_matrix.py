@@ -127,7 +127,6 @@ WINDOW = "list(range(count - self.budget, count))"
         (f"{WINDOW} + [count - 1]", "real removal", "from that of a real cache"),
     ],
 )  # fmt: skip
-@pytest.mark.by_default(f"{WINDOW}-real removal-None", "read again after it was dropped", "from that of a real cache")
 def test_a_rule_of_ones_own_is_held_to_what_it_reads(read: str, check: str, says: str | None, tmp_path: Path) -> None:
     """The rule is a window without sinks, by attention that concatenates; variants break the promise."""
     rule = RULE.replace("READ", read)
