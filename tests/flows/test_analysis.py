@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -27,7 +26,7 @@ from kvdrift.command import main
 from log.store import Store, Unit
 from schema.errors import InputError
 from schema.tables import ACTIONS, DOCUMENTS
-from sql.catalog import MOMENT_VIEWS, open_views, view_texts
+from sql.catalog import open_views
 from stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
 from stats.reduction.coefficients import fit_coefficients
 from stats.reduction.control_variates import is_reduced, reduced_documents
@@ -138,25 +137,6 @@ def test_many_tasks_of_a_flow_lock_no_database(
     assert "database is locked" not in output.out + output.err
 
 
-@pytest.mark.slow
-def test_kept_views_change_nothing(synthetic: Path) -> None:
-    store = Store.open(synthetic)
-    with open_views(store) as plain, open_views(store, kept=(*MOMENT_VIEWS, "depth_moments")) as kept:
-        for view in view_texts():
-            one, other = plain.rows(view), kept.rows(view)
-            assert one.schema.names == other.schema.names
-            for name in one.schema.names:
-                if pa.types.is_floating(one.schema.field(name).type):
-                    np.testing.assert_allclose(other[name].to_numpy(), one[name].to_numpy(), rtol=1e-12, atol=1e-15)
-                else:
-                    assert other[name].equals(one[name]), (view, name)
-        with open_views(store, kept=MOMENT_VIEWS) as again:
-            for view in MOMENT_VIEWS:
-                assert again.rows(view).equals(kept.rows(view))
-    with pytest.raises(InputError, match="no view 'moment'; did you mean 'moments'"):
-        open_views(store, kept=["moment"])
-
-
 def analyze(location: Path | str) -> None:
     """``kvdrift analyze`` in this process."""
     with pytest.raises(SystemExit) as ended:
@@ -183,9 +163,9 @@ def test_a_log_without_a_plan_is_exploratory(
     assert analyze_stored(Store.open(copied), STUDY, MODEL) == 0  # up to date
 
 
-def test_estimates_stand_where_no_moment_changed(finished: Path, tmp_path: Path) -> None:
+def test_estimates_stand_where_no_moment_changed(copied: Path) -> None:
     """Events of another study in the store: repeated bit for bit."""
-    store = Store.open(shutil.copytree(finished, tmp_path / "store"))
+    store = Store.open(copied)
     before = estimates_of(store)
     store.append_units([make_unit()])
     run_derivation(store.location)
