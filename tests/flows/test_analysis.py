@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -26,7 +27,7 @@ from kvdrift.command import main
 from log.store import Store, Unit
 from schema.errors import InputError
 from schema.tables import ACTIONS, DOCUMENTS
-from sql.catalog import open_views
+from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
 from stats.reduction.coefficients import fit_coefficients
 from stats.reduction.control_variates import is_reduced, reduced_documents
@@ -135,6 +136,25 @@ def test_many_tasks_of_a_flow_lock_no_database(
     assert [one.columns for one in mapped] == [one.columns for one in in_sequence(parts)]
     output = capfd.readouterr()
     assert "database is locked" not in output.out + output.err
+
+
+@pytest.mark.slow
+def test_kept_views_change_nothing(synthetic: Path) -> None:
+    store = Store.open(synthetic)
+    with open_views(store) as plain, open_views(store, kept=MOMENT_VIEWS) as kept:
+        for view in view_texts():
+            one, other = plain.rows(view), kept.rows(view)
+            assert one.schema.names == other.schema.names
+            for name in one.schema.names:
+                if pa.types.is_floating(one.schema.field(name).type):
+                    np.testing.assert_allclose(other[name].to_numpy(), one[name].to_numpy(), rtol=1e-12, atol=1e-15)
+                else:
+                    assert other[name].equals(one[name]), (view, name)
+        with open_views(store, kept=MOMENT_VIEWS) as again:
+            for view in MOMENT_VIEWS:
+                assert again.rows(view).equals(kept.rows(view))
+    with pytest.raises(InputError, match="no view 'moment'; did you mean 'moments'"):
+        open_views(store, kept=["moment"])
 
 
 def analyze(location: Path | str) -> None:

@@ -16,10 +16,9 @@ from oracles.plain_generator import Chooser, PlainSteps, keep_all, keep_recent, 
 
 from generator.actions import Action
 from generator.generation import PendingUnit, generate_units
-from generator.selectors import Recent, SnapKV
+from generator.selectors import SnapKV
 from generator.transformer.loading import load_model
 from log.units.unit import Unit, conform_unit
-from schema.errors import InputError
 from schema.retention import Retention
 
 SEED = 3
@@ -219,23 +218,6 @@ def test_all_that_can_happen_does_happen_here() -> None:
     assert any((pair["delta"] > 0.99).any() for pair in steps)
 
 
-def test_mismatch_has_the_frequency_that_delta_says() -> None:
-    """Law of large numbers: I_t - delta_t sums to a martingale, so its mean over 400 replicates is near 0.
-
-    Five standard errors, two actions: a right generator fails with probability below 2e-6.
-    """
-    count = 400
-    document = random_document("large", 150)
-    actions = [HALF_RECENT, Action("snapkv-90", "snapkv", SnapKV(), Retention.parse("90%"))]
-    units = [PendingUnit(action, 0, count) for action in actions]
-    for unit in generate_units(random_model("qwen2"), "s", document, units, 16, SEED):
-        steps = steps_of(unit)
-        mismatch = steps["x_token"] != steps["y_token"]
-        per_replicate = (mismatch - steps["delta"].astype(np.float64)).mean(1)
-        assert 0.01 < mismatch.mean() < 0.99
-        assert abs(per_replicate.mean()) < 5 * per_replicate.std(ddof=1) / np.sqrt(count)
-
-
 # --- Records ---------------------------------------------------------------------------------------------------------
 
 
@@ -285,26 +267,6 @@ def test_equal_retention_is_equal_bytes() -> None:
     assert snapkv["kept_sha256"] != recent["kept_sha256"]
     assert full["index_bytes"] == 0, "nothing is removed, so there is nothing to index"
     assert full["resident_bytes"] == full["payload_bytes"] + full["metadata_bytes"] + 2 * suffix
-
-
-def test_a_retention_below_the_window_names_the_action() -> None:
-    short = Action("too-short", "snapkv", SnapKV(), Retention(63))
-    with pytest.raises(InputError, match=r"action 'too-short', document 'd197': keep = 63 .*\b64\b"):
-        generate("llama", 197, [PendingUnit(short, 0, 1)])
-
-
-def test_retention_above_the_prompt_is_the_control() -> None:
-    """m >= n keeps everything, through any selector: delta = f = 0 exactly, prompts below the window included."""
-    actions = [
-        Action(f"{name}-512", name, selector, Retention(512))
-        for name, selector in (("snapkv", SnapKV()), ("recent", Recent()))
-    ]
-    for length in (1, 5, 40, 150):
-        for unit in generate("qwen2", length, [PendingUnit(action, 0, 3) for action in actions]):
-            steps = steps_of(unit)
-            assert unit.record["kept_entries"] == length
-            assert not steps["delta"].any()
-            assert not steps["f"].any()
 
 
 @pytest.mark.parametrize("horizon", [1, 2])

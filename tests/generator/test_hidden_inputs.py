@@ -1,7 +1,7 @@
 """Parts whose decisions depend on more than source, parameters and prompt: ``kvdrift check`` names each of them.
 
-A second interpreter imports torch, which takes seconds. So one interpreter tries all parts of this file, and another
-tries all parts of the package.
+A second interpreter imports torch, which takes seconds. So one interpreter tries all parts of this file and of the
+package.
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ SELECTORS_HERE = {
 }  # fmt: skip
 CODEC_STEP = "self.step).round() * self.step for part"
 SUBJECTS = [*SELECTORS_HERE, "codec", "policy"]
+BESIDE = ("file beside", "helper")  # lie beside the class in any interpreter, as the source says
+OF_LIBRARIES = [name for name, one in CODECS.items() if issubclass(one, QuantizedCacheCodec)]
+PACKAGE = {
+    "selector": [*SELECTORS],
+    "codec": [name for name in CODECS if name not in OF_LIBRARIES],
+    "policy": [*POLICIES],
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +74,18 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tri
         made["codec"] = tried_of("my_codec:Mine", {}, home / "codec", "codec")
         write_module(home / "policy", ("self.share *", f"abs({SALTED}) *"), name="my_policy", text=POLICY)
         made["policy"] = tried_of("my_policy:Mine", {}, home / "policy", "policy")
-        for subject, found in zip(made.values(), decided_elsewhere([*made.values()]), strict=True):
-            subject.found_elsewhere.append(found)
+        made |= {f"{one.kind} {one.name}": one for one in parts_of(PACKAGE)}
+        try_elsewhere([one for name, one in made.items() if name not in BESIDE])
         yield made
+
+
+def parts_of(named: dict[str, list[str]]) -> list[Tried[Any]]:
+    return [tried_of(name, {}, None, kind) for kind, names in named.items() for name in names]
+
+
+def try_elsewhere(tried: list[Tried[Any]]) -> None:
+    for one, found in zip(tried, decided_elsewhere(tried), strict=True):
+        one.found_elsewhere.append(found)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +109,8 @@ def test_what_decides_by_something_else_fails(
     assert says in finding.found
 
 
-@pytest.mark.parametrize("name", ["sound", "file beside", "helper"])
-def test_what_shows_in_no_second_interpreter_holds(subjects: dict[str, Tried[Any]], name: str) -> None:
-    """A file and a helper that lie beside the class are read there, too: the source names them, below."""
-    assert same_elsewhere(subjects[name]) == same_after_others(subjects[name]) == "the same kept sets"
+def test_what_depends_on_nothing_else_holds(subjects: dict[str, Tried[Any]]) -> None:
+    assert same_elsewhere(subjects["sound"]) == same_after_others(subjects["sound"]) == "the same kept sets"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +127,7 @@ def test_what_shows_in_no_second_interpreter_holds(subjects: dict[str, Tried[Any
         ("policy", ["hash takes Python's hash seed"]),
     ],
 )  # fmt: skip
-@pytest.mark.by_default("file", "policy", "sound")
+@pytest.mark.by_default("file", "hash", "sound")
 def test_the_source_says_what_is_taken(subjects: dict[str, Tried[Any]], name: str, takes: list[str]) -> None:
     notes = source_notes(type(subjects[name].part))
     assert [note.partition(": ")[2].partition(",")[0] for note in notes] == takes
@@ -153,22 +167,28 @@ def test_more_that_source_may_take(tmp_path: Path) -> None:
     ]
 
 
-OWN_CODECS = [name for name, one in CODECS.items() if not issubclass(one, QuantizedCacheCodec)]
-OF_LIBRARIES = [name for name in CODECS if name not in OWN_CODECS]
+def assert_same_elsewhere(one: Tried[Any]) -> None:
+    assert same_elsewhere(one) == same_after_others(one) == f"the same {one.decides}", one.name
+    assert source_notes(type(one.part)) == []
+
+
+def test_all_of_the_package_decides_the_same_in_a_second_interpreter(subjects: dict[str, Tried[Any]]) -> None:
+    own = [one for one in subjects.values() if one.folder is None]
+    assert len(own) == sum(map(len, PACKAGE.values()))
+    for one in own:
+        assert_same_elsewhere(one)
 
 
 @pytest.mark.parametrize(
     "named",
     [
-        {"selector": [*SELECTORS], "codec": OWN_CODECS, "policy": [*POLICIES]},
         pytest.param({"codec": OF_LIBRARIES}, marks=pytest.mark.quantizers),
         pytest.param({"selector": [f"kvpress:{press}" for press in PRESSES]}, marks=pytest.mark.kvpress),
     ],
-    ids=["own", "quantizers", "kvpress"],
+    ids=["quantizers", "kvpress"],
 )
-def test_all_of_the_package_decides_the_same_in_a_second_interpreter(named: dict[str, list[str]]) -> None:
-    tried = [tried_of(name, {}, None, kind) for kind, names in named.items() for name in names]
-    for one, found in zip(tried, decided_elsewhere(tried), strict=True):
-        one.found_elsewhere.append(found)
-        assert same_elsewhere(one) == same_after_others(one) == f"the same {one.decides}", one.name
-        assert source_notes(type(one.part)) == []
+def test_all_of_other_libraries_decides_the_same_in_a_second_interpreter(named: dict[str, list[str]]) -> None:
+    tried = parts_of(named)
+    try_elsewhere(tried)
+    for one in tried:
+        assert_same_elsewhere(one)

@@ -81,16 +81,6 @@ def test_events_are_the_same_side_by_side_and_in_two_threads(
     assert torch.get_num_threads() == before
 
 
-def test_few_replicates_at_once_give_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model("llama")
-    monkeypatch.setattr("generator.transformer.prompts.prepared.replicates_within", lambda *_: 2)
-    batched = generate_together(model, "s", WORK[:2], HORIZON, SEED)
-    monkeypatch.undo()
-    whole = by_name(generate_together(model, "s", WORK[:2], HORIZON, SEED))
-    for name, unit in by_name(batched).items():
-        assert unit.events.equals(whole[name].events)
-
-
 @pytest.mark.parametrize(
     "error",
     [

@@ -81,6 +81,7 @@ def test_a_step_repeats_another_one_if_all_arguments_do() -> None:
 
 
 @pytest.mark.parametrize("estimator", [PLAIN, SWRB])
+@pytest.mark.by_default(PLAIN)
 def test_a_step_exchanges_two_copies_with_the_device(estimator: str) -> None:
     """Indices go up, tokens and distances come down; nothing else waits, and a layer takes a dozen launches at most."""
     found = profile(estimator)
@@ -92,6 +93,7 @@ def test_a_step_exchanges_two_copies_with_the_device(estimator: str) -> None:
 
 
 @pytest.mark.parametrize(("estimator", "buckets"), [(PLAIN, 1), (SWRB, 4)])
+@pytest.mark.by_default(PLAIN)
 def test_steps_that_keep_their_streams_repeat_each_other(estimator: str, buckets: int) -> None:
     """Of 64 steps most are begun without an upload or a change of shape, and the host reads their tokens a step later.
 

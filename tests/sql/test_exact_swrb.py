@@ -24,7 +24,6 @@ from oracles.exact_systems import (
     REPLICATES,
     SOMETIMES,
     SPECIAL_ACTION,
-    SYSTEMS,
     ExactStudy,
     Row,
     measured,
@@ -243,43 +242,6 @@ def test_wrong_estimates_are_seen() -> None:
 
 def within(one: Comparison) -> bool:
     return Joint((one,)).agrees
-
-
-def test_sample_variance_is_below_plain_coupling_s() -> None:
-    """In every system and action in which plain coupling saw at least 10 divergences, unless M is 0 or 1 for sure.
-
-    The exact variance is at most a third of plain coupling's in all of them. That a sample reverses the order in any
-    has probability below 1e-6, which with the above stays below 1e-4.
-    """
-    chance, cells = 0.0, 0
-    for study in (*random_studies(), *special_studies()):
-        exact = laws(study)
-        for doc, action, estimator in exact:
-            if estimator == SWRB or study.name in {FIRST, LATER}:
-                continue
-            plain, swrb = (row_of("swrb", study, doc=doc, action=action, estimator=name) for name in (PLAIN, SWRB))
-            if plain["divergence_probability"] * REPLICATES >= 10:
-                cells += 1
-                assert swrb["risk_variance"] < plain["risk_variance"], (study.name, doc, action)
-                own, other = (exact[doc, action, name]["risk"] for name in (PLAIN, SWRB))
-                assert other.variance < own.variance / 3
-                chance += reversal(own, other, study.windows.horizon)
-    assert cells >= 3 * SYSTEMS
-    assert chance < 1e-6
-
-
-def reversal(plain: Law, swrb: Law, horizon: int) -> float:
-    """Return a bound on the probability that SWRB's sample variance is the larger, with 10 plain divergences or more.
-
-    The difference of the mean squared deviations must be off by that of the variances. And SWRB's alone must reach the
-    value that 10 mismatches among all replicates imply; for rare divergence its values cannot be that large.
-    """
-    order = comparison("", plain.variance - swrb.variance, [(1.0, plain.squared), (-1.0, swrb.squared)])
-    least = 10 * (1 - 10 / REPLICATES) / (horizon**2 * REPLICATES)
-    if swrb.largest**2 < least:
-        return 0.0
-    alone = comparison("", max(least - swrb.variance, 0.0), [(1.0, swrb.squared)])
-    return min(order.chance, alone.chance)
 
 
 # ------------------------------------------------------------------------------------------------------ special systems

@@ -237,6 +237,7 @@ def test_a_wrong_view_is_seen(view: str, wrong: Callable[[list[Row]], Iterator[R
         ("saturation", {"saturation_threshold": 0.15}),
     ],
 )
+@pytest.mark.by_default("branch_windows")
 def test_a_wrong_window_is_seen(view: str, change: dict[str, Any]) -> None:
     """In most of the six studies of H = 4, each for itself."""
     windows = dataclasses.replace(WINDOWS[4], **change)

@@ -65,6 +65,7 @@ def charged(unit: Unit) -> Unit:
 
 
 @pytest.mark.parametrize("grown", [False, True], ids=["older", "grown by this version"])
+@pytest.mark.by_default("grown by this version")
 def test_an_index_is_charged_only_if_something_is_removed(tmp_path: Path, *, grown: bool) -> None:
     units = [generated(0), generated(2)]
     assert {unit.record["action"] for unit in units[0] if unit.record["index_bytes"]} == {one.name for one in REMOVING}

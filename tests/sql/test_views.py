@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -104,7 +105,7 @@ def log_of(name: str) -> Log:
 def computed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Computed]:
     """Return one log, its views, and each view's rows computed once; for one log, views without stored moments."""
     analysis = Analysis(log_of(request.param))
-    kept = () if request.param == "several studies" else VIEWS
+    kept = () if request.param == "long agreements" else VIEWS
     with open_views(written(tmp_path_factory.mktemp("log"), analysis), kept=kept) as views:
         yield Computed(analysis, views, {view: views.rows(view) for view in VIEWS})
 
@@ -174,6 +175,7 @@ def test_the_papers_numbers_stand_beside_estimates_of_the_same_name() -> None:
     assert printed == (pytest.approx(0.2079), pytest.approx(0.1906), pytest.approx(0.2251))
 
 
+@pytest.mark.by_default("branched", "several studies", "empty", "one document each")
 def test_windows_that_no_study_declares_are_the_defaults(computed: Computed) -> None:
     declared = {(row["study"], row["model"]) for row in computed.analysis.log.studies}
     for row in computed.rows["windows"].to_pylist():
@@ -244,3 +246,19 @@ def test_awkward_logs_are_awkward() -> None:
         "entering and not", "never", "tau 1", "tau H", "tau inside", "no EOS", "one EOS", "two EOS", "EOS at tau",
         "EOS after tau", "long agreement",
     }  # fmt: skip
+
+
+def test_branched_logs_have_what_views_must_tell_apart() -> None:
+    """Each number that may be unknown is known in one row of its level and unknown in another one."""
+    found: set[tuple[Any, ...]] = set()
+    wanted = set(product(("pooled", "document", "stratum"), ("variance_ratio", "efficiency", "efficiency_in_seconds")))
+    wanted |= set(product(["risk"], ("plain_mismatch", "monte_carlo_error")))
+    wanted |= set(product(["swrb"], ("exact_risk", "evaluations", "seconds", "risk_variance")))
+    for build in SWRB_LOGS.values():
+        analysis = Analysis(build())
+        for view, level in (("swrb_efficiency", ""), ("swrb_risk", "risk"), ("swrb", "swrb")):
+            for row in SWRB_EVALUATIONS[view](analysis):
+                own = level or ("pooled" if row["stratum"] == "pooled" else "document" if row["doc"] else "stratum")
+                if row.get("estimator", own) == own or level != "swrb":
+                    found |= {(*one, row[one[1]] is None) for one in wanted if one[0] == own}
+    assert found >= {(*one, unknown) for one in wanted for unknown in (True, False)}

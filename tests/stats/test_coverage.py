@@ -162,8 +162,12 @@ def test_intervals_cover() -> None:
 
     Coverages are about those of the next test: 88% lies at least 3 standard errors below.
     """
-    for key, row in coverage(1, 12, 256).items():
+    table = coverage(1, 12, 256)
+    for key, row in table.items():
         assert row["studentized"] >= 0.88, key
+    methods = ("studentized", "percentile")
+    held, percentiles = (np.mean([row[method] for row in table.values()]) for method in methods)
+    assert percentiles < held, "percentiles hold the truth less often"
 
 
 def theory(size: int) -> dict[Key, float]:

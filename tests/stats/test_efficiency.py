@@ -20,17 +20,13 @@ from flows.estimate.parts import EXPLORATORY_DRAWS
 from flows.estimate.stored import analyze_stored
 from log.store import Store
 from schema.errors import InputError
-from schema.moments import SCALAR_MOMENTS
 from schema.tables import DOCUMENTS, PLAIN, RESULTS, SWRB
-from schema.windows import Windows
 from sql.catalog import open_views
 from stats.clusters import ClusterDraws
 from stats.efficiency import MEASURED, BranchingMoments, estimate_branching, observed_branching, resample_branching
 from stats.endpoints import Endpoint
-from stats.moments import DocumentMoments
 from stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
 from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
-from stats.resampling.bootstrap import resample
 from stats.resampling.intervals import COLUMNS
 from transforms.pipeline import run_derivation
 
@@ -125,29 +121,6 @@ def test_every_draw_is_a_plain_loop_over_its_documents() -> None:
                 assert points[name][row, action] == pytest.approx(value, rel=1e-13, nan_ok=True), name
 
 
-def test_draws_are_those_of_the_plain_estimates() -> None:
-    """The same risks as document moments: draw by draw the same mean, to the rounding of another product."""
-    whole = np.random.default_rng(0).uniform(size=(11, 2))
-    values = dict.fromkeys(MEASURED, whole)
-    given = moments(plain=values, swrb=values)
-    windows = Windows.of(8)
-    scalars = dict.fromkeys(SCALAR_MOMENTS, whole)
-    plain = DocumentMoments(given.documents, given.strata, given.clusters, given.actions, windows, scalars, {}, {})
-    expected = resample(plain, ["mismatch"], seed=5, draws=500, pairs=[]).values["mismatch"][..., 0]
-    draws = resample_branching(given, draws=500, seed=5)
-    np.testing.assert_allclose(draws["swrb_mismatch"], expected, rtol=1e-14)
-    np.testing.assert_array_equal(draws["swrb_mismatch"], draws["plain_mismatch"])
-
-
-def test_equal_estimators_have_equal_variance_and_cost() -> None:
-    values = {name: np.random.default_rng(1).uniform(0.1, 1.0, (11, 2)) for name in MEASURED}
-    result = estimate_branching(moments(plain=values, swrb=values), draws=200, seed=1)
-    for name in ("variance_ratio", "evaluation_ratio", "second_ratio", "efficiency", "efficiency_in_seconds"):
-        for action in ("rare", "often"):
-            row = result.row(Endpoint(name, action))
-            assert (row["estimate"], row["low"], row["high"]) == (1.0, 1.0, 1.0)
-
-
 def test_constant_ratios_are_known_exactly() -> None:
     """A 50 times smaller variance at 1.25 times the evaluations and twice the seconds, in every document."""
     plain = {name: np.random.default_rng(1).uniform(0.1, 1.0, (11, 2)) for name in MEASURED}
@@ -229,11 +202,6 @@ def test_messages() -> None:
         with pytest.raises(InputError, match=message) as error:
             call()
         assert "\n" not in str(error.value)
-
-
-def test_names_are_no_plain_quantitys() -> None:
-    """Both stand in one table under one key."""
-    assert not set(BRANCHING_QUANTITIES) & set(QUANTITIES)
 
 
 # ------------------------------------------------------------------------------------------------------- a whole store

@@ -302,15 +302,6 @@ def test_ends_stay_in_the_range() -> None:
         assert -1 <= row["low"] < row["estimate"] < row["high"] <= 1
 
 
-def test_percentiles_stay_as_they_were() -> None:
-    moments = STUDIES["strata of unequal size"]
-    plain = estimate(moments, draws=200, seed=1, request=Request(interval="percentile"))
-    assert set(plain.columns["interval"]) == {"percentile"}
-    values = resample(moments, ["gap"], seed=1, draws=200).values["gap"]
-    row = plain.row(Endpoint("gap", "action 1", "action 0"))
-    assert [row["low"], row["high"]] == pytest.approx(np.quantile(values[:, 0, 0, 0], [0.025, 0.975]))
-
-
 def test_a_stratum_without_an_action_counts_no_cluster() -> None:
     moments = study(["a"] * 6 + ["b"] * 6)
     for values in (moments.scalars, moments.positions, moments.lags):

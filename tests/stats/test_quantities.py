@@ -241,26 +241,6 @@ def test_profiles_are_weighted_means_over_trajectories(
         assert got["eos_gap"][r] == pytest.approx(part)
 
 
-@pytest.mark.parametrize("action", RATES)
-def test_identities_between_quantities(action: str, pooled: dict[str, dict[str, np.ndarray]]) -> None:
-    q = pooled[action]
-    assert q["mismatch"] == pytest.approx(q["occurrence"] + q["exposure"] * q["mismatch_rate"])
-    assert q["eos_gap"].sum() == pytest.approx((q["rollout_tv"] - q["fixed_history_tv"])[0])
-    for name, whole in (("delta", "rollout_tv"), ("f", "fixed_history_tv"), ("mismatch", "mismatch")):
-        lengths = np.array([len(block) / H for block in BLOCKS])
-        assert q[f"generation_block_{name}"] @ lengths == pytest.approx(q[whole][0])
-        assert q[f"generation_{name}"].mean() == pytest.approx(q[whole][0])
-    assert q["entry_cdf"][-1] == pytest.approx(q["divergence_probability"][0])
-    assert q["survival"][0] == pytest.approx(1)
-    alive = q["survival"] > 0
-    kept = np.cumprod(1 - q["hazard"][alive])[:-1]
-    assert q["survival"][alive][1:] == pytest.approx(kept)  # S_t is the product of what each hazard left
-    assert np.isnan(q["hazard"][~alive]).all()
-    assert q["branch_delta"][EARLY.start - 1 : EARLY.stop - 1].mean() == pytest.approx(q["early"][0])
-    assert q["branch_delta"][LATE.start - 1 : LATE.stop - 1].mean() == pytest.approx(q["late"][0])
-    assert q["branch_pre_eos_fraction"][LATE.start - 1 :].mean() == pytest.approx(q["late_pre_eos_fraction"][0])
-
-
 def test_contrasts_are_action_minus_baseline(pooled: dict[str, dict[str, np.ndarray]]) -> None:
     a, b, c = pooled["mild"], pooled["harsh"], pooled["contrast"]
     assert c["gap"] == pytest.approx(b["mismatch"] - a["mismatch"])

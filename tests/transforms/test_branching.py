@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from fixtures.swrb_events import EOS, Laws, Row, event, random_laws, swrb_replicate, table
+from fixtures.swrb_events import EOS, Row, event, random_laws, swrb_replicate, table
 from oracles.swrb_definitions import branching_depth_rows, branching_rows
 
 from schema.errors import InputError
@@ -175,51 +175,6 @@ def test_random_logs_have_the_corners() -> None:
     corners |= {"M = 1" for row in found if abs(row["mass"] - 1) < 1e-12}
     corners |= {"U ends" for row in rows if row["kind"] == "scan" and row["x_eos"]}
     assert len(corners) == 7
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_what_every_replicate_satisfies(seed: int) -> None:
-    """Section "sampled-profile": 0 <= Z_L <= ML/H, 0 <= W_L <= M(H - L)/H, Z_1 = M/H; Z_L grows and W_L falls."""
-    chance = np.random.default_rng(seed)
-    found, depths = derived(random_log(chance, replicates=80, longest=12))
-    at = {(row["doc"], row["action"], row["study"], row["replicate"]): row for row in found}
-    before: Row | None = None
-    for d in depths:
-        row = at[d["doc"], d["action"], d["study"], d["replicate"]]
-        mass, h, depth = row["mass"], row["horizon"], d["depth"]
-        assert 0 <= d["observed"] <= mass * depth / h + 1e-15
-        assert 0 <= d["capacity"] <= mass * (h - depth) / h + 1e-15
-        if depth == 1:
-            assert d["observed"] == mass / h
-        else:
-            assert before is not None
-            assert d["observed"] >= before["observed"]
-            assert d["capacity"] <= before["capacity"]
-        if depth == h:
-            assert d["capacity"] == 0
-            assert d["observed"] == mass * row["mismatches"] / h
-        before = d
-
-
-def test_means_are_the_exact_occurrence_and_tail_capacity() -> None:
-    """Without EOS these laws forget their history: p_s = e_s prod_{r<s} (1 - e_r), and M and W_L do not vary at all."""
-    chance = np.random.default_rng(5)
-    laws = random_laws(chance, 6, apart=0.6)
-    laws = Laws(
-        [np.append(p[:3] / p[:3].sum(), 0) for p in laws.p], [np.append(q[:3] / q[:3].sum(), 0) for q in laws.q]
-    )
-    e = [0.5 * float(np.abs(p - q).sum()) for p, q in zip(laws.p, laws.q, strict=True)]
-    entry = [e[s] * math.prod(1 - e[r] for r in range(s)) for s in range(6)]
-    rows = [row for k in range(400) for row in swrb_replicate(NAMES | {"replicate": k}, laws, chance)]
-    found, depths = derived(rows)
-    assert [row["mass"] for row in found] == pytest.approx([math.fsum(entry)] * 400, abs=1e-15)
-    for depth in range(1, 7):
-        exact = sum(p * max(0, 6 - s - depth + 1) for s, p in enumerate(entry, start=1)) / 6
-        assert [d["capacity"] for d in depths if d["depth"] == depth] == pytest.approx([exact] * 400, abs=1e-15)
-    # R = (1/H) sum_t P(I_t = 1) and P(I_t = 1) = e_t here. Values lie within [0, M], so by Hoeffding the mean of 400 is
-    # further than .12 M from its expectation with probability below 2 exp(-2 * 400 * .12^2) = 2e-5.
-    mean = math.fsum(d["observed"] for d in depths if d["depth"] == 6) / 400
-    assert mean == pytest.approx(math.fsum(e) / 6, abs=0.12 * math.fsum(entry))
 
 
 def test_row_order_encoding_and_other_replicates_do_not_matter() -> None:

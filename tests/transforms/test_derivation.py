@@ -1,11 +1,10 @@
-"""The derivation against hand-written cases, a plain loop over the definitions, and DuckDB's window functions."""
+"""The derivation against hand-written cases and a plain loop over the definitions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -279,99 +278,3 @@ def test_wrong_input_is_one_clear_line() -> None:
         derive_trajectories(break_column(rows, "kind", pa.array(["coupled", None])))
     with pytest.raises(InputError, match="positions t from 0 to 1"):
         derive_trajectories(break_column(rows, "t", pa.array([0, 1], pa.int32())))
-
-
-def large_log(rng: np.random.Generator, pairs: int, horizon: int, docs: int) -> pa.Table:
-    rows = pairs * horizon
-    t = np.tile(np.arange(1, horizon + 1, dtype=np.int32), pairs)
-    x = rng.integers(0, 50_000, rows).astype(np.int32)
-    rate = np.repeat(rng.choice([0.0, 0.02, 0.3, 0.8], pairs), horizon)
-    eos_x, eos_y = (np.repeat(rng.integers(1, 2 * horizon, pairs), horizon) for _ in range(2))
-    doc = np.repeat(np.arange(pairs) * docs // pairs, horizon).astype(np.int32)
-    constant = [pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [name]) for name in ("s", "m", "a")]
-    study, model, action = (array.cast(pa.string()) for array in constant)
-    docs_array = pa.DictionaryArray.from_arrays(pa.array(doc), [f"doc-{i:05d}" for i in range(docs)])
-    replicate = np.repeat(np.arange(pairs, dtype=np.int32), horizon)
-    tokens = [x, np.where(rng.random(rows) < rate, x + 1, x).astype(np.int32)]
-    laws = [rng.random(rows, dtype=np.float32) for _ in range(2)]
-    columns = [study, model, docs_array.cast(pa.string()), action, replicate, t, *tokens, *laws, t >= eos_x, t >= eos_y]
-    columns += [pa.repeat(pa.scalar("coupled"), rows), pa.nulls(rows, pa.float64()), np.zeros(rows, np.int32)]
-    arrays = [*map(pa.array, columns), pa.repeat(pa.scalar(7, pa.int64()), rows)]
-    return pa.Table.from_arrays(arrays, schema=EVENTS.schema)
-
-
-# Runs by the gaps-and-islands method: within the window, t minus the row's rank among agreements is constant in a run.
-BY_WINDOWS = """
-with flagged as (
-    select *, (x_token <> y_token)::int as mismatch from events
-), positioned as (
-    select *,
-        min(t) filter (mismatch = 1) over pair as tau,
-        min(t) filter (x_eos) over pair as eos_x,
-        min(t) filter (y_eos) over pair as eos_y,
-        max(t) over pair as horizon
-    from flagged
-    window pair as (partition by study, model, doc, action, replicate)
-), placed as (
-    select *,
-        least(coalesce(eos_x, horizon + 1), coalesce(eos_y, horizon + 1)) as e_first,
-        greatest(coalesce(eos_x, horizon + 1), coalesce(eos_y, horizon + 1)) as e_last
-    from positioned
-)
-"""
-STEPS_BY_WINDOWS = f"""{BY_WINDOWS}
-select study, model, doc, action, replicate, t, mismatch::int as mismatch,
-    case when t >= tau then t - tau end::int as lag,
-    case when t < e_first then 0 when t = e_first then 1 when t <= e_last then 2 else 3 end::int as eos_set,
-    delta, f, 0::int as action_revision, 7::bigint as unit
-from placed order by all
-"""  # noqa: S608
-TRAJECTORIES_BY_WINDOWS = f"""{BY_WINDOWS}, local as (
-    select *, t > tau and t < e_first as inside from placed
-), ranked as (
-    select *,
-        t - row_number() over (partition by study, model, doc, action, replicate, inside and mismatch = 0 order by t) as island,
-        lag(mismatch) over (partition by study, model, doc, action, replicate, inside order by t) as previous
-    from local
-), runs as (
-    select study, model, doc, action, replicate, max(length) as longest from (
-        select study, model, doc, action, replicate, island, count(*) as length
-        from ranked where inside and mismatch = 0 group by all
-    ) group by all
-)
-select study, model, doc, action, replicate, any_value(tau)::int as tau, any_value(eos_x)::int as eos_x,
-    any_value(eos_y)::int as eos_y, max(t)::int as horizon,
-    count(*) = max(t) and count(distinct t) = max(t) as complete, sum(mismatch)::int as mismatches,
-    sum(delta::double) as sum_delta, sum(f::double) as sum_f,
-    coalesce(max(t) - any_value(tau), 0)::int as exposure,
-    coalesce(count(*) filter (mismatch = 1 and t > tau), 0)::int as occupation,
-    case when any_value(tau) is not null then coalesce(any_value(longest), 0) end::int as longest_agreement,
-    case when any_value(tau) is not null
-        then coalesce(bool_or(inside and mismatch = 1 and previous = 0), false) end as mismatch_after_agreement,
-    0::int as action_revision, 7::bigint as unit
-from ranked left join runs using (study, model, doc, action, replicate)
-group by study, model, doc, action, replicate order by all
-"""  # noqa: S608
-
-
-def test_against_window_functions_of_duckdb() -> None:
-    events = large_log(np.random.default_rng(11), pairs=3000, horizon=64, docs=40)
-    with duckdb.connect() as connection:
-        connection.register("events", events)
-        steps = connection.sql(STEPS_BY_WINDOWS).to_arrow_table()
-        trajectories = connection.sql(TRAJECTORIES_BY_WINDOWS).to_arrow_table()
-    derived = derive_trajectories(events)
-    assert derived.steps.cast(steps.schema).equals(steps)
-    for name in TRAJECTORIES.columns:
-        got, expected = derived.trajectories[name], trajectories[name]
-        if name in {"sum_delta", "sum_f"}:
-            np.testing.assert_allclose(got.to_numpy(), expected.to_numpy(), rtol=0, atol=1e-12)
-        else:
-            assert got.to_pylist() == expected.to_pylist(), name
-
-
-def test_token_identity_holds_in_every_trajectory() -> None:
-    derived = derive_trajectories(
-        large_log(np.random.default_rng(5), pairs=500, horizon=33, docs=3)
-    ).trajectories.to_pylist()
-    assert all(row["mismatches"] == (row["tau"] is not None) + row["occupation"] for row in derived)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import random
 import shutil
@@ -162,14 +161,6 @@ def test_a_run_prints_nothing_and_leaves_logging_alone(store: Store) -> None:
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert_derived_once(store)
-
-
-def test_handlers_of_the_caller_stay(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    handlers = list(logging.getLogger().handlers)
-    run_derivation(store.location)
-    assert logging.getLogger().handlers == handlers
-    logging.getLogger("caller").warning("still heard")
-    assert caplog.messages == ["still heard"]
 
 
 def derive_and_die(location: str, method: str, moment: int) -> None:
@@ -419,19 +410,6 @@ def test_what_a_watch_cannot_put_together_is_said(store: Store, monkeypatch: pyt
     with pytest.raises(OperationError) as error, Gathering(f"{store.location}/nowhere") as gathering:
         gathering.batch_done()
     assert str(error.value).startswith(f"putting files together: {store.location}/nowhere is not a kvdrift store")
-
-
-def test_watch_derives_branches_too(store: Store) -> None:
-    watching = Watching(store.location)
-    try:
-        store.append_units([branched_unit(number) for number in range(7)])
-        watching.until(lambda: not store.all_underived().size)
-    finally:
-        watching.stop()
-    assert_derived_once(store)
-    assert watching.total is not None
-    assert (watching.total.units, watching.total.trajectories, watching.total.branchings) == (47, 120, 21)
-    assert sum(report.branchings for report in watching.reports) == 21
 
 
 def test_watch_beside_a_derivation_and_a_writer(store: Store) -> None:

@@ -84,6 +84,7 @@ def test_a_head_keeps_the_weights_that_it_shares() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("rows", "inside"), [(300, 256), (256, 1408), (2048, 64), (64, 4096)])
+@pytest.mark.by_default("300-256-2", "64-4096-1")
 def test_packed_products_have_the_bits_of_others_whatever_the_number_of_rows(
     rows: int, inside: int, threads: int
 ) -> None:

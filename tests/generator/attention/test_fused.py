@@ -68,6 +68,7 @@ def test_events_are_those_of_the_other_path() -> None:
 
 @pytest.mark.usefixtures("short_chunks")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.by_default("float32")
 def test_a_device_of_its_own_gives_near_events(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 64 entries are joined there, the operations take one device's tensors, and the control is zero."""
     model, document = random_model("llama", dtype), random_document("e197", 197)
@@ -106,54 +107,6 @@ def test_a_heads_entries_lie_one_after_the_other_whatever_a_codec_returns() -> N
 
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
-
-COMPILED = {
-    (capability, dtype, size)
-    for capability in (80, 90) for dtype in ("fp32", "bf16", "fp16") for size in (16, 64, 96, 128, 256)
-}  # fmt: skip
-QUICKLY = {(80, "fp32", 16), (90, "bf16", 128)}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
-@pytest.mark.parametrize(
-    ("capability", "dtype", "size"),
-    [pytest.param(*case, marks=() if case in QUICKLY else pytest.mark.slow) for case in sorted(COMPILED)],
-)
-def test_the_kernels_compile_and_fit(
-    capability: int, dtype: str, size: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kernels are compiled as they are launched: 32 query heads on 8 KV heads, entries copied 16 bytes at a time."""
-    from generator.attention.fused import prompt_kernel, suffix_kernel  # noqa: PLC0415 - Triton is for Linux
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    number = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    for module, kernel, shape in (
-        (prompt_kernel, prompt_kernel._attend_chunk, prompt_kernel.shape(number, size)),
-        (suffix_kernel, suffix_kernel._attend_suffix, suffix_kernel.shape(number, 4, size)),
-    ):
-        compiled = compile_kernel(kernel, dtype, capability, module.constants(32, 8, size) | shape, module.OPTIONS)
-        assert compiled.metadata.shared <= {80: 163, 90: 227}[capability] * 1024
-        if size >= 64:
-            assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "16 bytes"
-
-
-def compile_kernel(kernel: Any, dtype: str, capability: int, constants: dict[str, Any], options: dict[str, Any]) -> Any:
-    import triton  # noqa: PLC0415 - Triton is for Linux
-    from triton.backends.compiler import GPUTarget  # noqa: PLC0415
-    from triton.compiler import ASTSource  # noqa: PLC0415
-
-    types = dict.fromkeys(("query", "key", "value", "suffix_key", "suffix_value", "result"), f"*{dtype}")
-    types |= dict.fromkeys(("output", "chunk_output"), f"*{dtype}")
-    types |= dict.fromkeys(("mass", "chunk_mass"), "*fp32") | {"scale": "fp32"}
-    types |= dict.fromkeys(("caches", "packed", "tiles", "places", "length"), "*i64")
-    signature = {name: types.get(name, "constexpr" if name in constants else "i32") for name in kernel.arg_names}
-    aligned = [name for name, kind in signature.items() if kind not in ("constexpr", "fp32")]  # as torch's tensors are
-    source = ASTSource(
-        kernel, signature, constexprs={name: constants[name] for name in constants if name in signature},
-        attrs={(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned},
-    )  # fmt: skip
-    launched = options | {name: constants[name] for name in ("num_warps", "num_stages")}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launched)
 
 
 def test_a_machine_that_cannot_build_them_does_without(monkeypatch: pytest.MonkeyPatch) -> None:

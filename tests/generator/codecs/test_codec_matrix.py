@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from fixtures.command import call
 from fixtures.own_codecs import MODULE as OWN
 from fixtures.part_checks import of_this_process
 
 from generator.checks.codecs import CODEC_CHECKS, CodecSubject
+from generator.checks.families import checks_of, tried_of
 from generator.checks.tried import Check
 from generator.codecs import CODECS
 from generator.codecs.quantized_cache import QuantizedCacheCodec
@@ -49,7 +49,8 @@ def test_every_codec_holds(name: str, check: Check[CodecSubject]) -> None:
     [
         ("shapes", ("(part / self.step)", "part.div_(self.step)"), "keys or values were changed in place"),
         ("shapes", ("layer.value)))", "layer.value[..., :8])))"), "codec Mine: values come back as"),
-        ("shapes", ("self.step).round()", "self.stepp).round()"), "AttributeError: 'Mine' object has no attribute 'stepp'"),
+        ("shapes", ("* self.step for", "/ 0 for"), "codec Mine: keys come back with a number that is not finite"),
+        ("shapes", ("self.step).round()", "self.stepp).round()"), "AttributeError: 'Mine' object has no attribute 'stepp' ({path}, line 18)"),
         ("bytes", ("layer.value.numel(), 2)", "layer.value.numel() + int(layer.key.sum() > 0), 2)"), "meta tensors"),
         ("bytes", ("layer.value.numel(), 2)", "layer.value.numel() / 2, 2)"), "bytes are ("),
         ("least bytes", ("layer.key.numel() + layer.value.numel(), 2)", "0)"), "float32: stored_bytes says 0.00 bits a number; what comes back needs at least 2.7"),
@@ -58,6 +59,7 @@ def test_every_codec_holds(name: str, check: Check[CodecSubject]) -> None:
         ("repetition", (".round()", ".add(torch.rand(1)).round()"), "a second round trip, or a twin's, reads other numbers"),
         ("repetition", (".round()", ".add(0 * torch.rand(1)).round()"), "numbers are drawn from torch's own state"),
         ("identity", ("step: float", "step: ClassVar[float]"), None),
+        ("generated entries", ("step: float = 0.5", "step: float = 0.25"), None),
     ],
 )  # fmt: skip
 def test_a_broken_codec_fails_the_check_of_what_it_breaks(
@@ -67,15 +69,11 @@ def test_a_broken_codec_fails_the_check_of_what_it_breaks(
     (tmp_path / "my_codec.py").write_text(OWN.replace(*change, 1))
     finding = BY_NAME[check](CodecSubject("my_codec:Mine", folder=tmp_path))
     assert finding.holds is (says is None)
-    assert (says or {"identity": "no parameter"}.get(check, "")) in finding.found
+    said = says or {"identity": "no parameter"}.get(check, "")
+    assert said.replace("{path}", f"{tmp_path}/my_codec.py") in finding.found
 
 
-def test_the_command_tries_a_codec(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_module_is_found_to_have_a_codec(tmp_path: Path) -> None:
     (tmp_path / "my_codec.py").write_text(OWN)
-    code, out, _ = call(capsys, "check", "my_codec:Mine", "--parameter", "step=0.25")
-    *lines, last = out.splitlines()
-    assert (code, last) == (0, f"my_codec:Mine: all {len(CODEC_CHECKS)} checks hold")
-    assert [line[:5] for line in lines] == ["holds"] * len(CODEC_CHECKS)
+    tried = tried_of("my_codec:Mine", {"step": 0.25}, tmp_path)
+    assert (tried.kind, checks_of(tried)) == ("codec", CODEC_CHECKS)

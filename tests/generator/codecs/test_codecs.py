@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fixtures.own_codecs import MODULE as OWN
 from fixtures.random_models import random_document, random_model
 from oracles import plain_codecs
 from oracles.plain_codecs import Stored
@@ -242,36 +243,11 @@ def test_a_head_that_cannot_be_rotated_is_refused() -> None:
         RotatedInt4().hold(layer_of(8, size=24))
 
 
-@pytest.mark.parametrize(
-    ("round_trip", "says"),
-    [
-        ("PrefixLayer(layer.key[:1], layer.value)", r"codec Mine: keys come back as \[1, 150, 16\], stored were \[2, 150, 16\]"),
-        ("PrefixLayer(layer.key, layer.value / 0)", "codec Mine: values come back with a number that is not finite"),
-        ("PrefixLayer(layer.keys, layer.value)", r"codec Mine: AttributeError: .*keys.* \(.*/my_codec.py, line 12\)"),
-    ],
-)  # fmt: skip
-def test_what_a_codec_of_ones_own_breaks_is_said(tmp_path: Path, round_trip: str, says: str) -> None:
-    (tmp_path / "my_codec.py").write_text(OWN.replace("return layer", f"return {round_trip}"))
+def test_what_fails_in_a_run_has_its_line(tmp_path: Path) -> None:
+    (tmp_path / "my_codec.py").write_text(OWN.replace("self.step).round()", "self.stepp).round()"))
     action = build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path)
-    with pytest.raises(OperationError, match=says):
+    with pytest.raises(OperationError, match=r"codec Mine: AttributeError: .*stepp.* \(.*/my_codec.py, line 18\)"):
         generate_units(random_model("llama"), "s", random_document("d", 150), [PendingUnit(action, 0, 1)], 2, 7)
-
-
-OWN = """
-from dataclasses import dataclass
-from typing import ClassVar
-from generator.attention.holding import AsComputed
-from generator.attention.shared_prefix import PrefixLayer
-from generator.codecs.codec import Codec
-@dataclass(frozen=True)
-class Mine(Codec):
-    summary: ClassVar[str] = "for a test"
-    strength: int = 1
-    def round_trip(self, layer):
-        return layer
-    def stored_bytes(self, layer):
-        return AsComputed().stored_bytes(layer)
-"""
 
 
 @pytest.mark.parametrize(
@@ -281,15 +257,13 @@ class Mine(Codec):
             "StoredBytes(-1)",
             r"codec Mine: stored_bytes returned StoredBytes\(payload=-1, scales=0\); bytes are 0 or more",
         ),
-        ("int(layer.key.sum())", r"codec Mine: .*Error: .* \(.*/my_codec.py, line 14\)"),
+        ("int(layer.key.sum())", r"codec Mine: .*Error: .* \(.*/my_codec.py, line 21\)"),
     ],
 )
 def test_bytes_that_a_codec_of_ones_own_cannot_say_are_one_line(tmp_path: Path, stored_bytes: str, says: str) -> None:
     """The bytes are also known from shapes alone, before a model is loaded."""
-    text = OWN.replace("import AsComputed", "import StoredBytes").replace(
-        "AsComputed().stored_bytes(layer)", stored_bytes
-    )
-    (tmp_path / "my_codec.py").write_text(text)
+    said = OWN.rpartition("return ")[2]
+    (tmp_path / "my_codec.py").write_text(OWN.replace(said, f"{stored_bytes}\n"))
     codec = build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path).holding
     shape = ModelShape(3, 64, 96, 4, 2, 16, 96, "float32")
     with pytest.raises(OperationError, match=says):
@@ -299,7 +273,7 @@ def test_bytes_that_a_codec_of_ones_own_cannot_say_are_one_line(tmp_path: Path, 
 def test_a_check_of_ones_own_codec_that_fails_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "my_codec.py").write_text(OWN + "    def check(self, size):\n        size / 0\n")
     action = build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path)
-    with pytest.raises(InputError, match=r"^action 'mine': codec 'my_codec:Mine': ZeroDivisionError: .*, line 16\)$"):
+    with pytest.raises(InputError, match=r"^action 'mine': codec 'my_codec:Mine': ZeroDivisionError: .*, line 23\)$"):
         action.check_heads(16)
 
 
@@ -309,7 +283,7 @@ def test_the_source_of_ones_own_codec_counts(tmp_path: Path) -> None:
         (tmp_path / "my_codec.py").write_text(text)
         hashes.add(parts_sha256(build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path).parts))
     assert len(hashes) == 2
-    (tmp_path / "my_codec.py").write_text(OWN.replace("strength", "name"))
+    (tmp_path / "my_codec.py").write_text(OWN.replace("step: float", "name: float"))
     with pytest.raises(InputError, match="has a key of this name already; rename the parameter"):
         build_action(ActionSection(name="mine", codec="my_codec:Mine"), tmp_path)
     (tmp_path / "my_codec.py").write_text(OWN.replace("(Codec)", ""))

@@ -136,6 +136,7 @@ def rolled_out(name: str, count: int, **chosen: Any) -> tuple[Unit, Any]:
 @pytest.mark.parametrize(
     ("name", "selector"), [("blurred", None), ("blurred-late", None), ("blurred", "snapkv"), ("blurred", "pyramidkv")]
 )
+@pytest.mark.by_default("blurred-late-None", "blurred-pyramidkv")
 def test_streams_equal_a_cache_that_codes_what_leaves_its_window(name: str, selector: str | None) -> None:
     """Tokens are equal, and delta and f differ by less than 1e-5, as with the plain twin of evictions."""
     chosen = {} if selector is None else {"selector": selector, "keep": "1/2", "window": 4}
@@ -146,7 +147,7 @@ def test_streams_equal_a_cache_that_codes_what_leaves_its_window(name: str, sele
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if codec_of(name) == name])
-@pytest.mark.by_default("int4", "rotated-int4")
+@pytest.mark.by_default("int4")
 def test_a_codec_equals_a_cache_that_codes_what_leaves_its_window(name: str) -> None:
     """Tokens are equal, and most distances differ by less than 1e-5.
 
@@ -165,6 +166,7 @@ def test_a_codec_equals_a_cache_that_codes_what_leaves_its_window(name: str) -> 
 
 
 @pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.by_default("blurred-late")
 def test_branches_start_from_what_a_stream_was_at_the_branch(name: str) -> None:
     """Distances of scan and branch equal those of real caches along the same histories."""
     (unit,) = generate([action_of(name)], estimator=SWRB, count=3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from fixtures.laws import large_laws
 from fixtures.pretend_device import SECOND, TwoDevices
 from fixtures.table_kernels import CASES, Case, TableKernels, actions_for
 
-from generator.coupling.fused_draws import ABSORBED, NOTHING, fused_draws, pair_sums
+from generator.coupling.fused_draws import ABSORBED, NOTHING, fused_draws, fused_fault, pair_sums
 from generator.coupling.laws import LawTable, block_sums, draw
 from generator.coupling.rollout import rollout
 from generator.coupling.step_indices import StepIndices
@@ -84,3 +86,15 @@ def test_vectors_of_a_step_go_to_each_device_at_once() -> None:
                 assert sent[cpu][name] is vector
                 assert sent[SECOND][name].device == SECOND
                 assert torch.equal(sent[SECOND][name].cpu(), vector)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+def test_a_machine_that_cannot_build_the_kernel_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        message = "Failed to find C compiler. Please specify via CC environment variable."
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("generator.coupling.fused_sums.pair_sums", broken)
+    assert fused_fault.__wrapped__(torch.device("cpu")) == (
+        "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."
+    )

@@ -41,6 +41,7 @@ def counting(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("drop_ended", [True, False])
+@pytest.mark.by_default("True")
 def test_events_are_equal_to_the_bit(drop_ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
     """Some pairs part late, so that steps are begun in vain; sides end; and branches join between steps."""
     savings, calls = Savings(fused=True, drop_ended=drop_ended), Counter[str]()

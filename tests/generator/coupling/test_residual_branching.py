@@ -107,6 +107,7 @@ def test_the_control_has_nothing_to_branch_to() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.by_default("llama")
 def test_events_do_not_depend_on_what_is_asked_for_together(kind: str) -> None:
     whole = units(kind)["snapkv-half"].events
     first, second = (generate(kind, swrb(HALF_SNAPKV, *part))[0].events for part in ((0, 3), (3, COUNT - 3)))

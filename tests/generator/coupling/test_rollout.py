@@ -109,18 +109,6 @@ def test_distances_are_those_of_the_table(case: Case, action: int) -> None:
         assert np.array_equal(ended, np.isin(tokens, case.eos).cumsum(1) > 0)
 
 
-@EVERY
-def test_mismatch_and_distance_have_one_expectation(case: Case, action: int) -> None:
-    """At every position, and so have their means over replicates, within 5.5 standard deviations of their difference."""
-    paths, steps = enumerate_paths(case, action), run(case)[1][action - 1]
-    probability = np.array([path.probability for path in paths])
-    x, y, delta = (np.array([getattr(path, name) for path in paths]) for name in ("x", "y", "delta"))
-    assert np.abs(probability @ ((x != y) - delta)).max() < 1e-12
-    sampled = ((steps.x_token != steps.y_token) - steps.delta.astype(np.float64)).mean(axis=0)
-    variance = np.maximum(probability @ ((x != y) - delta) ** 2, 0.0)
-    assert (np.abs(sampled) <= 5.5 * np.sqrt(variance / case.replicates) + 1e-7).all()
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_actions_share_the_reference_and_nothing_else(case: Case) -> None:
     """X is one path for all actions; given X the compressed paths of two actions are independent.

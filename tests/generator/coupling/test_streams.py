@@ -59,9 +59,7 @@ MODELS = pytest.mark.parametrize(
 
 @MODELS
 @pytest.mark.parametrize("savings", WITHOUT.values(), ids=WITHOUT)
-@pytest.mark.by_default(
-    "without-any-llama-float32", "without-any-qwen2-bfloat16", "without-share_prompt_reads-llama-float32"
-)
+@pytest.mark.by_default("without-any-llama-float32", "without-any-qwen2-bfloat16")
 def test_savings_leave_events_as_they_are(kind: str, dtype: str, savings: Savings) -> None:
     """Models have rows that do not depend on other rows; each saving is switched off alone, and all together."""
     assert random_model(kind, dtype).batch_deviation == 0.0
@@ -87,6 +85,7 @@ def plain_laws(savings: Savings) -> int:
 
 @pytest.mark.parametrize("at_once", [3, pytest.param(1, marks=pytest.mark.slow)])
 @MODELS
+@pytest.mark.by_default("qwen2-bfloat16-3")
 def test_splitting_replicates_changes_nothing(
     kind: str, dtype: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ class TestRulerGenerated:
 
     @pytest.mark.parametrize("task", GENERATED)
     @pytest.mark.parametrize("length", [2048, 4096])
+    @pytest.mark.by_default("2048")
     def test_prompt_and_answer_fill_the_length_and_keep_within_it(self, tokenizer: Any, task: str, length: int) -> None:
         (document, *_) = take(section("ruler", tasks=[task], length=length), tokenizer)["evaluation"]
         room = length - GENERATED[task].generated_tokens

@@ -47,15 +47,6 @@ def test_every_risk_of_the_interval_is_attained(seed: int) -> None:
         assert found.capacity[depth - 1] == pytest.approx(capacity, abs=ROUNDING)
 
 
-def test_the_paper_s_figure() -> None:
-    """H = 6, L = 3, p_1 = 1: one profile, risks from 2/6 to 5/6."""
-    p, rho = np.eye(6)[0], np.zeros((6, 3))
-    rho[0] = [1, 0, 1]
-    for alpha, risk in ((0.0, 2 / 6), (0.5, 3.5 / 6), (1.0, 5 / 6)):
-        found = exact_quantities(sharp_system(p, rho, alpha), "constructed")
-        assert found.mismatch == pytest.approx(risk, abs=ROUNDING)
-
-
 def test_the_systems_of_the_study_sharp_interval() -> None:
     rho = np.zeros((6, 3))
     rho[0] = [1, 0, 1]
@@ -65,15 +56,6 @@ def test_the_systems_of_the_study_sharp_interval() -> None:
         made = sharp_system(np.eye(6)[0], rho, float(name.removeprefix("alpha-")))
         for action in (None, "constructed"):
             assert all(map(np.array_equal, system.laws(action), made.laws(action)))
-
-
-def test_more_tokens_change_nothing() -> None:
-    rho = [[1.0, 0.25], [1.0, 0.5], [1.0, 0.0]]
-    few, many = (sharp_system([0.25, 0.5, 0.125], rho, 0.75, alphabet=size) for size in (2, 4))
-    assert exact_quantities(many, "constructed").rho == pytest.approx(
-        exact_quantities(few, "constructed").rho, abs=ROUNDING
-    )
-    assert not any(laws[:, 2:].any() for laws in (*many.reference, *many.actions["constructed"]))
 
 
 @pytest.mark.parametrize("sign", [1, -1])

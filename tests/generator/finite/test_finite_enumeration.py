@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from itertools import product
 
 import numpy as np
 import pytest
-from fixtures.random_systems import (
-    ACTION,
-    KINDS,
-    History,
-    all_paths,
-    deficit,
-    evaluations,
-    random_system,
-    residual,
-    side_law,
-    transition,
-)
+from fixtures.random_systems import ACTION, KINDS, History, all_paths, evaluations, random_system
+from oracles.exact_branching import branching_laws
 
 from generator.finite.enumeration import ExactQuantities, exact_quantities, exact_rows
 from generator.finite.paths import pair_paths
@@ -110,82 +99,14 @@ def test_depth_profile(system: FiniteSystem) -> None:
         assert found.capacity[depth - 1] == pytest.approx(capacity / horizon, abs=ROUNDING)
 
 
-Moments = tuple[float, float, float, float]
-
-
-def plain_branching(system: FiniteSystem) -> Moments:
-    """E Z^R, Var Z^R, the gap's right-hand side and the expected evaluations, over every U, J and suffix in turn."""
-    horizon = system.horizon
-    tokens = range(system.alphabet)
-    law = cache(lambda side, history: side_law(system, side, history))
-
-    @cache
-    def suffixes(x: History, y: History) -> list[tuple[History, History, float]]:
-        """Continuations of a pair of histories to the horizon, with their probability."""
-        if len(x) == horizon:
-            return [(x, y, 1.0)]
-        p, q = law(None, x), law(ACTION, y)
-        steps = [(u, v, transition(p, q, u, v)) for u, v in product(tokens, tokens)]
-        return [
-            (*pair, step * rest)
-            for u, v, step in steps
-            if step > 0
-            for *pair, rest in suffixes((*x, u), (*y, v))
-        ]  # fmt: skip
-
-    @cache
-    def branch(prefix: History) -> list[tuple[float, int, float]]:
-        """Loss, later evaluations and probability of every suffix of the residual branch after ``prefix``."""
-        p, q = law(None, prefix), law(ACTION, prefix)
-        return [
-            (
-                sum(a != b for a, b in zip(x, y, strict=True)) / horizon,
-                evaluations(system, x, y, len(prefix) + 2),
-                residual(p, q, u, v) * rest,
-            )
-            for u, v in product(tokens, tokens)
-            if residual(p, q, u, v) > 0
-            for x, y, rest in suffixes((*prefix, u), (*prefix, v))
-        ]
-
-    first = second = gap = counted = 0.0
-    pending: list[tuple[History, float, float, list[float]]] = [((), 1.0, 1.0, [])]  # U so far, P_U, survival, weights
-    while pending:
-        prefix, probability, survival, weights = pending.pop()
-        if len(prefix) < horizon and survival > 0:
-            p, q = law(None, prefix), law(ACTION, prefix)
-            overlap = [min(a, b) for a, b in zip(p, q, strict=True)]
-            e = deficit(p, q) if any(overlap) else 1.0
-            counted += probability * (not set(prefix) & set(system.eos_tokens))
-            longer = [*weights, survival * e]
-            if any(overlap):
-                pending += [
-                    ((*prefix, z), probability * overlap[z] / sum(overlap), survival * (1 - e), longer)
-                    for z in tokens
-                    if overlap[z] > 0
-                ]
-            else:
-                pending.append((prefix, probability, 0.0, longer))
-            continue
-        mass = sum(weights)
-        for s, weight in enumerate(weights, start=1):
-            for loss, later, chance in branch(prefix[: s - 1]):
-                share = probability * weight * chance
-                first += share / mass * (mass * loss)
-                second += share / mass * (mass * loss) ** 2
-                gap += (1 - mass) * share * loss**2
-                counted += share / mass * later
-    return first, second - first**2, gap, counted
-
-
 @EVERY
 def test_residual_branching(system: FiniteSystem) -> None:
+    """Every scan and all of its branches in turn; ``test_identities`` has the gap of the variances."""
     found = exact(system).branching
-    risk, variance, gap, counted = plain_branching(system)
-    assert found.risk == pytest.approx(risk, abs=ROUNDING)
-    assert found.variance == pytest.approx(variance, abs=ROUNDING)
-    assert found.variance_gap == pytest.approx(gap, abs=ROUNDING)
-    assert found.evaluations == pytest.approx(counted, abs=ROUNDING)
+    laws = branching_laws(system, ACTION, pair_paths(system, ACTION))
+    assert found.risk == pytest.approx(laws["risk"].mean, abs=ROUNDING)
+    assert found.variance == pytest.approx(laws["risk"].variance, abs=ROUNDING)
+    assert found.evaluations == pytest.approx(laws["evaluations"].mean, abs=ROUNDING)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -271,17 +192,6 @@ def test_disjoint_supports(position: int) -> None:
     # Scanned to ``position``, and H - J positions of the branch; P(J = s) = p_s since M = 1.
     later = sum(found.p[s - 1] * (3 - s) for s in (1, 2, 3))
     assert found.branching.evaluations == pytest.approx(position + later, abs=ROUNDING)
-
-
-def test_any_functional_of_the_paths() -> None:
-    """The late mismatch count's mean and variance, by weights."""
-    system = random_system(3, 3, (2,))
-    paths = pair_paths(system, ACTION)
-    late = paths.mismatch[:, 1:].sum(axis=1).astype(np.float64)
-    expected = mean(system, lambda path: sum(path.mismatch[1:]))
-    assert float(paths.mean(late)) == pytest.approx(expected, abs=ROUNDING)
-    square = mean(system, lambda path: sum(path.mismatch[1:]) ** 2)
-    assert paths.variance(late) == pytest.approx(square - expected**2, abs=ROUNDING)
 
 
 def test_rows() -> None:

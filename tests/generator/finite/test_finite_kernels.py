@@ -75,44 +75,6 @@ def test_a_random_walk(seed: int, eos: History) -> None:
         streams = []
 
 
-def test_parked_streams_come_back_at_any_earlier_position() -> None:
-    system = system_of()
-    kernels = FiniteKernels(system, ["other"])
-    kernels.open([0, 1])
-    for token in (2, 0, 1):
-        kernels.advance(tensor([token, token]))
-    kernels.park(tensor([1, 0]), tensor([0, 1]))
-    for position in range(4):
-        kernels.rewind()
-        for _ in range(position):
-            assert kernels.advance(tensor([])).shape == (0, 3)
-        kernels.select(tensor([1, 0, 0]))  # nothing is open: the parked ones, the reference's first
-        laws = kernels.advance(tensor([0, 1, 2]))
-        history = (2, 0, 1)[:position]
-        assert matches(system, laws, [(None, (*history, 0)), ("other", (*history, 1)), ("other", (*history, 2))])
-
-
-def test_parked_rows_follow_the_open_ones() -> None:
-    system = system_of()
-    kernels = FiniteKernels(system, ["one", "other"])
-    kernels.open([0, 1, 2])
-    kernels.advance(tensor([0, 1, 2]))
-    kernels.park(tensor([2]), tensor([0]))
-    kernels.advance(tensor([0, 0, 0]))
-    kernels.park(tensor([0]), tensor([1]))
-    kernels.rewind()
-    kernels.advance(tensor([]))
-    kernels.select(tensor([1, 0]))  # parked: the action's first, then the reference's
-    laws = kernels.advance(tensor([1, 1]))
-    assert matches(system, laws, [(None, (0, 1)), ("other", (2, 1))])
-    kernels.park(tensor([1]), tensor([2]))
-    kernels.rewind()
-    kernels.advance(tensor([]))
-    kernels.select(tensor([1]))
-    kernels.select(tensor([0, 1, 3]))  # open: the reference's; parked: three by now
-    assert matches(system, kernels.advance(tensor([2, 2, 2])), [(None, (0, 2)), ("other", (2, 2)), ("other", (2, 2))])
-
-
 def test_unknown_action() -> None:
     with pytest.raises(InputError, match=r"^system 'near-2-2' has no action 'none'; known: action$"):
         FiniteKernels(random_system(2, 2), [ACTION, "none"])

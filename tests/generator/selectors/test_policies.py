@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,22 +19,17 @@ from fixtures.refusals import refused
 from oracles.plain_generator import load_eager
 from oracles.plain_policies import PlainPolicy, PlainStream, plain_policy_rollout
 
-import generator.embedded
 from generator.actions import Action, build_action
 from generator.coupling.streams import ALL_SAVINGS, Savings
-from generator.embedded.documents import make_document
 from generator.generation import PendingUnit, generate_units
 from generator.selectors.policies import POLICIES
 from generator.selectors.policies.watched import watched_steps
-from generator.transformer.loading import load_model
 from log.store import Unit
-from schema.document import Document
 from schema.errors import InputError
 from schema.study import ActionSection
-from schema.tables import PLAIN, SWRB
+from schema.tables import PLAIN
 
 HORIZON, LENGTH, SEED = 28, 197, 3
-EMBEDDED = Path(generator.embedded.__file__).parent / "checkpoint"
 # Half of the prompt, fewer entries than there are generated ones, and more than the prompt has: then all is kept at first.
 BUDGETS = (LENGTH // 2, 20, LENGTH + 3)
 NAMES = pytest.mark.parametrize("name", POLICIES)
@@ -129,40 +124,7 @@ def test_what_a_selector_keeps_is_counted_by_position() -> None:
     assert set(np.flatnonzero(recent.sum(0) == 0)) == set(range(4, LENGTH - (LENGTH // 2 - 4)))
 
 
-@pytest.mark.slow
-@NAMES
-def test_a_policy_equals_real_removal_on_the_embedded_model(name: str) -> None:
-    eager, model, horizon, count = load_eager(EMBEDDED), load_model("kvdrift/tiny"), 12, 1
-    action = policy_action(name, "3/4")
-    for task, index in (("needle", 0), ("needle", 1), ("variable_tracking", 0)):
-        made = make_document(task, 384, index, seed=SEED)
-        document = Document(
-            doc=f"{task}-{index}", stratum=task, cluster=task, task=task, source="embedded", tokens=made.tokens
-        )
-        (unit,) = generate_units(model, "s", document, [PendingUnit(action, 0, count)], horizon, SEED)
-        plain = plain_policy_rollout(
-            eager, document.tokens, PlainPolicy(name, len(made.tokens) * 3 // 4), seed=SEED, document=document.doc,
-            action=action.name, replicates=range(count), horizon=horizon, eos_tokens=model.eos_tokens,
-        )  # fmt: skip
-        assert_like_plain(unit, plain)
-
-
 # --- What holds to the bit -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("estimator", [PLAIN, SWRB])
-def test_savings_and_company_leave_events_as_they_are(estimator: str) -> None:
-    """State follows streams that fork, move, are shared or parked: with nothing shared, events are the same."""
-    actions = [policy_action(name, budget) for budget in BUDGETS[:2] for name in POLICIES]
-    actions.insert(1, HALF_SNAPKV)
-    whole = generate(actions, estimator=estimator, count=4)
-    nothing = Savings(**{field.name: False for field in fields(Savings) if field.name != "fused"})
-    for unit, twin in zip(whole, generate(actions, nothing, estimator=estimator, count=4), strict=True):
-        assert unit.events.equals(twin.events)
-    for action, unit in list(zip(actions, whole, strict=True))[::3]:
-        (alone,) = generate([action], estimator=estimator, count=2)
-        assert alone.events.equals(unit.events.slice(0, len(alone.events)))
 
 
 def test_beside_fused_operations_tokens_are_the_same() -> None:
@@ -173,6 +135,7 @@ def test_beside_fused_operations_tokens_are_the_same() -> None:
 
 
 @NAMES
+@pytest.mark.by_default("h2o")
 def test_a_policy_beside_them_leaves_other_actions_as_they_are(name: str) -> None:
     others = [HALF_SNAPKV, HALF_RECENT, CONTROL]
     for unit, twin in zip(generate(others), generate([*others, policy_action(name, 20)]), strict=False):
@@ -209,15 +172,6 @@ def test_identity_and_row(name: str) -> None:
     row = action.row("s", prespecified=True)
     assert (row["selector"], row["keep"], row["policy"]) == ("full", "1/2", name)
     assert HALF_SNAPKV.row("s", prespecified=True)["policy"] is None
-
-
-def test_parameters_are_part_of_the_identity() -> None:
-    model = random_model("llama")
-    few = policy_action("sliding", 20)
-    more = replace(policy_action("sliding", 20, sinks=8), name=few.name)
-    assert model.identity(few).selector_sha256 != model.identity(more).selector_sha256
-    assert few.row("s", prespecified=True)["policy_parameters"] == '{"sinks": 4}'
-    assert not np.array_equal(*(steps_of(unit)["delta"] for unit in (generate([one])[0] for one in (few, more))))
 
 
 @pytest.mark.parametrize(

@@ -372,6 +372,11 @@ class TestRefusals:
         assert str(ROOT) not in str(refusal.value)
         assert f"{ROOT}/tests/fixtures/{line}" in servers.secured.log()[-1], "who runs the service can read it"
 
+    def test_the_client_raises_what_the_service_says(self, servers: Servers, asking: GenerationRequest) -> None:
+        endpoint = servers.secured.endpoint()
+        line = refused(endpoint.generate, asking.model_copy(update={"numerics": 0}), Call())
+        assert line.startswith(f"endpoint {endpoint.location}: numerics: asked for 0")
+
     def test_nonsense(self, servers: Servers, asking: GenerationRequest) -> None:
         draws = random.Random(5)  # noqa: S311 - no secret
         whole = asking.encoded()

@@ -44,6 +44,7 @@ def two_device_model(head: torch.device) -> LoadedModel:
 
 
 @pytest.mark.parametrize("head", [torch.device("cpu"), SECOND])
+@pytest.mark.by_default("head1")
 def test_two_devices_give_the_same_events(head: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every selector is tried. Residual branching sets streams aside, which plain coupling does not.
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
-from fixtures.pretend_device import SECOND, TwoDevices, bring_inputs, to_second_device
+from fixtures.pretend_device import SECOND, bring_inputs, to_second_device
 from fixtures.random_models import ARCHITECTURES, random_document, random_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -119,20 +119,6 @@ def test_weights_are_in_memory_once() -> None:
         assert sum(held.values()) == sum(weight.nbytes for weight in before.values())
     for name, weight in before.items():
         assert torch.equal(model.network.get_parameter(name), weight)
-
-
-def test_a_device_of_its_own_gives_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = own_model("qwen3")
-    whole = units_of(model, fused=True)
-    other = own_model("qwen3")
-    to_second_device(other.network)
-    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # tensors of our own cannot be inference tensors
-    for module in ("prefilled", "prepared"):
-        monkeypatch.setattr(f"generator.transformer.prompts.{module}.available_bytes", lambda _: 2**33)
-    with TwoDevices():
-        there = units_of(replace(other, device=str(SECOND)), fused=True)
-    for one, unit in zip(whole, there, strict=True):
-        assert_near(one, unit)
 
 
 def test_what_is_not_as_transformers_makes_it_is_computed_by_transformers() -> None:

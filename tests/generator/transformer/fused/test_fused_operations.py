@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,32 +75,3 @@ def test_each_is_one_operation() -> None:
 
 def test_a_machine_without_cuda_says_so() -> None:
     assert operations.fault(torch.device("cuda")) is not None or torch.cuda.is_available()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
-@pytest.mark.parametrize(
-    ("capability", "dtype"), [(80, "fp32"), (90, "bf16"), pytest.param(80, "fp16", marks=pytest.mark.slow)]
-)
-def test_kernels_compile(capability: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import triton  # noqa: PLC0415 - for Linux
-    from triton.backends.compiler import GPUTarget  # noqa: PLC0415
-    from triton.compiler import ASTSource  # noqa: PLC0415
-
-    from generator.transformer.fused import triton_kernels  # noqa: PLC0415
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    cases: list[tuple[Any, str, str, dict[str, Any], int]] = [
-        (triton_kernels._add_norm, "residual added weight output", "width", {"ADDS": True, "BLOCK": 4096}, 8),
-        (
-            triton_kernels._rotate, "projected cos sin query_weight key_weight", "row_stride angle_stride heads size",
-            {"NORMED": True, "HALF": 64}, 1,
-        ),
-        (triton_kernels._silu_times, "projected output", "inner", {"BLOCK": triton_kernels._COLUMNS}, 4),
-    ]  # fmt: skip
-    for kernel, tensors, numbers, constants, warps in cases:
-        signature = dict.fromkeys(tensors.split(), f"*{dtype}") | dict.fromkeys(numbers.split(), "i32")
-        signature |= {"epsilon": "fp32"} if "epsilon" in kernel.arg_names else {}
-        signature |= dict.fromkeys(constants, "constexpr")
-        source = ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, constexprs=constants)
-        options = {"enable_fp_fusion": False, "num_warps": warps}  # as it is launched
-        assert triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["cubin"]

@@ -1,0 +1,92 @@
+"""Every kernel for CUDA compiles on a machine without a GPU, as it is launched, and fits the GPUs that it is for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if sys.platform != "linux":
+    pytest.skip("Triton is for Linux", allow_module_level=True)
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from generator.attention.fused import prompt_kernel, suffix_kernel
+from generator.coupling import fused_sums
+from generator.coupling.laws import BLOCK_TOKENS
+from generator.transformer.fused import triton_kernels
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+UNFUSED = {"enable_fp_fusion": False}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def compiled(
+    kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], capability: int, options: Mapping[str, Any],
+    *, aligned: bool = False,
+) -> Any:  # fmt: skip
+    """Compile a kernel; arguments that are neither in ``types`` nor constants are int32, multiples of 16 if ``aligned``."""
+    signature = {name: types.get(name, "constexpr" if name in constants else "i32") for name in kernel.arg_names}
+    multiples = [name for name, kind in signature.items() if aligned and kind not in ("constexpr", "fp32")]
+    source = ASTSource(
+        kernel, signature, constexprs={name: value for name, value in constants.items() if name in signature},
+        attrs={(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in multiples},
+    )  # fmt: skip
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options))
+
+
+def tensors(names: str, kind: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), f"*{kind}")
+
+
+ATTENTION = [
+    (capability, dtype, size) for capability in (80, 90) for dtype in DTYPES for size in (16, 64, 96, 128, 256)
+]
+
+
+@pytest.mark.parametrize(("capability", "dtype", "size"), ATTENTION)
+@pytest.mark.by_default("80-fp32-16", "90-bf16-128")
+def test_attention(capability: int, dtype: str, size: int) -> None:
+    """32 query heads on 8 KV heads; entries are copied 16 bytes at a time."""
+    types = tensors("query key value suffix_key suffix_value result output chunk_output", dtype)
+    types |= (
+        tensors("mass chunk_mass", "fp32") | tensors("caches packed tiles places length", "i64") | {"scale": "fp32"}
+    )
+    for module, kernel, shape in (
+        (prompt_kernel, prompt_kernel._attend_chunk, prompt_kernel.shape(DTYPES[dtype], size)),
+        (suffix_kernel, suffix_kernel._attend_suffix, suffix_kernel.shape(DTYPES[dtype], 4, size)),
+    ):
+        constants = module.constants(32, 8, size) | shape
+        launched = module.OPTIONS | {name: constants[name] for name in ("num_warps", "num_stages")}
+        made = compiled(kernel, types, constants, capability, launched, aligned=True)
+        assert made.metadata.shared <= {80: 163, 90: 227}[capability] * 1024
+        assert size < 64 or "cp.async.cg.shared.global" in made.asm["ptx"], "16 bytes"
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "fp32"), (90, "bf16"), (80, "fp16")])
+@pytest.mark.by_default("80-fp32", "90-bf16")
+def test_operations_of_layers(capability: int, dtype: str) -> None:
+    for kernel, names, constants, warps in (
+        (triton_kernels._add_norm, "residual added weight output", {"ADDS": True, "BLOCK": 4096}, 8),
+        (triton_kernels._rotate, "projected cos sin query_weight key_weight", {"NORMED": True, "HALF": 64}, 1),
+        (triton_kernels._silu_times, "projected output", {"BLOCK": triton_kernels._COLUMNS}, 4),
+    ):
+        types = tensors(names, dtype) | {"epsilon": "fp32"}
+        assert compiled(kernel, types, constants, capability, UNFUSED | {"num_warps": warps}).asm["cubin"]
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+def test_sums_of_pairs(capability: int, dtype: str) -> None:
+    types = {"laws": f"*{dtype}", "rows": "*i64", "sums": "*fp64"}
+    assert compiled(fused_sums._sum_pairs, types, {"BLOCK": BLOCK_TOKENS}, capability, UNFUSED).asm["cubin"]
