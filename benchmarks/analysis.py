@@ -59,7 +59,7 @@ def each_view(location: str) -> dict[str, float]:
 
 def all_views(location: str) -> None:
     """Open a store's views with the moment views kept, and fetch every one."""
-    with open_views(Store.open(location), kept=(*MOMENT_VIEWS, "depth_moments")) as views:
+    with open_views(Store.open(location), kept=MOMENT_VIEWS) as views:
         for name in view_texts():
             views.table(_query(name))
 

@@ -44,7 +44,7 @@ PINNING = (
 # All estimates and most views are computed from these views. They are small, and take 2 s at the paper's size (7.1 M
 # events). For ``windows`` DuckDB reads all trajectories, though only studies that declare no windows need them: 7 s
 # with 17,000 files, for each view that reads ``windows``.
-MOMENT_VIEWS = ("windows", "moments", "position_moments", "lag_moments")
+MOMENT_VIEWS = ("windows", "moments", "profiles")
 
 # The most compressed bytes of a table behind a URL that is read into memory, where the table is a few times as large.
 _HELD_BYTES, _SMALL_BYTES = 1 << 25, 1 << 20  # for a caller that keeps views, and for any other caller

@@ -1,7 +1,7 @@
 """The input of an analysis: additive moments of each document, or of each replicate on development documents.
 
-Names are those of ``schema.moments``; the arrays are filled from the SQL views ``moments``, ``position_moments`` and
-``lag_moments``. Everything is validated here, once, so that later modules only compute.
+Names are those of ``schema.moments``; the arrays are filled from the SQL views ``moments`` and ``profiles``. Everything
+is validated here, once, so that later modules only compute.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ class DocumentMoments(MeasuredDocuments):
         return ~np.isnan(self.scalars["diverged"])
 
     def in_canonical_order(self) -> DocumentMoments:
-        """Return the same moments with their documents in ``canonical_order``."""
-        return self._taken(self.canonical_order)
+        """Return the same moments with their documents in ``canonical_order``; themselves if they are in that order."""
+        order = self.canonical_order
+        return self if np.array_equal(order, np.arange(len(order))) else self._taken(order)
 
     def of_documents(self, names: Collection[str]) -> DocumentMoments:
         """Return the moments of some of the documents."""
@@ -109,7 +110,8 @@ class DocumentMoments(MeasuredDocuments):
 
     def of_actions(self, names: Collection[str]) -> DocumentMoments:
         """Return the moments of some of the actions over all documents, which alone decide the draws."""
-        return self._taken(slice(None), [place for place, action in enumerate(self.actions) if action in names])
+        chosen = [place for place, action in enumerate(self.actions) if action in names]
+        return self if len(chosen) == len(self.actions) else self._taken(slice(None), chosen)
 
     def _taken(self, documents: Any, actions: list[int] | None = None) -> DocumentMoments:
         """Return the moments at indices of documents and, if given, of actions."""

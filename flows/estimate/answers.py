@@ -62,6 +62,6 @@ def replicate_answers(views: Views, study: str, model: str, split: str, windows:
     )
     index = DocumentIndex(table)
     count = int(table["replicate"].to_numpy().max()) + 1
-    scalars = index.spread(whole, SCALAR_MOMENTS, "replicate", count, first=0)
-    scalars |= index.spread(table, ANSWER_MOMENTS, "replicate", count, first=0)
+    scalars = index.spread(whole, SCALAR_MOMENTS, "replicate", count)
+    scalars |= index.spread(table, ANSWER_MOMENTS, "replicate", count)
     return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.study import CONTROL_ACTION
+from stats.moments import Float
 
 
 def measured(table: pa.Table) -> pa.Table:
@@ -34,13 +35,12 @@ class DocumentIndex:
         self.actions = tuple(sorted(set(table["action"].to_pylist())))
 
     def spread(
-        self, table: pa.Table, names: Sequence[str] | Mapping[str, str], axis: str | None = None, length: int = 0,
-        first: int = 1,
-    ) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:  # fmt: skip
+        self, table: pa.Table, names: Iterable[str], axis: str | None = None, length: int = 0
+    ) -> dict[str, Float]:
         """Arrange columns of a view by document and action, float64 [documents, actions]; NaN without a row.
 
-        With an ``axis``, a column by which a document and action has ``length`` rows from ``first`` on, there is a
-        third dimension.
+        With an ``axis``, a column by which a document and action has ``length`` rows from 0 on, there is a third
+        dimension. If the columns are lists of one length, the third dimension is that of the lists.
         """
         shape: tuple[int, ...] = (len(self.documents), len(self.actions))
         where: list[Any] = [
@@ -49,10 +49,18 @@ class DocumentIndex:
         ]
         if axis is not None:
             shape = (*shape, length)
-            where.append(table[axis].to_numpy() - first)
+            where.append(table[axis].to_numpy())
         cells, columns = np.ravel_multi_index(where, shape), {}
         for name in names:
-            column = np.full(math.prod(shape), np.nan)
-            column[cells] = table[name].cast(pa.float64()).to_numpy()
-            columns[name] = column.reshape(shape)
+            values = _values(table[name])
+            column = np.full((math.prod(shape), *values.shape[1:]), np.nan)
+            column[cells] = values
+            columns[name] = column.reshape(*shape, *values.shape[1:])
         return columns
+
+
+def _values(column: pa.ChunkedArray) -> Float:
+    """Return a column as float64 [rows], or [rows, length] if it has lists, which are of one length."""
+    if not pa.types.is_list(column.type):
+        return np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
+    return np.asarray(column.combine_chunks().flatten().to_numpy(), dtype=np.float64).reshape(len(column), -1)

@@ -34,6 +34,8 @@ from stats.reduction.control_variates import NO_COEFFICIENTS
 from stats.resampling.intervals import Estimates
 from stats.simultaneous import simultaneous_gaps, simultaneous_members
 
+_POSITION_SUMS = {f"position_{name}": name for name in POSITION_MOMENTS}  # moments by column of ``profiles``
+_LAG_SUMS = {f"lag_{name}": name for name in LAG_MOMENTS}
 _ORDER = ("quantity", "stratum", "action", "baseline", "x")  # the key of a row
 
 
@@ -138,19 +140,18 @@ def document_moments(
         raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
     index = DocumentIndex(table)
     scalars = index.spread(table, SCALAR_MOMENTS)
-    spread: dict[str, dict[str, Float]] = {"position_moments": {}, "lag_moments": {}}
-    sources = (
-        ("position_moments", POSITION_MOMENTS, "t", windows.horizon),
-        ("lag_moments", LAG_MOMENTS, "lag", windows.cohort_bound),
-    )
-    for view, names, axis, length in sources if profiles else ():
-        columns = ("doc", "action", axis, *names)
-        rows = measured(views.rows(view, columns, study=study, model=model, split=split))
-        spread[view] = index.spread(rows, names, axis, length)
+    positions, lags = dict[str, Float](), dict[str, Float]()
+    if profiles:
+        columns = ("doc", "action", "replicates", *_POSITION_SUMS, *_LAG_SUMS)
+        rows = measured(views.rows("profiles", columns, study=study, model=model, split=split))
+        replicates = index.spread(rows, ["replicates"])["replicates"][:, :, None]
+        positions, lags = (
+            {name: index.spread(rows, [column])[column] / replicates for column, name in sums.items()}
+            for sums in (_POSITION_SUMS, _LAG_SUMS)
+        )
     return DocumentMoments(
-        index.documents, index.strata, index.clusters, index.actions, windows, scalars,
-        spread["position_moments"], spread["lag_moments"],
-    )  # fmt: skip
+        index.documents, index.strata, index.clusters, index.actions, windows, scalars, positions, lags
+    )
 
 
 def replicate_moments(views: Views, study: str, model: str, split: str) -> ReplicateMoments:
@@ -160,7 +161,7 @@ def replicate_moments(views: Views, study: str, model: str, split: str) -> Repli
         raise InputError(f"study '{study}', model '{model}': no complete {split} trajectories in this store")
     index = DocumentIndex(table)
     count = int(table["replicate"].to_numpy().max()) + 1
-    scalars = index.spread(table, SCALAR_MOMENTS, "replicate", count, first=0)
+    scalars = index.spread(table, SCALAR_MOMENTS, "replicate", count)
     windows = study_windows(views, study, model)
     return ReplicateMoments(index.documents, index.strata, index.clusters, index.actions, windows, scalars)
 

@@ -182,7 +182,7 @@ def parts_of(
     actions = [subject.action for subject in subjects if subject.baseline is None]
     contrasts = tuple((subject.baseline, subject.action) for subject in subjects if subject.baseline is not None)
     compared = {action for pair in contrasts for action in pair}
-    parts = []
+    moments, parts = moments.in_canonical_order(), []  # once for all parts, since profiles may be large
     for kind, own, pairs in (("action", actions, ()), ("contrast", compared, contrasts)):
         if not own:
             continue

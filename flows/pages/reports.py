@@ -58,8 +58,7 @@ def write_report(
 
     progress.begin("report", 1, "pages")
     draw = None if sides is None else _draw_beside(sides)
-    kept = (*MOMENT_VIEWS, "depth_moments")  # views that several other views read
-    with writing(folder), open_views(store, kept=kept, checked_within=WEEK) as views:
+    with writing(folder), open_views(store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
         page = build_report(
             views, study, model, folder,
             token_text=token_text,
@@ -96,7 +95,7 @@ def write_preliminary(
     from report.reading.source import Provenance  # noqa: PLC0415
     from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
-    with writing(folder), open_views(store, kept=(*MOMENT_VIEWS, "depth_moments")) as views:
+    with writing(folder), open_views(store, kept=MOMENT_VIEWS) as views:
         return build_report(
             PreliminaryViews(views, study, model), study, model, folder,
             token_text=token_text,

@@ -70,10 +70,10 @@ def reduced_documents(moments: DocumentMoments, coefficients: Mapping[str, Float
     actions = [action for action in moments.actions if action in coefficients]
     if not actions:
         return None
-    own = moments.of_actions(actions)
+    own = replace(moments, positions={}, lags={}).of_actions(actions)
     beta = np.stack([coefficients[action] for action in own.actions])
     scalars = reduced_scalars(own.scalars, control_variates(own.scalars, own.windows), beta)
-    return replace(own, scalars=scalars, positions={}, lags={})
+    return replace(own, scalars=scalars)
 
 
 def is_reduced(quantity: Quantity, moments: DocumentMoments) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from fixtures.processes import run_command
 from fixtures.small_study import ADDED_ACTION, TEXT, run_of, write_study
 from fixtures.study_files import load_study
 
@@ -70,16 +69,6 @@ def test_a_changed_action_names_the_command_that_redoes_it(
     assert line in str(caught.value)
     assert "kvdrift run --redo recent-half generates them again" in str(caught.value)
     assert check_agrees(run, ["recent-half"]) == []
-
-
-@pytest.mark.slow
-def test_the_command_refuses_instead_of_saying_that_it_is_finished(finished: Path, tmp_path: Path) -> None:
-    code, out, err = run_command("run", write_study(tmp_path, ("seed = 3", "seed = 4")), "--store", finished)
-    assert (code, out) == (2, "")
-    assert err == (
-        "kvdrift: study 'small' differs from its store: study.seed: stored 3, asked 4; give the changed study a new "
-        "name, or use another --store\n"
-    )
 
 
 def test_what_is_added_is_growth(finished: Path, tmp_path: Path) -> None:

@@ -1,20 +1,28 @@
-"""The rows that a study stores about its prompts, and the cases without such rows."""
+"""The rows that a study stores of its material and its prompts, and the cases without such rows."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-from fixtures.small_study import TEXT
+import pyarrow as pa
+import pytest
+from fixtures.small_study import TEXT, write_study
+from fixtures.study_files import load_study
 
 from flows.generate.local import LocalGenerator
+from flows.generate.stored_material import record_material
 from flows.generate.storing import storing
+from flows.material import Material
 from flows.run import stages
 from flows.run.study_run import StudyRun
 from generator.embedded import vocabulary
 from generator.service.protocol import KeptMessage
 from log.prompts import KeptEntries
+from log.store import Store
+from schema.document import SPLITS
 from schema.study import load_studies
+from schema.tables import STUDIES
 
 OFF = TEXT.replace("seed = 3", "seed = 3\nstore_prompts = false")
 
@@ -61,3 +69,21 @@ def test_what_is_kept_comes_through_the_service() -> None:
     back = KeptMessage.decoded(KeptMessage.of(kept).encoded()).kept
     assert (back.layers, back.pairs, back.step, back.counts.dtype) == (5, 70, 9, np.int32)
     assert (back.counts == kept.counts).all()
+
+
+@pytest.mark.parametrize("revision", [None, "refs/pr/7"])
+def test_the_models_revision_is_recorded(tmp_path: Path, revision: str | None) -> None:
+    given = () if revision is None else (('id = "kvdrift/tiny"', f'id = "kvdrift/tiny"\nrevision = "{revision}"'),)
+    study = load_study(write_study(tmp_path, *given))
+    material = Material(study, {split: {} for split in SPLITS}, [])
+    store = Store.create(tmp_path / "store")
+    for _ in range(2):
+        record_material(store, material, None)
+        assert store.read("studies").column("revision").to_pylist() == [revision]
+
+    # A row from before there was the column holds null, and stays as it is.
+    row = store.read("studies").to_pylist()[0] | {"revision": None}
+    older = Store.create(tmp_path / "older")
+    older.append_rows("studies", pa.Table.from_pylist([row], schema=STUDIES.schema))
+    record_material(older, material, None)
+    assert older.read("studies").to_pylist() == [row]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures.older_stores import make_store_1
 from fixtures.stored_units import make_unit
 
 from log.prompts import MOST_COUNTS, KeptEntries, kept_entries, layer_groups
@@ -43,14 +42,6 @@ def test_units_come_with_what_they_keep(tmp_path: Path) -> None:
         ("snapkv", 0, 4, [1, 0, 2]),
         ("snapkv", 5, 8, [1, 0, 0]),
     ]
-
-
-def test_a_store_of_an_older_version_has_no_prompts_until_some_are_written(tmp_path: Path) -> None:
-    store = Store.open(make_store_1(tmp_path / "store", [make_unit()]))
-    assert store.read("prompts").num_rows == 0
-    assert store.prompts_of("s", "m") == set()
-    assert store.append_prompts([prompt_row()]) == 1
-    assert store.read("prompts").num_rows == 1
 
 
 @pytest.mark.parametrize(("layers", "entries", "groups"), [(3, 396, 3), (32, 8192, 32), (32, 32768, 8), (2, 2**20, 1)])

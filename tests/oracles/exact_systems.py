@@ -202,6 +202,7 @@ LEFT_OUT = {
     "trajectory_moments": "single replicates: moments has their means",
     "unit_moments": "summed by moments, which are here: test_views compares them with their definition",
     "computed_moments": "likewise",
+    "profiles": "likewise, by position_moments, lag_moments and depth_moments",
     "units": "what was generated",
     "windows": "parameters",
     "sequence": "an analysis at looks",
@@ -267,7 +268,7 @@ def write_measured(folder: Path) -> None:
 
 
 # The views that the others are computed from, kept because they are most of the work.
-_KEPT = ("moments", "position_moments", "lag_moments", "depth_moments", "swrb")
+_KEPT = ("moments", "profiles", "swrb")
 
 
 def _rolled_out(study: ExactStudy) -> Iterator[Unit]:

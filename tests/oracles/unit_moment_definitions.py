@@ -8,7 +8,7 @@ from typing import Any
 
 from fixtures.awkward_logs import Row
 from oracles.coupled_paths import Analysis, Path, WindowRanges, capacity, in_cohort, observed, scalar_moments
-from oracles.view_definitions import windows
+from oracles.view_definitions import document_keys, windows
 
 COMPUTED_UNIT = -1
 """The unit of a row that sums all units of a document."""
@@ -34,6 +34,18 @@ def computed_moments(analysis: Analysis) -> list[Row]:
     """One row for each document that waits, over all its units."""
     documents = analysis.by_document(analysis.paths)
     return [summed(analysis, documents[key], COMPUTED_UNIT) for key in waiting(analysis)]
+
+
+def profiles(analysis: Analysis) -> list[Row]:
+    """One row for each document and action, over all its units."""
+    rows = []
+    for paths in analysis.by_document(analysis.paths).values():
+        row = summed(analysis, paths, 0)
+        sums = {name: value for name, value in row.items() if name.startswith(("position_", "lag_", "depth_"))}
+        members = {"cohort_paths": int(row["scalar_cohort"])}
+        windows_of = {name: row[name] for name in ("horizon", "cohort_bound", "replicates")}
+        rows.append(document_keys(paths[0]) | windows_of | members | sums)
+    return rows
 
 
 def summed(analysis: Analysis, paths: list[Path], unit: int) -> Row:
@@ -78,4 +90,5 @@ def of_lags(members: list[Path], found: WindowRanges, value: Callable[[Path, int
 UNIT_MOMENT_EVALUATIONS: dict[str, Callable[[Analysis], list[dict[str, Any]]]] = {
     "unit_moments": unit_moments,
     "computed_moments": computed_moments,
+    "profiles": profiles,
 }

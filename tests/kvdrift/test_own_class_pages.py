@@ -1,6 +1,7 @@
-"""Follow ``docs/adding-a-selector.md``: write its files and call its commands in their order.
+"""The pages on selectors, codecs and policies: their classes hold the checks, their actions and commands are there.
 
-The runs themselves are replaced by plain functions: each generates a document's units of the study's actions.
+``docs/adding-a-selector.md`` is followed: its files are written, and its commands are called in their order. The runs
+themselves are replaced by plain functions: each generates a document's units of the study's actions.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ import pytest
 from fixtures.command import call
 from fixtures.house import ROOT
 
-from generator.actions import build_actions
+from generator.actions import CODEC_KIND, build_action, build_actions
+from generator.checks.codecs import CODEC_CHECKS, CodecSubject
+from generator.checks.policies import POLICY_CHECKS, PolicySubject
+from generator.codecs import CODECS, Codec
+from generator.codecs.quantized_cache import QuantizedCacheCodec
 from generator.documents.registry import stratum_documents
 from generator.generation import PendingUnit, generate_units
 from generator.selectors.own.kinds import SELECTOR_KIND
+from generator.selectors.policies import POLICIES, POLICY_KIND
 from generator.transformer.loading import load_model
-from schema.study import load_studies
+from schema.study import ActionSection, load_studies
 
 PAGE, *_ = (ROOT / "docs" / "adding-a-selector.md").read_text(encoding="utf-8").partition("## What the definitions")
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
@@ -77,3 +83,55 @@ def test_the_pages_other_pieces_are_right(tmp_path: Path) -> None:
     study.write_text(files["my-study.toml"] + "\n" + action, encoding="utf-8")
     added = build_actions(load_studies(study)[0])[3]
     assert (added.name, added.selector.window) == ("peak-half-16", 16)
+
+
+def read(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def sections(*pages: str) -> list[ActionSection]:
+    """The actions of pages."""
+    written = [text for page in pages for kind, text in BLOCK.findall(page) if kind == "toml"]
+    return [ActionSection.model_validate(one) for text in written for one in tomllib.loads(text)["actions"]]
+
+
+def write_class(page: str, path: Path) -> None:
+    """Write the class of a page."""
+    (code,) = (text for kind, text in BLOCK.findall(page) if kind == "python")
+    path.write_text(code, encoding="utf-8")
+
+
+def test_the_pages_on_codecs_do_as_they_say(tmp_path: Path) -> None:
+    own, there = read("adding-a-codec.md"), read("codecs.md")
+    write_class(own, tmp_path / "my_codec.py")
+    made = [section for section in sections(own, there) if not needs_library(section)]
+    actions = {section.name: build_action(section, tmp_path) for section in made}
+    assert list(actions) == ["finer-keys", "finer-keys-16", "int4", "int4-wide", "snapkv-half-int8", "int4-throughout"]
+    assert actions["int4-throughout"].generated is not None
+    subject = CodecSubject("my_codec:FinerKeys", folder=tmp_path)
+    assert [finding.found for check in CODEC_CHECKS[:4] if not (finding := check(subject)).holds] == []
+    assert CODEC_KIND.group in own
+    assert set(CODECS) <= {
+        name for line in there.splitlines() if line.startswith("## ") for name in line[3:].split(", ")
+    }
+
+
+@pytest.mark.quantizers
+def test_actions_with_a_library_can_be_made() -> None:
+    made = [section for section in sections(read("codecs.md")) if needs_library(section)]
+    assert [build_action(section).codec_name for section in made] == ["hqq-int4"]
+
+
+def needs_library(section: ActionSection) -> bool:
+    return issubclass(CODECS.get(str(section.codec_name), Codec), QuantizedCacheCodec)
+
+
+def test_the_pages_on_policies_do_as_they_say(tmp_path: Path) -> None:
+    own, there = read("adding-a-policy.md"), read("policies.md")
+    write_class(own, tmp_path / "my_policy.py")
+    actions = [build_action(section, tmp_path).name for section in sections(own, there)]
+    assert actions == ["fading-half", "fading-fast", "sliding-512", "sliding-sinks"]
+    subject = PolicySubject("my_policy:Fading", folder=tmp_path)
+    assert [finding.found for check in POLICY_CHECKS[:2] if not (finding := check(subject)).holds] == []
+    assert POLICY_KIND.group in own
+    assert {line[3:] for line in there.splitlines() if line.startswith("## ")} >= set(POLICIES)
