@@ -87,7 +87,7 @@ def bits(units: list[Unit]) -> list[bytes]:
 
 
 @every_family
-@pytest.mark.by_default("falcon-h1", "phi3-short")
+@pytest.mark.by_default("falcon-h1")
 def test_greedy_tokens_are_those_of_generate(family: str) -> None:
     """Three prompts, longer than every window; a continuation leaves the prompt's windows."""
     network, model = load_eager(saved_family(family)), replace(model_of(family), law=SamplingLaw(temperature=0.0))
@@ -295,6 +295,7 @@ def test_kernels_that_are_not_installed_are_not_told_of(
 
 
 @pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.by_default("gemma3", "mistral3")
 def test_a_language_model_is_taken_out_of_a_multimodal_checkpoint(name: str) -> None:
     """The rest of the checkpoint is not loaded; greedy tokens equal those of the whole checkpoint."""
     folder = saved_tower(name)
