@@ -54,8 +54,8 @@ def plan_of(run: StudyRun) -> FrozenPlan:
 
 
 def values(run: StudyRun) -> dict[str, pa.Table]:
-    """Return the values in the views without versions, times, words about the plan, and the last bits of sums."""
-    left_out = {"status", "plan_sha256", "events_version", "inputs_sha256", "prefill_seconds", "decode_seconds"}
+    """Return the values in the views without versions, numbers of units, times, words about the plan, last bits of sums."""
+    left_out = {"status", "plan_sha256", "events_version", "unit", "inputs_sha256", "prefill_seconds", "decode_seconds"}
     with open_views(run.store) as views:
         found = {view: views.rows(view) for view in VIEWS}
     return {
