@@ -355,7 +355,7 @@ class Watching:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for ``condition``."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not condition():
             assert time.monotonic() < end, "the watch did not get there"
             time.sleep(0.01)
