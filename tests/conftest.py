@@ -26,7 +26,7 @@ FORKING = (
 LONG = (
     "flows/test_object_storage.py", "sql/test_exact_truth.py", "sql/test_unit_moments.py", "report/test_report.py",
     "flows/test_growth.py", "verification/test_verification.py",
-    "flows/test_identities.py", "layout/test_imports.py", "flows/test_revisions.py",
+    "flows/test_identities.py", "layout/test_imports.py",
     "flows/test_estimators.py", "flows/test_analysis.py", "faults/test_lost_logs.py", "sql/test_url_store.py",
     "sql/test_exact_published.py", "flows/test_plan.py", "flows/test_orchestration.py", "sql/test_views.py",
 )  # fmt: skip

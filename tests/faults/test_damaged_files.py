@@ -27,9 +27,9 @@ QUERY = "select count(*) as n from events"
 
 
 @pytest.fixture
-def store(finished: Path, tmp_path: Path) -> Store:
+def store(copied: Path) -> Store:
     """The store of the finished small study, to be damaged."""
-    return Store.open(shutil.copytree(finished, tmp_path / "store"))
+    return Store.open(copied)
 
 
 def flip(path: Path, chance: random.Random) -> bytes:

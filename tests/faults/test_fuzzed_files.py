@@ -252,7 +252,7 @@ def edited(content: bytes, edits: list[Edit]) -> bytes:
     return content
 
 
-@pytest.mark.parametrize("examples", [25, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [10, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("reader", READERS, ids=NAMES)
 def test_an_edited_file_is_read_or_is_one_line(reader: Reader, examples: int, right: Path, tmp_path: Path) -> None:
     path = place_of(reader, right, tmp_path)

@@ -1,4 +1,4 @@
-"""If one change on the disk fails, nothing acknowledged is missing, and a second run ends like a run without faults."""
+"""If one change on the disk fails, or a listing lacks a file, nothing acknowledged is missing, and a second run ends well."""
 
 from __future__ import annotations
 
@@ -51,3 +51,11 @@ def test_every_change_of_a_study_failing(library: Path, tmp_path: Path) -> None:
         (trial["outcome"] for trial in found),
     )
     assert [trial for trial in found if trial["outcome"] not in {SURVIVED, MENDED}] == []
+
+
+def test_listings_that_lack_a_file(library: Path, tmp_path: Path) -> None:
+    """Whichever listing lacks a file, no log is called damaged, the store opens, and each commit counts once."""
+    program = start(library, "incomplete_listings.py", tmp_path / "store")
+    out, err = program.communicate()
+    assert program.returncode == 0, err
+    assert out.split() == ["faults", "1", "open", "1", *(word for at in range(1, 6) for word in ("commit", str(at)))]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
-from fixtures.small_study import run_of, write_study
+from fixtures.sequential_study import begin, go_on, study_run, write_laws
+from fixtures.shared import made_once
+from fixtures.small_study import changed_run, finish, run_of, write_study
 from fixtures.study_files import load_study
+from fixtures.table_systems import PLANNED, copy_study, table_system, write_systems
 
 from flows.run import stages
 from flows.run.study_run import StudyRun
@@ -21,7 +23,50 @@ def prepared(tmp_path: Path) -> StudyRun:
     return run
 
 
+@pytest.fixture(scope="session")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sequential study that stopped at its second look of four, run once for all workers."""
+
+    def run(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            write_laws(folder)
+            study = study_run(folder, "store")
+            begin(study)
+            go_on(study)
+            stages.analyze(study)
+
+    return made_once(tmp_path_factory, "stopped", run)
+
+
 @pytest.fixture
-def copied(finished: Path, tmp_path: Path) -> Path:
-    """The finished store of the small study, to write to."""
-    return Path(shutil.copytree(finished, tmp_path / "store"))
+def stopped_laws(stopped_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder with the stopped study's store, to write to."""
+    monkeypatch.chdir(tmp_path)
+    copy_study(stopped_once, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def reported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study of eight systems, each with laws of its own, whose result was reported."""
+
+    def run(folder: Path) -> None:
+        laws = ({"one": 0.5 + 0.04 * number, "two": 0.8 - 0.03 * number} for number in range(8))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr("report.page.save", lambda *_: "<svg></svg>")
+            write_systems(folder / "tables.json", [table_system(4, 0.5, actions) for actions in laws])
+            study = changed_run(folder, "store", PLANNED)
+            finish(study)
+            stages.report(study)
+
+    return made_once(tmp_path_factory, "reported", run)
+
+
+@pytest.fixture
+def laws(reported_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder with that study's store, to write to."""
+    monkeypatch.chdir(tmp_path)
+    copy_study(reported_once, tmp_path)
+    return tmp_path

@@ -183,9 +183,9 @@ def test_a_log_without_a_plan_is_exploratory(
     assert analyze_stored(Store.open(copied), STUDY, MODEL) == 0  # up to date
 
 
-def test_estimates_stand_where_no_moment_changed(finished: Path, tmp_path: Path) -> None:
+def test_estimates_stand_where_no_moment_changed(copied: Path) -> None:
     """Events of another study in the store: repeated bit for bit."""
-    store = Store.open(shutil.copytree(finished, tmp_path / "store"))
+    store = Store.open(copied)
     before = estimates_of(store)
     store.append_units([make_unit()])
     run_derivation(store.location)

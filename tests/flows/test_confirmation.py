@@ -1,4 +1,4 @@
-"""``kvdrift confirm``: the study file that it writes has evaluation documents that no study in the store evaluated."""
+"""Which documents and actions count as seen, and ``kvdrift confirm``, whose study takes documents that nobody saw."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from fixtures.command import call
-from fixtures.seen_documents import stored
 from fixtures.small_study import ADDED_ACTION, run_of, write_study
+from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
 from flows import material
@@ -17,10 +18,34 @@ from flows.material import gather_material
 from flows.plan.confirmation import write_confirmation
 from flows.plan.freezing import freeze_plan
 from flows.plan.frozen_plan import find_plan
-from flows.plan.seen import SeenDocuments
+from flows.plan.seen import SeenDocuments, seen_actions
 from log.store import Store
+from log.units.revisions import current_actions
 from schema.document import Document
 from schema.errors import InputError
+from schema.tables import ACTIONS, DOCUMENTS, STUDIES
+
+RENAMED = ('name = "small"', 'name = "other"')
+
+
+def document(doc: str, cluster: str, source: str, tokens: tuple[int, ...] = (1, 2)) -> Document:
+    return Document(doc, "all", cluster, "", source, tokens)
+
+
+def stored(folder: Path, *given: Document, split: str = "evaluation") -> Store:
+    """A store whose study s, of seed 3, has units of documents."""
+    store = Store.create(folder)
+    study: dict[str, Any] = dict.fromkeys(STUDIES.columns, 1) | {"study": "s", "model": "org/model", "seed": 3}
+    study |= {"study_sha256": "", "revision": None, "settings": None}
+    store.append_rows("studies", pa.Table.from_pylist([study], schema=STUDIES.schema))
+    rows = [
+        dict.fromkeys(DOCUMENTS.columns) | DOCUMENTS.defaults | {"study": "s", "model": "org/model", "split": split}
+        | {name: getattr(one, name) for name in ("doc", "cluster", "stratum", "source", "prompt_tokens", "prompt_sha256")}
+        for one in given
+    ]  # fmt: skip
+    store.append_rows("documents", pa.Table.from_pylist(rows, schema=DOCUMENTS.schema))
+    store.append_units([make_unit(one.doc) for one in given])
+    return store
 
 
 def test_what_a_confirmation_plans_was_not_seen(
@@ -118,3 +143,52 @@ def test_a_table_of_an_action_is_written_as_one(tmp_path: Path) -> None:
     made = write_confirmation(study, ["coded"], Store.create(tmp_path / "store"), tmp_path / "new.toml")
     (action,) = (one for one in load_study(made.path).actions if one.name == "coded")
     assert action.codec == {"name": "int4", "group": 64}
+
+
+@pytest.mark.parametrize(("changes", "seen"), [((RENAMED,), True), ((RENAMED, ("seed = 3", "seed = 4")), False)])
+def test_a_plan_knows_whether_another_study_saw_its_documents(
+    copied: Path, tmp_path: Path, changes: tuple[tuple[str, str], ...], *, seen: bool
+) -> None:
+    run = run_of(load_study(write_study(tmp_path, *changes)), copied)
+    first = find_plan(run.store, "small", "kvdrift/tiny")
+    assert first is not None
+    assert not first.seen
+    plan = freeze_plan(run.store, run.material, first.content, run.store.version("events"))
+    assert plan.seen == seen
+    assert (plan.sha256 != first.sha256) == seen
+    assert seen_actions(run.store, plan) == (("snapkv-half", "recent-half") if seen else ())
+    assert seen_actions(run.store, first) == ()
+
+
+def test_an_action_that_was_redone_was_seen(copied: Path) -> None:
+    store = Store.open(copied)
+    plan = find_plan(store, "small", "kvdrift/tiny")
+    assert plan is not None
+    row = current_actions(store.read("actions"), "small")["recent-half"] | {"action_revision": 1}
+    store.append_rows("actions", pa.Table.from_pylist([row], schema=ACTIONS.schema))
+    assert seen_actions(store, plan) == ("recent-half",)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "seed", "same"),
+    [
+        (document("a", "a", "jsonl"), document("b", "b", "jsonl"), 9, True),  # the same prompt
+        (document("a", "q", "helmet"), document("b", "q", "helmet", (7,)), 9, True),  # the same question
+        (document("a", "q", "helmet"), document("b", "r", "helmet", (7,)), 9, False),
+        (document("needle-1", "needle-1", "embedded"), document("needle-1", "needle-1", "embedded", (7,)), 9, False),
+        (document("needle-1", "needle-1", "embedded"), document("needle-1", "needle-1", "embedded", (7,)), 3, True),
+        (document("system-1", "system-1", "finite-state", ()), document("x", "x", "finite-state", ()), 3, False),
+        (document("system-1", "system-1", "finite-state", ()), document("system-1", "system-1", "finite-state", ()), 3, True),
+    ],
+)  # fmt: skip
+def test_a_document_is_the_same_by_its_prompt_or_its_cluster(
+    tmp_path: Path, one: Document, other: Document, seed: int, *, same: bool
+) -> None:
+    store = stored(tmp_path / "store", one)
+    assert SeenDocuments.in_store(store).among([other], seed) == ([other] if same else [])
+    assert SeenDocuments.in_store(store, without="s").among([other], seed) == []
+
+
+def test_development_documents_were_not_seen(tmp_path: Path) -> None:
+    one = document("a", "a", "jsonl")
+    assert SeenDocuments.in_store(stored(tmp_path / "development", one, split="development")).traits == frozenset()

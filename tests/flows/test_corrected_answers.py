@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixtures.command import call
+from fixtures.heard import Heard
 from fixtures.own_files import prompts, write_own_study
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
@@ -20,7 +22,6 @@ from flows.run.comparison import check_agrees
 from flows.run.forecast import forecast
 from flows.run.study_run import StudyRun
 from generator.embedded import vocabulary
-from schema.document import split_of
 from sql.catalog import open_views
 from stats.quantities.answers import ANSWER_QUANTITIES
 from verification.whole_store import verify
@@ -87,11 +88,19 @@ def is_done(run: StudyRun) -> bool:
     return not (check_agrees(run) or any(work) or found.unscored) and found.estimated
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> tuple[Path, Rows]:
+@pytest.fixture(scope="module")
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
     """A finished study whose documents have answers that hardly any continuation states."""
-    rows = [row | {"answers": ["k00 k01 k02"]} for row in prompts(24)]
-    finish(own_run(tmp_path, rows))
+    folder, rows = tmp_path_factory.mktemp("own"), [row | {"answers": ["k00 k01 k02"]} for row in prompts(24)]
+    finish(own_run(folder, rows))
+    return folder, rows
+
+
+@pytest.fixture
+def study(finished_once: tuple[Path, Rows], tmp_path: Path) -> tuple[Path, Rows]:
+    """A copy of the study, to write to."""
+    folder, rows = finished_once
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     return tmp_path, rows
 
 
@@ -105,37 +114,18 @@ def corrected(run: StudyRun, rows: Rows) -> Rows:
     ]  # fmt: skip
 
 
-def any_of_them(run: StudyRun, rows: Rows) -> Rows:
-    return [row | {"answers": list(answered(run, 1).values()), "scoring": "part"} for row in rows]
-
-
-def other_clusters(run: StudyRun, rows: Rows) -> Rows:
-    """Two evaluation documents share a cluster, which is one of evaluation documents."""
-    cluster = next(name for name in map(str, range(99)) if split_of(name) == "evaluation")
-    shared = [document.doc for document in run.material.of_split("evaluation")][:2]
-    return [row | {"cluster": cluster} if row["id"] in shared else row for row in rows]
-
-
-EDITS: dict[str, tuple[Callable[[StudyRun, Rows], Rows], set[str]]] = {
-    "answers": (corrected, {"answers"}),
-    "scoring": (any_of_them, {"answers", "scoring"}),
-    "clusters": (other_clusters, {"cluster"}),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("edit", "named"), EDITS.values(), ids=list(EDITS))
-def test_a_correction_is_named_carried_out_and_equals_a_fresh_store(
-    study: tuple[Path, Rows], tmp_path: Path, edit: Callable[[StudyRun, Rows], Rows], named: set[str]
-) -> None:
+def test_a_correction_is_named_carried_out_and_equals_a_fresh_store(study: tuple[Path, Rows], tmp_path: Path) -> None:
+    """Corrections of scoring and clusters are among the edits of ``test_edits.py``."""
     folder, rows = study
     before = own_run(folder, rows)
     assert is_done(before)
-    events, edited = before.store.version("events"), edit(before, rows)
+    events, edited = before.store.version("events"), corrected(before, rows)
     run = own_run(folder, edited)
     lines = [str(one) for one in check_agrees(run)]
-    assert {line.split()[0] for line in lines} == named
-    assert all(" of document 'p" in line and ": stored " in line and ", asked " in line for line in lines)
+    assert all(
+        line.startswith("answers of document 'p") and ": stored " in line and ", asked " in line for line in lines
+    )
     finish(run)
     assert run.store.version("events") == events, "nothing is generated"
     assert is_done(own_run(folder, edited))
@@ -144,8 +134,7 @@ def test_a_correction_is_named_carried_out_and_equals_a_fresh_store(
         for row in rows_of(run, "estimates", stratum="pooled")
         if row["family"] is not None
     }
-    answers = "seen" if "answers" in named else "prespecified"
-    assert status == {"mismatch": "prespecified", "gap": "prespecified", "accuracy": answers}
+    assert status == {"mismatch": "prespecified", "gap": "prespecified", "accuracy": "seen"}
     pairs = sum(row["replicates"] for row in rows_of(run, "units"))
     assert len(rows_of(run, "scores")) == pairs
     assert run.store.row_count("scores") > pairs, "earlier scores stay in the log"
@@ -195,14 +184,20 @@ def test_a_run_that_was_killed_before_it_scored_again_goes_on(study: tuple[Path,
     assert is_done(own_run(folder, edited))
 
 
-def test_the_gate_and_show_follow_present_answers(study: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_the_gate_and_show_follow_present_answers(
+    study: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, rows = study
     question = GateQuestion("accuracy", "recent-30", "recent-half", 0.5)
     before = own_run(folder, rows)
     assert gate_stored(before.store, question).status == "exploratory", "the plan names accuracy, not its difference"
     edited = corrected(before, rows)
-    run = own_run(folder, edited)
+    run = replace(own_run(folder, edited), progress=(heard := Heard()))
+    assert "answers of document 'p" in str(check_agrees(run)[0])
     finish(run)
+    assert any(line.startswith("scored 36 pairs against their documents' answers") for line in heard.lines)
+    assert is_done(own_run(folder, edited))
+    assert "answers of their documents were corrected" in stages.report(run).read_text()
     own = next(
         row for row in rows_of(run, "answers", stratum="pooled", split="evaluation") if row["action"] == "recent-30"
     )
@@ -216,22 +211,6 @@ def test_the_gate_and_show_follow_present_answers(study: tuple[Path, Rows], caps
     assert f"answers: {' | '.join(next(row for row in edited if row['id'] == doc)['answers'])}" in out or all(
         answer in out for answer in next(row for row in edited if row["id"] == doc)["answers"]
     )
-
-
-def test_the_command_says_what_it_corrects_and_has_nothing_to_do_afterwards(
-    study: tuple[Path, Rows], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, rows = study
-    edited = corrected(own_run(folder, rows), rows)
-    file = write_own_study(folder, edited, *PLAN)
-    code, out, err = call(capsys, "run", file, "--store", folder / "store")
-    assert code == 0
-    assert "answers of document 'p" in err
-    assert "scored 36 pairs against their documents' answers" in err
-    code, out, _ = call(capsys, "run", file, "--store", folder / "store")
-    assert (code, "nothing to do" in out) == (0, True)
-    page = next((folder / "store").rglob("index.html")).read_text()
-    assert "answers of their documents were corrected" in page
 
 
 def test_a_look_is_taken_again_by_present_answers(study: tuple[Path, Rows]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from fixtures.heard import Heard
 from fixtures.refusals import refused
 from fixtures.small_study import changed_run, finish
-from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
+from fixtures.table_systems import PLANNED
 
 from flows.estimate.current import estimates_are_current
 from flows.estimate.stored import analyze_stored
@@ -31,19 +31,6 @@ from schema.errors import PlanError
 from sql.catalog import open_views
 from verification.whole_store import verify
 
-STUDY = (
-    study_of_tables(4, 2, 3, "one", "two")
-    + """
-[plan]
-baseline = "one"
-primary = ["mismatch", "gap"]
-replicates = 3
-documents = 3
-development_replicates = 2
-draws = 100
-exploratory_draws = 100
-"""
-)
 K = ("replicates = 3\n", "replicates = 5\n")
 N = ("documents = 3\n", "documents = 4\n")
 MORE = ("evaluation = 3", "evaluation = 5")
@@ -51,32 +38,8 @@ AUTO = ("documents = 3\n", 'documents = "auto"\ndocuments_at_least = 2\ntarget_h
 VIEWS = ("events", "trajectories", "steps", "moments", "decomposition", "contrasts", "estimates", "calibration")
 
 
-def write_tables(path: Path) -> None:
-    """Eight systems, each with actions of its own."""
-    laws = ({"one": 0.5 + 0.04 * number, "two": 0.8 - 0.03 * number} for number in range(8))
-    write_systems(path, [table_system(4, 0.5, actions) for actions in laws])
-
-
-@pytest.fixture(scope="module")
-def finished_laws(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("laws")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        write_tables(folder / "tables.json")
-        finish(study_run(folder, "store"))
-    return folder
-
-
-@pytest.fixture
-def laws(finished_laws: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder with the finished study's store, to write to."""
-    monkeypatch.chdir(tmp_path)
-    copy_study(finished_laws, tmp_path)
-    return tmp_path
-
-
 def study_run(folder: Path, store: str, *changes: tuple[str, str], replan: bool = False) -> StudyRun:
-    return replace(changed_run(folder, store, STUDY, *changes), replan=replan)
+    return replace(changed_run(folder, store, PLANNED, *changes), replan=replan)
 
 
 def said(run: StudyRun) -> list[str]:
@@ -91,8 +54,8 @@ def plan_of(run: StudyRun) -> FrozenPlan:
 
 
 def values(run: StudyRun) -> dict[str, pa.Table]:
-    """Return the values in the views without versions, times, words about the plan, and the last bits of sums."""
-    left_out = {"status", "plan_sha256", "events_version", "inputs_sha256", "prefill_seconds", "decode_seconds"}
+    """Return the values in the views without versions, numbers of units, times, words about the plan, last bits of sums."""
+    left_out = {"status", "plan_sha256", "events_version", "unit", "inputs_sha256", "prefill_seconds", "decode_seconds"}
     with open_views(run.store) as views:
         found = {view: views.rows(view) for view in VIEWS}
     return {

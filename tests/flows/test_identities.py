@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -12,16 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from fixtures.random_models import VOCABULARY, save_random_model
+from fixtures.own_files import prompts, write_own_study
 from fixtures.refusals import refused
 from fixtures.small_study import run_of
 from fixtures.stored_units import units_of
 from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 from safetensors.numpy import load_file, save_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 from flows.generate.pending import pending_development
 from flows.generate.storing import generate
@@ -41,15 +37,9 @@ from sql.catalog import open_views, view_texts
 from sql.promises import computed_views
 from verification.whole_store import verify
 
-PLAN = """
-[[actions]]
-name = "one"
-{keep}
-
-[[actions]]
-name = "two"
-{keep}
-
+TABLES_STUDY = (
+    study_of_tables(2, 2, 2, "one", "two")
+    + """
 [plan]
 baseline = "one"
 primary = ["mismatch"]
@@ -57,41 +47,7 @@ replicates = 3
 documents = 2
 development_replicates = 2
 """
-FINITE = study_of_tables(2, 2, 2)
-EMBEDDED = """
-[study]
-name = "own"
-horizon = 3
-seed = 3
-
-[model]
-id = "kvdrift/tiny"
-
-[[documents]]
-source = "embedded"
-tasks = ["needle"]
-length = 384
-stratum = "needle"
-development = 2
-evaluation = 2
-"""
-LOCAL = """
-[study]
-name = "local"
-horizon = 3
-seed = 3
-
-[model]
-id = "model"
-
-[[documents]]
-source = "jsonl"
-path = "prompts.jsonl"
-length = 80
-stratum = "words"
-development = 2
-evaluation = 2
-"""
+)
 # What shows times, hashes or revisions.
 HISTORY = {
     "revisions", "superseded", "actions", "identities", "units", "plans", "plan", "swrb", "swrb_efficiency",
@@ -123,7 +79,7 @@ def finite_run(folder: Path, store: str = "store") -> StudyRun:
     """A run of the study of tables, whose working folder this must be."""
     if not (folder / "tables.json").is_file():
         write_tables(folder / "tables.json")
-    (folder / "study.toml").write_text(FINITE + PLAN.format(keep=""))
+    (folder / "study.toml").write_text(TABLES_STUDY)
     return run_of(load_study(folder / "study.toml"), folder / store)
 
 
@@ -307,13 +263,13 @@ def test_verify_names_units_that_were_made_otherwise(laws: Path) -> None:
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], StudyRun]]:
     """A study whose selector is in a module of its folder, which every run loads anew."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "study.toml").write_text(EMBEDDED + PLAN.format(keep='selector = "own"\nkeep = "1/2"'))
+    study = write_own_study(tmp_path, prompts(16), ('selector = "recent"', 'selector = "own"'))
 
     def run(store: str) -> StudyRun:
         sys.modules.pop("own_selector", None)
         importlib.invalidate_caches()
         monkeypatch.setitem(SELECTORS, "own", importlib.import_module("own_selector").Own)
-        return run_of(load_study(tmp_path / "study.toml"), tmp_path / store)
+        return run_of(load_study(study), tmp_path / store)
 
     yield run
     sys.modules.pop("own_selector", None)
@@ -330,19 +286,18 @@ def test_a_formula_that_changed_is_refused_and_redone(own: Callable[[str], Study
     module.write_text(SELECTOR.replace("+layer", "-layer") + "\n")
     run = own("store")
     line = refused(check_agrees, run, error=PlanError)
-    assert "source of selector 'own' of action 'one': stored" in line
-    assert "(2 units); source of selector 'own' of action 'two'" in line
-    assert "kvdrift run --redo one --redo two" in line
-    check_agrees(run, ["one", "two"])
-    redo_actions([run], ["one", "two"])
+    assert "source of selector 'own' of action 'recent-half': stored" in line
+    assert "(2 units); kvdrift run --redo recent-half generates them again" in line
+    check_agrees(run, ["recent-half"])
+    redo_actions([run], ["recent-half"])
     fresh = own("fresh")
     for each in (run, fresh):
         stages.prepare(each)
-        assert stages.develop(each) == (4 if each is run else 6)  # the control is not redone
+        assert stages.develop(each) == (2 if each is run else 4)  # the control is not redone
     with open_views(run.store) as ours, open_views(fresh.store) as theirs:
         new, alone = (views.rows("events").drop_columns(["action_revision", "unit"]) for views in (ours, theirs))
     assert new.equals(alone)
-    old, new = (rows.filter(pc.equal(rows["action"], "one"))["f"].to_pylist() for rows in (before, new))
+    old, new = (rows.filter(pc.equal(rows["action"], "recent-half"))["f"].to_pylist() for rows in (before, new))
     assert sorted(old) != sorted(new)
 
 
@@ -350,20 +305,10 @@ def test_other_weights_in_the_same_folder_are_refused_and_redone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    weights = save_random_model(tmp_path / "model", "llama") / "model.safetensors"
-    words = {str(number): number for number in range(VOCABULARY)}
-    tokenizer = Tokenizer(WordLevel(words))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
-    prompts = (
-        {"id": str(first), "prompt": " ".join(str((first + at) % 90) for at in range(70)), "answers": ["1"]}
-        for first in range(60)
-    )
-    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    (tmp_path / "study.toml").write_text(LOCAL + PLAN.format(keep='selector = "recent"\nkeep = 20'))
+    study, weights = write_own_study(tmp_path, prompts(16)), tmp_path / "model" / "model.safetensors"
 
     def local(store: str) -> StudyRun:
-        return run_of(load_study(tmp_path / "study.toml"), tmp_path / store)
+        return run_of(load_study(study), tmp_path / store)
 
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("generator.generation.units.versions_on", lambda _: {**library_versions(), "gpu": "NVIDIA X"})
@@ -372,12 +317,14 @@ def test_other_weights_in_the_same_folder_are_refused_and_redone(
     with monkeypatch.context() as unread:  # units were made from these files by these libraries, wherever
         unread.setattr("flows.run.checks.check_model", None)
         check_study(local("store"))
-    save_file({name: values * np.float32(0.7) for name, values in load_file(weights).items()}, weights)
+    others = {name: values * np.float32(0.7) for name, values in load_file(weights).items()}
+    weights.unlink()
+    save_file(others, weights, metadata={"format": "pt"})
     line = refused(check_agrees, local("store"), error=PlanError)
-    for name in ("one", "two", "full"):
+    for name in ("recent-half", "full"):
         assert f"model files (weights and configuration) of action '{name}': stored" in line
-    assert "kvdrift run --redo one --redo two --redo full generates them again" in line
+    assert "kvdrift run --redo recent-half --redo full generates them again" in line
     run = local("store")
-    redo_actions([run], ["one", "two", "full"])
+    redo_actions([run], ["recent-half", "full"])
     assert_same_views(developed(run), developed(local("fresh")), ("events",))
     assert faults(run.store) == []

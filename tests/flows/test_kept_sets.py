@@ -11,12 +11,13 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from fixtures import own_codecs, own_policies
 from fixtures.command import call
 from fixtures.own_files import prompts, write_own_study
 from fixtures.own_selectors import IMPORTS
 from fixtures.refusals import refused
 from fixtures.small_study import finish, run_of
-from fixtures.study_files import load_study
+from fixtures.study_files import changed, load_study
 
 from flows.run import stages
 from flows.run.comparison import check_agrees
@@ -51,66 +52,15 @@ class Mine(ScoringSelector):
         return layer.key[..., %s].float()
 '''
 )
-CODEC = '''
-from __future__ import annotations
-
-import os
-from dataclasses import dataclass
-from typing import ClassVar
-
-from generator.attention.holding import StoredBytes
-from generator.attention.shared_prefix import PrefixLayer
-from generator.codecs.codec import Codec
-
-
-@dataclass(frozen=True)
-class Mine(Codec):
-    """Halves, or what the environment says."""
-
-    summary: ClassVar[str] = "all numbers smaller"
-
-    def round_trip(self, layer: PrefixLayer) -> PrefixLayer:
-        """Times a number."""
-        share = float(os.environ.get("COORDINATE", "1")) / 8
-        return PrefixLayer(layer.key * share, layer.value)
-
-    def stored_bytes(self, layer: PrefixLayer) -> StoredBytes:
-        """As 16 bits."""
-        return StoredBytes(2 * (layer.key.numel() + layer.value.numel()))
-'''
-POLICY = '''
-from __future__ import annotations
-
-import os
-from dataclasses import dataclass
-from typing import ClassVar
-
-from torch import Tensor
-
-from generator.attention.recording import PromptLayer
-from generator.selectors import Recent, Selector
-from generator.selectors.policies import ScoringPolicy
-
-
-@dataclass(frozen=True)
-class Mine(ScoringPolicy):
-    """Drops by one coordinate of the keys, which the environment says."""
-
-    summary: ClassVar[str] = "one coordinate of the keys"
-
-    @property
-    def first_cut(self) -> Selector:
-        """The latest ones, whatever the environment says."""
-        return Recent()
-
-    def prompt_scores(self, layer: PromptLayer) -> Tensor:
-        """A coordinate."""
-        return layer.key[..., int(os.environ.get("COORDINATE", "1"))].float().abs()
-
-    def scored(self, scores: Tensor, weights: Tensor) -> Tensor:
-        """As they were."""
-        return scores + 0 * weights.mean(2)
-'''
+READS = ("import torch\n", "import os\n\nimport torch\n")
+CODEC = changed(
+    own_codecs.MODULE, READS,
+    ("(part / self.step).round() * self.step", 'part * float(os.environ.get("COORDINATE", "1")) / 8'),
+)  # fmt: skip
+POLICY = changed(
+    own_policies.MODULE, READS,
+    ("return TOVA().score(layer)", 'return layer.key[..., int(os.environ.get("COORDINATE", "1"))].float().abs()'),
+)  # fmt: skip
 OF_ENVIRONMENT = 'int(os.environ.get("COORDINATE", "1"))'
 ACTION = 'selector = "recent"\nkeep = "1/2"'
 OWN = 'selector = "mine:Mine"\nkeep = "1/2"'
@@ -153,11 +103,7 @@ def written(folder: Path, coordinate: str = OF_ENVIRONMENT, action: str = OWN) -
 
 def run_in(folder: Path, *changes: tuple[str, str]) -> StudyRun:
     study = folder / "own.toml"
-    text = study.read_text()
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    study.write_text(text)
+    study.write_text(changed(study.read_text(), *changes))
     return run_of(load_study(study), folder / "store")
 
 
@@ -200,6 +146,7 @@ def test_a_run_that_keeps_other_entries_stores_nothing_and_a_redo_mends_it(
         assert grown.store.row_count("units") > units
 
 
+@pytest.mark.slow
 def test_a_salted_hash_is_seen(tmp_path: Path) -> None:
     """The hash is of strings, which each process salts by itself; another process has another hash here."""
     written(tmp_path, 'hash("salt") % 8')

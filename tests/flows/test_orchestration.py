@@ -1,4 +1,4 @@
-"""Prefect as a study uses it: the choice of a server, the files left behind, and limits of its cache."""
+"""Prefect as a study uses it: the choice of a server, its database and the files left behind, and limits of its cache."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import errno
 import logging
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from fixtures.study_files import load_study
 
 from flows.generate.local import LocalGenerator
 from flows.generate.storing import storing
+from flows.orchestration.new_database import DATABASE, copy_kept, keep
 from flows.orchestration.retries import may_pass
 from flows.orchestration.server import _failing_in_one_line, _own_home, orchestration
 from flows.run.study_run import StudyRun
@@ -177,3 +180,62 @@ def test_what_a_person_has_to_mend_is_not_tried_again(error: Exception, again: b
     from prefect.states import Failed  # noqa: PLC0415
 
     assert may_pass(None, None, Failed(data=error)) is again
+
+
+@pytest.fixture
+def made(unbroken: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of a server that has run, and an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Path(shutil.copytree(unbroken[0] / ".prefect", tmp_path / "made"))
+
+
+def new_home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    home.mkdir()
+    return home
+
+
+def content(home: Path) -> list[str]:
+    with closing(sqlite3.connect(home / DATABASE)) as connection:
+        return list(connection.iterdump())
+
+
+def kept_file(tmp_path: Path) -> Path:
+    (file,) = (tmp_path / "cache" / "kvdrift").iterdir()
+    return file
+
+
+def test_a_kept_database_is_copied_into_homes_without_one(made: Path, tmp_path: Path) -> None:
+    home = new_home(tmp_path)
+    assert not copy_kept(home), "none is kept yet"
+    keep(made)
+    assert copy_kept(home)
+    assert content(home) == content(made)
+    assert [path.name for path in home.iterdir()] == [DATABASE]
+    kept_file(tmp_path).unlink()
+    assert copy_kept(home), "it has one"
+
+
+@pytest.mark.parametrize("length", [0, 11, 500_000])
+def test_a_kept_database_that_is_not_whole_is_left_alone(made: Path, tmp_path: Path, length: int) -> None:
+    keep(made)
+    kept = kept_file(tmp_path)
+    assert kept.stat().st_size > length
+    kept.write_bytes(kept.read_bytes()[:length])
+    home = new_home(tmp_path)
+    assert not copy_kept(home)
+    assert list(home.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_no_fault(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("no folder")
+    keep(made)
+    assert not copy_kept(new_home(tmp_path))
+
+
+def test_a_home_without_the_file_keeps_nothing(made: Path, tmp_path: Path) -> None:
+    """Prefect's settings name another database."""
+    (made / DATABASE).unlink()
+    keep(made)
+    assert not (tmp_path / "cache").exists()
+    assert not (made / DATABASE).exists()

@@ -112,9 +112,11 @@ def test_each_difference_to_a_plan_is_named(finished: Path, tmp_path: Path) -> N
 
 
 def test_a_plan_that_is_there_is_printed(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before, study = Store.open(finished).versions(), write_study(tmp_path)
+    """What the study file asks for beyond the store is said, and waits for a run."""
+    before, study = Store.open(finished).versions(), write_study(tmp_path, ("evaluation = 3", "evaluation = 5"))
     code, out, err = call(capsys, "run", study, "--store", finished, "--plan-only")
-    assert (code, err) == (0, "")
+    note = "the plan keeps N = 3, a larger plan.documents takes more"
+    assert (code, err) == (0, f"evaluation documents of needle: stored 3, asked 5; {note}\n")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[0] == "plan of study 'small', model kvdrift/tiny"
     assert lines[1].endswith(f"UTC, SHA-256 {frozen(finished).sha256}")
@@ -267,5 +269,8 @@ def test_estimates_cite_the_version_that_their_views_show(
     monkeypatch.setattr(stored, "open_views", opening_after(commit))
     assert stages.analyze(run) > 0
     assert estimated_version(run.store, "small", "kvdrift/tiny") == run.store.version("events") > before
-    actions = set(run.store.read("results", columns=["action"])["action"].to_pylist())
-    assert "snapkv-100" in actions
+    with open_views(run.store) as views:
+        planned = {row["action"]: row["prespecified"] for row in views.rows("actions").to_pylist()}
+        added = views.rows("estimates", action="snapkv-100")
+    assert planned == {"full": True, "recent-half": True, "snapkv-half": True, "snapkv-100": False}
+    assert set(added["status"].to_pylist()) == {"exploratory"}

@@ -1,4 +1,4 @@
-"""``run --redo`` again after a kill: the same revision goes on until its result was reported, whatever was whole."""
+"""Redo and drop actions of a finished study: resumption after a kill until the result was reported, and refusals."""
 
 from __future__ import annotations
 
@@ -11,28 +11,18 @@ from pathlib import Path
 import pytest
 from fixtures.heard import Heard
 from fixtures.processes import start_process
-from fixtures.small_study import finish, run_of
+from fixtures.small_study import ADDED_ACTION, finish, run_of, write_study
 from fixtures.study_files import load_study
-from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
+from fixtures.table_systems import PLANNED, table_system, write_systems
 
 from flows.pages import reports as pages
 from flows.run import stages
-from flows.run.revisions import begun_revisions, redo_actions
+from flows.run.revisions import begun_revisions, drop_action, redo_actions
 from flows.run.study_run import DocumentLimit, StudyRun
+from log.store import Store
+from schema.errors import InputError, PlanError
+from sql.catalog import open_views
 
-TEXT = (
-    study_of_tables(4, 2, 3, "one", "two")
-    + """
-[plan]
-baseline = "one"
-primary = ["mismatch", "gap"]
-replicates = 3
-documents = 3
-development_replicates = 2
-draws = 100
-exploratory_draws = 100
-"""
-)
 STAGES = (
     stages.prepare, stages.develop, stages.derive, stages.plan, stages.evaluate, stages.derive, stages.score,
     stages.check, stages.analyze, stages.report,
@@ -49,12 +39,8 @@ KILLS = {
 """The number of finished stages when the redo is killed; after the figures, only the report of the page is left."""
 
 
-def write_tables(folder: Path, law: float = 0.7) -> None:
-    write_systems(folder / "tables.json", [table_system(4, 0.5, {"one": 0.6, "two": law}) for _ in range(5)])
-
-
 def run_in(folder: Path, limit: int | None = None) -> StudyRun:
-    (folder / "study.toml").write_text(TEXT)
+    (folder / "study.toml").write_text(PLANNED)
     run = run_of(load_study(folder / "study.toml"), folder / "store")
     return replace(run, progress=Heard(), limit=DocumentLimit(limit))
 
@@ -75,26 +61,6 @@ def revisions(run: StudyRun) -> list[int]:
     """The revisions of "two" that the store has a row of."""
     rows = run.store.read("actions").to_pylist()
     return sorted(row["action_revision"] for row in rows if row["action"] == "two")
-
-
-@pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study whose result was reported."""
-    folder = tmp_path_factory.mktemp("reported")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        write_tables(folder)
-        run = run_in(folder)
-        finish(run)
-        stages.report(run)
-    return folder
-
-
-@pytest.fixture
-def laws(reported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    copy_study(reported, tmp_path)
-    return tmp_path
 
 
 @pytest.mark.slow
@@ -123,7 +89,7 @@ def test_another_identity_after_a_kill_begins_another_revision(laws: Path) -> No
     stages.prepare(run)
     stages.develop(run)
     assert begun_revisions([run_in(laws)], ["two"]) == []
-    write_tables(laws, 0.8)
+    write_systems(laws / "tables.json", [table_system(4, 0.5, {"one": 0.6, "two": 0.9})] * 5)
     (row,) = begun_revisions([run_in(laws)], ["two"])
     assert row["action_revision"] == 2
 
@@ -144,3 +110,54 @@ def test_a_page_of_another_result_or_of_an_earlier_version_is_read_for_what_it_i
     assert stages.is_finished(run)
     (row,) = begun_revisions([run], ["two"])
     assert row["action_revision"] == 2, "the study is finished, so that its result was reported"
+
+
+def test_a_whole_revision_is_redone_when_asked_again(copied: Path, tmp_path: Path) -> None:
+    run = run_of(load_study(write_study(tmp_path)), copied)
+    events = run.store.read("events")
+    redo_actions([run], ["recent-half", "recent-half"])
+    assert run.store.read("actions")["action_revision"].to_pylist().count(1) == 1
+    assert run.store.read("events").equals(events), "the old events stay"
+    with open_views(run.store) as views:
+        assert set(views.rows("trajectories")["action"].to_pylist()) == {"full", "snapkv-half"}, "none is shown"
+
+
+def test_what_cannot_be_redone(copied: Path, tmp_path: Path) -> None:
+    run = run_of(load_study(write_study(tmp_path)), copied)
+    with pytest.raises(InputError, match=r"--redo recent: no such action in the study file; .*'recent-half'"):
+        redo_actions([run], ["recent"])
+
+
+def test_an_action_that_no_plan_names_can_be_dropped_and_made_again(copied: Path, tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path, ADDED_ACTION))
+    run = run_of(study, copied)
+    stages.prepare(run)
+    stages.evaluate(run)
+    stages.derive(run)
+    store = Store.open(copied)
+    made = store.units().num_rows
+    assert drop_action(store, "snapkv-100") == 6
+    assert store.units().num_rows == made - 6
+    with open_views(store) as views:
+        assert "snapkv-100" not in views.rows("decomposition")["action"].to_pylist()
+        assert "snapkv-100" not in views.rows("actions")["action"].to_pylist()
+    assert stages.is_finished(run) is False
+    stages.prepare(run)
+    assert stages.evaluate(run) == 6
+    assert {row["action_revision"] for row in store.units().to_pylist() if row["action"] == "snapkv-100"} == {2}
+
+
+@pytest.mark.parametrize(
+    ("action", "line"),
+    [
+        (
+            "recent-half",
+            "action 'recent-half' is in the frozen plan of study 'small', and what was planned is reported",
+        ),
+        ("full", "action 'full' is the full-retention control, which every study has"),
+        ("recent-hal", "no action 'recent-hal'; did you mean 'recent-half'"),
+    ],
+)
+def test_what_cannot_be_dropped(finished: Path, action: str, line: str) -> None:
+    with pytest.raises((InputError, PlanError), match=line):
+        drop_action(Store.open(finished), action)

@@ -1,14 +1,15 @@
-"""Sequential studies: look by look to the first that settles all, at the same one whatever happens in between."""
+"""Sequential studies: look by look to the first that settles all, at the same one whatever is killed or happens between."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixtures.refusals import refused
-from fixtures.sequential_study import begin, go_on, looks_of, rows, study_run, write_laws
-from fixtures.table_systems import copy_study
+from fixtures.sequential_study import begin, go_on, kept, looks_of, rows, study_run
+from fixtures.stored_rows import OF_THE_RUN
 
 from flows.estimate.gate import gate_stored
 from flows.estimate.gate_question import GateQuestion
@@ -18,6 +19,7 @@ from flows.plan.planned_looks import plan_looks
 from flows.run import stages
 from flows.run.forecast import forecast
 from flows.run.revisions import redo_actions
+from flows.run.study_run import StudyRun
 from kvdrift.commands.status import status_lines
 from kvdrift.dry_run.description import describe_studies
 from log.store import Store
@@ -27,29 +29,8 @@ from schema.study import Study
 from verification.whole_store import verify
 
 
-@pytest.fixture(scope="module")
-def stopped_laws(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("laws")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        write_laws(folder)
-        run = study_run(folder, "store")
-        begin(run)
-        go_on(run)
-        stages.analyze(run)
-    return folder
-
-
-@pytest.fixture
-def laws(stopped_laws: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder with the stopped study's store, to write to."""
-    monkeypatch.chdir(tmp_path)
-    copy_study(stopped_laws, tmp_path)
-    return tmp_path
-
-
-def test_a_study_stops_at_the_look_that_settles_all(laws: Path) -> None:
-    run = study_run(laws, "store")
+def test_a_study_stops_at_the_look_that_settles_all(stopped_laws: Path) -> None:
+    run = study_run(stopped_laws, "store")
     taken = looks_of(run)
     assert [look["all"] for look in taken.looks.documents] == [4, 8, 12, 16]
     assert (taken.reached, taken.stopped) == (2, True)
@@ -65,8 +46,8 @@ def test_a_study_stops_at_the_look_that_settles_all(laws: Path) -> None:
     )
 
 
-def test_what_stopped_is_reported_with_the_interval_of_its_look(laws: Path) -> None:
-    run = study_run(laws, "store")
+def test_what_stopped_is_reported_with_the_interval_of_its_look(stopped_laws: Path) -> None:
+    run = study_run(stopped_laws, "store")
     last = {row["action"]: row for row in rows(run, "sequence", look=2)}
     primary = [row for row in rows(run, "estimates", quantity="mismatch", stratum="pooled") if row["family"]]
     assert len(primary) == 2
@@ -77,8 +58,8 @@ def test_what_stopped_is_reported_with_the_interval_of_its_look(laws: Path) -> N
     assert {row["interval"] for row in others} <= {"studentized", "skewed", "expanded"}
 
 
-def test_a_study_that_stopped_has_nothing_to_do(laws: Path) -> None:
-    run = study_run(laws, "store")
+def test_a_study_that_stopped_has_nothing_to_do(stopped_laws: Path) -> None:
+    run = study_run(stopped_laws, "store")
     found = forecast(run)
     assert found.looked
     assert found.estimated
@@ -93,8 +74,8 @@ def test_a_study_that_stopped_has_nothing_to_do(laws: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_dry_run_stands_at_the_most_that_the_looks_may_ask_for(laws: Path) -> None:
-    run = study_run(laws, "other")
+def test_a_dry_run_stands_at_the_most_that_the_looks_may_ask_for(stopped_laws: Path) -> None:
+    run = study_run(stopped_laws, "other")
     begin(run)
     stages.evaluate(run)
     (line,) = (line for line in describe_studies([run.study], run.location) if line.startswith("  evaluation"))
@@ -102,8 +83,8 @@ def test_a_dry_run_stands_at_the_most_that_the_looks_may_ask_for(laws: Path) -> 
 
 
 @pytest.mark.slow
-def test_an_action_that_is_added_gets_the_documents_of_the_look(laws: Path) -> None:
-    run = study_run(laws, "store", ("[plan]", '[[actions]]\nname = "three"\n\n[plan]'))
+def test_an_action_that_is_added_gets_the_documents_of_the_look(stopped_laws: Path) -> None:
+    run = study_run(stopped_laws, "store", ("[plan]", '[[actions]]\nname = "three"\n\n[plan]'))
     begin(run)
     go_on(run)
     stages.analyze(run)
@@ -119,8 +100,8 @@ def test_an_action_that_is_added_gets_the_documents_of_the_look(laws: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_look_is_taken_again_for_an_action_that_is_redone(laws: Path) -> None:
-    run = study_run(laws, "store")
+def test_a_look_is_taken_again_for_an_action_that_is_redone(stopped_laws: Path) -> None:
+    run = study_run(stopped_laws, "store")
     redo_actions([run], ["two"])
     taken = looks_of(run)
     assert (taken.reached, taken.lacking, taken.stopped, taken.wanted) == (2, True, False, 2)
@@ -133,24 +114,24 @@ def test_a_look_is_taken_again_for_an_action_that_is_redone(laws: Path) -> None:
 
 
 @pytest.mark.slow
-def test_planning_anew_leaves_out_looks_at_what_was_evaluated(laws: Path) -> None:
+def test_planning_anew_leaves_out_looks_at_what_was_evaluated(stopped_laws: Path) -> None:
     narrower = ("target_half_width = 0.2", "target_half_width = 0.0001")
-    assert "--replan" in refused(stages.prepare, study_run(laws, "store", narrower), error=PlanError)
-    run = study_run(laws, "store", narrower, replan=True)
+    assert "--replan" in refused(stages.prepare, study_run(stopped_laws, "store", narrower), error=PlanError)
+    run = study_run(stopped_laws, "store", narrower, replan=True)
     begin(run)
     assert [look["all"] for look in looks_of(run).looks.documents] == [8, 12, 16]
-    run = study_run(laws, "store", narrower)
+    run = study_run(stopped_laws, "store", narrower)
     go_on(run)
     assert (looks_of(run).reached, looks_of(run).stopped) == (3, True)  # at N, without having settled anything
     assert not any(row["resolved"] for row in rows(run, "sequence"))
-    again = study_run(laws, "store", narrower, replan=True)
+    again = study_run(stopped_laws, "store", narrower, replan=True)
     begin(again)
     assert again.progress.lines[-1].endswith("is unchanged: a new plan would decide the same")  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
-def test_documents_that_are_added_after_a_stop_are_a_plan_of_their_own_that_has_seen_them(laws: Path) -> None:
-    run = study_run(laws, "other", ("documents = 16", "documents = 8"))
+def test_documents_that_are_added_after_a_stop_are_a_plan_of_their_own_that_has_seen_them(stopped_laws: Path) -> None:
+    run = study_run(stopped_laws, "other", ("documents = 16", "documents = 8"))
     begin(run)
     go_on(run)
     stages.analyze(run)
@@ -158,7 +139,7 @@ def test_documents_that_are_added_after_a_stop_are_a_plan_of_their_own_that_has_
     evaluated = before.looks.documents[before.reached - 1]["all"]
     assert (before.stopped, evaluated) == (True, 6)
     assert {row["status"] for row in rows(run, "estimates", family="primary")} == {"prespecified"}
-    run = study_run(laws, "other")
+    run = study_run(stopped_laws, "other")
     begin(run)
     plan = find_plan(run.store, "laws", "tables")
     assert plan is not None
@@ -173,11 +154,11 @@ def test_documents_that_are_added_after_a_stop_are_a_plan_of_their_own_that_has_
 
 
 @pytest.mark.slow
-def test_a_fixed_plan_becomes_sequential_by_planning_anew(laws: Path) -> None:
+def test_a_fixed_plan_becomes_sequential_by_planning_anew(stopped_laws: Path) -> None:
     fixed = ('stopping = "sequential"\n', "")
-    line = refused(stages.prepare, study_run(laws, "store", fixed), error=PlanError)
+    line = refused(stages.prepare, study_run(stopped_laws, "store", fixed), error=PlanError)
     assert "plan.stopping: frozen sequential, asked fixed" in line
-    run = study_run(laws, "store", fixed, replan=True)
+    run = study_run(stopped_laws, "store", fixed, replan=True)
     begin(run)
     plan = find_plan(run.store, "laws", "tables")
     assert plan is not None
@@ -194,9 +175,9 @@ def material(study: Study, **clusters: list[str]) -> Material:
     return Material(study, {"development": {}, "evaluation": documents}, [])
 
 
-def test_clusters_come_whole_and_strata_evenly(laws: Path) -> None:
+def test_clusters_come_whole_and_strata_evenly(stopped_laws: Path) -> None:
     """A cluster that is met comes with all of its documents, in other strata too."""
-    study = study_run(laws, "store").study
+    study = study_run(stopped_laws, "store").study
     made = plan_looks(material(study, a=list("ppqqrrss"), b=list("ptuvwxyp")), 8, 0.95)
     assert made is not None
     assert [look["documents"] for look in made["looks"]] == [
@@ -206,8 +187,8 @@ def test_clusters_come_whole_and_strata_evenly(laws: Path) -> None:
     assert [look["share"] for look in made["looks"]] == [9 / 16, 13 / 16, 1]
 
 
-def test_looks_without_an_interval_are_left_out(laws: Path) -> None:
-    study = study_run(laws, "store").study
+def test_looks_without_an_interval_are_left_out(stopped_laws: Path) -> None:
+    study = study_run(stopped_laws, "store").study
     made = plan_looks(material(study, a=list("ppppqqqq"), b=list("rstuvwxy")), 8, 0.95)
     assert made is not None
     assert [look["documents"] for look in made["looks"]] == [{"a": 8, "b": 6}, {"a": 8, "b": 8}]
@@ -225,12 +206,80 @@ def refusals() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("lines", "message"), list(refusals()))
-def test_keys_that_do_not_go_together(laws: Path, lines: str, message: str) -> None:
+def test_keys_that_do_not_go_together(stopped_laws: Path, lines: str, message: str) -> None:
     lines = 'looks = ["1/2", "1"]' if lines == "fixed" else lines
-    assert message in refused(study_run, laws, "store", ('stopping = "sequential"', lines), error=InputError)
+    assert message in refused(study_run, stopped_laws, "store", ('stopping = "sequential"', lines), error=InputError)
 
 
-def test_a_gate_needs_a_number_of_documents_that_is_fixed(laws: Path) -> None:
+def test_a_gate_needs_a_number_of_documents_that_is_fixed(stopped_laws: Path) -> None:
     question = GateQuestion("mismatch", "two", "one", margin=0.02)
-    line = refused(gate_stored, Store.open(laws / "store"), question)
+    line = refused(gate_stored, Store.open(stopped_laws / "store"), question)
     assert "study 'laws' is sequential" in line
+
+
+CYCLE = (stages.evaluate, stages.derive, stages.check, stages.look)
+KILLS = {"the first look": 0, "a document": 1, "documents": 1, "derivation": 2, "the second look": 4}
+"""How many stages of the second look are done at the kill; of "a document", one document is generated."""
+
+
+def run_until(folder: Path, place: str) -> None:
+    """Run a study to the first look and a part of the second, and leave it there; its store has all of it."""
+    # 2 documents of development, and 4 of the first look
+    run = study_run(folder, "killed", limit=7 if place == "a document" else None)
+    begin(run)
+    for stage in (*CYCLE, *CYCLE[: KILLS[place]]):
+        stage(run)
+
+
+def estimates(run: StudyRun) -> list[dict[str, Any]]:
+    """Return all estimates, without columns that differ between two runs of one study."""
+    found = [{name: value for name, value in row.items() if name not in OF_THE_RUN} for row in rows(run, "estimates")]
+    return sorted(found, key=str)
+
+
+@pytest.mark.parametrize(
+    "place", [one if one == "a document" else pytest.param(one, marks=pytest.mark.slow) for one in KILLS]
+)
+def test_a_study_that_is_killed_between_looks_says_what_it_says_without_a_kill(stopped_laws: Path, place: str) -> None:
+    run_until(stopped_laws, place)
+    run = study_run(stopped_laws, "killed")
+    assert looks_of(run).reached == (2 if place == "the second look" else 1)
+    assert forecast(run).finished is False
+    # Whoever estimates when the documents of a look are all there takes that look.
+    look_between(run, 1 if place in {"the first look", "a document"} else 2)
+    begin(run)
+    go_on(run)
+    stages.analyze(run)
+    other = study_run(stopped_laws, "store")
+    for table in ("looks", "units", "events", "trajectories"):
+        assert kept(stopped_laws / "killed", table) == kept(stopped_laws / "store", table), table
+    assert estimates(run) == estimates(other)
+
+
+def look_between(run: StudyRun, look: int) -> None:
+    """Estimate at a moment that no plan has: primary endpoints have the interval of a look, and a gate refuses."""
+    stages.derive(run)
+    stages.analyze(run)
+    last = {row["action"]: row for row in rows(run, "sequence", look=look)}
+    primary = [row for row in rows(run, "estimates", quantity="mismatch", stratum="pooled") if row["family"]]
+    assert (looks_of(run).reached, len(primary)) == (look, 2)
+    for row in primary:
+        said = last[row["action"]]
+        assert (row["interval"], row["documents"]) == ("repeated", 4 * look)
+        assert all(row[name] == said[name] for name in ("estimate", "low", "high", "level"))
+    question = GateQuestion("mismatch", "two", "one", margin=0.02)
+    assert "is sequential" in refused(gate_stored, run.store, question)
+
+
+@pytest.mark.slow
+def test_documents_that_a_source_brings_after_a_stop_change_nothing(stopped_laws: Path) -> None:
+    """The plan is frozen with its documents; a larger N is a plan of its own, whose findings are labelled seen."""
+    run = study_run(stopped_laws, "store", ("evaluation = 16", "evaluation = 22"))
+    before, looks = estimates(run), kept(stopped_laws / "store", "looks")
+    begin(run)
+    go_on(run)
+    assert stages.analyze(run) == 0
+    assert not any(split.work for split in forecast(run).splits)
+    assert (looks_of(run).reached, looks_of(run).stopped) == (2, True)
+    assert kept(stopped_laws / "store", "looks") == looks
+    assert estimates(run) == before

@@ -8,7 +8,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from fixtures.command import call, mistake
+from fixtures.command import call
 from fixtures.fake_server import FakeServer
 from fixtures.server_study import NEEDS, addressed, fake_servers, write_server_study
 from fixtures.small_study import finish, run_of
@@ -21,6 +21,13 @@ from schema.errors import InputError
 from verification.whole_store import verify
 
 Pair = tuple[FakeServer, FakeServer]
+SMALLER = (
+    ("evaluation = 4", "evaluation = 3"),
+    (
+        "replicates = 4\ndocuments = 4\ndevelopment_replicates = 4",
+        "replicates = 2\ndocuments = 3\ndevelopment_replicates = 2",
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +39,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, servers: Pair) -> Path:
     folder = tmp_path_factory.mktemp("servers")
-    run = run_of(load_study(write_server_study(folder, addressed(servers))), folder / "store")
+    run = run_of(load_study(write_server_study(folder, addressed(servers), *SMALLER)), folder / "store")
     finish(run)
     stages.report(run)
     return folder
@@ -75,7 +82,10 @@ def test_a_server_may_move_and_may_not_change(measured: Path, servers: Pair) -> 
     try:
         for server in (moved, changed):
             study = write_server_study(
-                measured, addressed((servers[0], server)), ('id = "fake"', 'id = "fake"\nrequests = { at_once = 2 }')
+                measured,
+                addressed((servers[0], server)),
+                *SMALLER,
+                ('id = "fake"', 'id = "fake"\nrequests = { at_once = 2 }'),
             )
             run = run_of(load_study(study), store)
             if server is moved:
@@ -101,16 +111,9 @@ def test_the_dry_run_says_what_a_position_costs(
     assert "time of generation" in out
 
 
-@pytest.mark.parametrize("options", [("--endpoint", "grpc://127.0.0.1:1"), ("--cluster", "tcp://127.0.0.1:1")])
-def test_this_process_asks_the_servers(
-    tmp_path: Path, servers: Pair, capsys: pytest.CaptureFixture[str], options: tuple[str, str]
-) -> None:
-    study = write_server_study(tmp_path, addressed(servers))
-    assert "this process" in mistake(capsys, "run", study, "--store", tmp_path / "store", *options)
-
-
 def test_greedy_tokens_have_a_status_of_their_own(tmp_path: Path) -> None:
     changes = (
+        *SMALLER,
         ("horizon = 12", "horizon = 12\ntemperature = 0"),
         ('id = "fake"', f'id = "fake"\nsettings = {{ api = "openai", {NEEDS} }}'),
     )

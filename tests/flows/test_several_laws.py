@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import csv
-import re
 import shutil
-import signal
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +14,6 @@ import pytest
 from fixtures.command import call, mistake
 from fixtures.finite_study import write_finite_study
 from fixtures.heard import Heard
-from fixtures.house import ROOT
 from fixtures.processes import Command
 from fixtures.report_views import check
 from fixtures.small_study import write_study
@@ -105,8 +101,6 @@ def _alone(temperature: str) -> str:
     [
         ("[]", r"study.temperature = \[\]: has no temperature; write one, or several as in \[0.0, 0.7, 1.0\]"),
         ("[1, 0.7, 1.0]", "study.temperature: 1 is given 2 times; give each temperature once"),
-        ("[1.0, -0.5]", "study.temperature = -0.5: should be greater than or equal to 0"),
-        ("[1.0, inf]", "study.temperature = inf: should be a finite number"),
         ('[1.0, "warm"]', "study.temperature = 'warm': should be a valid number"),
         ("[0.7, true]", "study.temperature = True: should be a valid number"),
         ("[[1.0]]", r"study.temperature = \[1.0\]: should be a valid number"),
@@ -187,25 +181,6 @@ def test_a_limit_counts_a_document_of_all_laws_once(tmp_path: Path, together: tu
         assert made(tmp_path / "store", study.name, "events").equals(made(together[0], study.name, "events"))
 
 
-@pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_to_the_same_rows(tmp_path: Path, together: tuple[Path, int]) -> None:
-    """The run is killed by ``kill -9`` when only some documents are stored."""
-    file, location = write_study(tmp_path, SEVERAL, BOTH, *SMALL), tmp_path / "store"
-    killed = Command("run", file, "--store", location)
-    while killed.running and not list(location.glob("units/_delta_log/*1.json")):
-        time.sleep(0.02)
-    killed.kill()
-    assert killed.end()[0] == -signal.SIGKILL
-    units = Store.open(location).row_count("units")
-    assert 0 < units < Store.open(together[0]).row_count("units")
-    again = Command("run", file, "--store", location)
-    code, _, err = again.end()
-    assert code == 0, err
-    assert Store.open(location).row_count("units") == Store.open(together[0]).row_count("units")
-    for study in load_studies(file):
-        assert made(location, study.name, "events").equals(made(together[0], study.name, "events"))
-
-
 def test_another_process_is_given_the_laws_too(tmp_path: Path) -> None:
     runs = runs_of(load_studies(write_study(tmp_path, SEVERAL)), tmp_path / "store")
     for run in runs:
@@ -214,19 +189,6 @@ def test_another_process_is_given_the_laws_too(tmp_path: Path) -> None:
     assert len(work) == 4
     assert {unit.of.study for _, pending in work for unit in pending if unit.of} == {"small-t0", "small-t0.7"}
     assert [(document, list(units)) for document, units in with_actions(runs[0].study, named(work))] == work
-
-
-@pytest.mark.slow
-def test_systems_have_tables_of_each_law(tmp_path: Path) -> None:
-    several = ("seed = 24", "seed = 24\ntemperature = [0.5, 1.0]")
-    location = tmp_path / "store"
-    develop(runs_of(load_studies(write_finite_study(tmp_path, several)), location))
-    for name, temperature in (("finite-t0.5", "0.5"), ("finite-t1", "1.0")):
-        one = ("seed = 24", f"seed = 24\ntemperature = {temperature}")
-        study = load_study(write_finite_study(tmp_path, ('"finite"', f'"{name}"'), one))
-        develop(runs_of([study], tmp_path / name))
-        for table in ("events", "units", "exact_values", "identities"):
-            assert made(location, name, table).equals(made(tmp_path / name, name, table)), table
 
 
 class Stages(Heard):
@@ -339,27 +301,6 @@ def test_commands_name_the_law(systems: tuple[Path, Path], capsys: pytest.Captur
     assert "give --study, one of finite-t0, finite-t0.5, finite-t1" in line
     _, out, _ = call(capsys, "show", store, "system-1", "mixture", "--study", "finite-t0.5")
     assert out.startswith("finite-t0.5, binary: system-1")
-
-
-@pytest.mark.slow
-def test_the_cookbook_s_query_has_each_temperature(systems: tuple[Path, Path]) -> None:
-    page = (ROOT / "docs" / "cookbook.md").read_text(encoding="utf-8")
-    found = re.search(r"### 21\. How does temperature.*?```sql\n(.*?)```", page, re.DOTALL)
-    assert found is not None
-    store = Store.open(systems[1])
-    with open_views(store) as views:
-        rows = [row for row in views.table(found[1]).to_pylist() if row["action"] == "mixture"]
-    assert [(row["temperature"], row["study"]) for row in rows] == [
-        (0.0, "finite-t0"), (0.5, "finite-t0.5"), (1.0, "finite-t1")
-    ]  # fmt: skip
-    evaluated = {row["doc"] for row in store.read("documents").to_pylist() if row["split"] == "evaluation"}
-    events = store.read("events").to_pylist()
-    for row in rows:
-        unlike = [
-            event["x_token"] != event["y_token"] for event in events
-            if (event["study"], event["action"]) == (row["study"], "mixture") and event["doc"] in evaluated
-        ]  # fmt: skip
-        assert row["mismatch"] == pytest.approx(sum(unlike) / len(unlike)), "documents have equally many replicates"
 
 
 @pytest.mark.slow

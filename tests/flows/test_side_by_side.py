@@ -14,6 +14,7 @@ from fixtures.command import call, mistake
 from fixtures.event_logs import make_log, write
 from fixtures.report_views import check
 
+from flows.pages.reports import report_folder
 from flows.pages.side_by_side.entries import read_entries
 from flows.pages.side_by_side.pages import comparison_folder
 from flows.pages.side_by_side.pairing import pairings
@@ -245,6 +246,15 @@ def test_a_seed_of_zero_is_a_seed(measured: list[Measured], tmp_path: Path) -> N
     build_comparison(Comparison(tuple(entries), ()), tmp_path)
     with (tmp_path / "tables" / "entries.csv").open() as file:
         assert [line["seed"] for line in csv.DictReader(file)] == ["not recorded", "0"]
+
+
+def test_models_of_a_study_have_folders_of_their_own(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    folders = [report_folder(store, "s", model) for model in ("a/b", "a-b", "-a-b", "a b", "../b")]
+    assert len(set(folders)) == len(folders)
+    assert {folder.parent for folder in folders} == {tmp_path / "report" / "s"}
+    assert folders[1].name == "a-b", "an id that is the name of a folder keeps it"
+    assert folders[0].name.startswith("a-b-")
 
 
 def test_the_folder_of_a_comparison_needs_no_quotes() -> None:

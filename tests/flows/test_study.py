@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from fixtures.command import call
 from fixtures.processes import Command, run_command
-from fixtures.small_study import ADDED_ACTION, ADDED_CODEC, run_of, write_study
+from fixtures.small_study import run_of, write_study
 from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
 
 import kvdrift
 from flows.plan.frozen_plan import find_plan
-from flows.run import stages
+from flows.run import stages, study_flow
 from flows.run.checks import check_controls, check_equal_bytes
 from flows.run.study_run import StudyRun
 from log.store import Store, Unit
@@ -74,7 +74,7 @@ def test_nothing_but_our_own_lines_on_standard_error(unbroken: tuple[Path, str, 
 def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     unbroken: tuple[Path, str, str], finished: Path, tmp_path: Path
 ) -> None:
-    """Stopped by its limit, killed amid derivation, stopped after its plan, killed amid evaluation, ended before its page."""
+    """Stopped by its limit, stopped after its plan, killed amid evaluation, ended before its page."""
     study, location = write_study(tmp_path), tmp_path / "store"
     shutil.copytree(unbroken[0] / ".prefect", location / ".prefect")  # Prefect takes seconds to make its database
     code, out, err = run_command("run", study, "--store", location, "--limit", "1")
@@ -82,14 +82,13 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     assert "stopped at --limit 1: 3 documents of this stage are left; run the same command again to go on" in out
     assert "report:" not in out
     assert content(location, "trajectories").num_rows == 2 * 4 + 2  # what is there can be queried
-    _kill(study, location, "trajectories")
     code, out, err = run_command("run", study, "--store", location, "--plan-only")
     assert code == 0, err
     plan = find_plan(Store.open(location), "small", "kvdrift/tiny")
     assert plan is not None
     assert f"SHA-256 {plan.sha256}" in out
     assert Store.open(location).units().num_rows == 4 * 3  # development documents alone
-    _kill(study, location, "events")
+    _kill(study, location)
     run = run_of(load_study(study), location)
     stages.prepare(run)
     assert stages.evaluate(run) > 0, "killed too late"
@@ -103,12 +102,12 @@ def test_limited_and_killed_runs_go_on_and_give_the_events_of_an_unbroken_run(
     assert_same(location, finished)
 
 
-def _kill(study: Path, location: Path, table: str) -> None:
-    """Run the command until the table has another file, halt it for ad hoc SQL beside it, and kill it."""
-    before = set((location / table).rglob("*.parquet"))
+def _kill(study: Path, location: Path) -> None:
+    """Run the command until there is another file of events, halt it for ad hoc SQL beside it, and kill it."""
+    before = set((location / "events").rglob("*.parquet"))
     command = Command("run", study, "--store", location)
     while command.running:
-        if set((location / table).rglob("*.parquet")) > before:
+        if set((location / "events").rglob("*.parquet")) > before:
             command.signal(signal.SIGSTOP)
             with kvdrift.open(location) as views:
                 assert views.sql("select count(*) from events").fetchall()
@@ -118,54 +117,19 @@ def _kill(study: Path, location: Path, table: str) -> None:
     command.end()
 
 
+def test_new_development_documents_of_a_planned_study_are_derived_with_the_others(
+    finished: Path, tmp_path: Path
+) -> None:
+    done: list[str] = []
+    run = run_of(load_study(write_study(tmp_path)), finished)
+    study_flow._develop([run], lambda _: done.append("develop"), done.append, done.append, plan_only=False)
+    assert done == ["develop"]
+
+
 def test_evaluation_without_a_plan_is_refused(prepared: StudyRun) -> None:
     with pytest.raises(PlanError, match="no frozen plan"):
         stages.evaluate(prepared)
     assert prepared.store.read("events").num_rows == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("draws = 200", "draws = 300"), r"\[plan\] or \[windows\] differ from the plan frozen"),
-        (("horizon = 12", "horizon = 13"), "study.horizon: stored 12, asked 13"),
-        (("seed = 3", "seed = 4"), "study.seed: stored 3, asked 4"),
-        (('name = "recent-half"\nselector = "recent"', 'name = "other"\nselector = "recent"'), "'recent-half': stored there, asked none"),
-        (('name = "recent-half"\nselector = "recent"', 'name = "recent-half"\nselector = "recent"\nsinks = 2'), "sinks of action 'recent-half': stored 4, asked 2"),
-    ],
-)  # fmt: skip
-def test_a_study_changed_after_its_plan_is_refused_and_nothing_is_lost(
-    copied: Path, tmp_path: Path, change: tuple[str, str], message: str
-) -> None:
-    before = Store.open(copied).versions()
-    with pytest.raises(InputError, match=message):
-        stages.prepare(run_of(load_study(write_study(tmp_path, change)), copied))
-    assert Store.open(copied).versions() == before
-
-
-def test_actions_added_later_are_generated_alone_and_are_exploratory(copied: Path, tmp_path: Path) -> None:
-    """A selection and a codec, over a finished store."""
-    run = run_of(load_study(write_study(tmp_path, ADDED_ACTION, ADDED_CODEC)), copied)
-    before = set(Store.open(copied).units()["unit"].to_pylist())
-    stages.prepare(run)
-    assert stages.develop(run) == 2 * 4
-    assert stages.evaluate(run) == 2 * 6
-    stages.derive(run)
-    stages.check(run)
-    assert stages.analyze(run) > 0
-    assert before < set(Store.open(copied).units()["unit"].to_pylist())
-    with kvdrift.open(copied) as views:
-        actions = dict(views.sql("select action, prespecified from actions").fetchall())
-        added = "select distinct action, status from estimates where action in ('snapkv-100', 'int4')"
-        statuses = set(views.sql(added).fetchall())
-        held = views.sql("select action, codec, cache_share from frontier join actions using (action)").fetchall()
-        primary = set(views.sql("select distinct status from estimates where family = 'primary'").fetchall())
-    assert actions == {"full": True, "recent-half": True, "snapkv-half": True, "snapkv-100": False, "int4": False}
-    assert statuses == {("snapkv-100", "exploratory"), ("int4", "exploratory")}
-    shares = {action: (codec, share) for action, codec, share in held}
-    assert {action: codec for action, (codec, _) in shares.items() if codec} == {"int4": "int4"}
-    assert shares["int4"][1] < shares["snapkv-100"][1] < 1  # 4 bits of 32 take less than 100 entries of 396
-    assert primary == {("prespecified",)}
 
 
 def test_more_replicates_are_added_as_a_range_that_leaves_the_old_ones_alone(copied: Path, tmp_path: Path) -> None:

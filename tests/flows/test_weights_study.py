@@ -9,7 +9,7 @@ from shutil import copytree
 import pytest
 from fixtures.command import call, mistake
 from fixtures.families import save_for_study
-from fixtures.small_study import run_of, write_study
+from fixtures.small_study import TEXT, run_of, write_study
 from fixtures.study_files import load_study
 
 import kvdrift
@@ -42,7 +42,13 @@ keep = 192
 baseline""",
     ),
 )
-TEMPERATURES = ("horizon = 12", "horizon = 12\ntemperature = [0.0, 1.0]")
+SMALLER = (
+    ("horizon = 12", "horizon = 8\ntemperature = [0.0, 1.0]"),
+    (TEXT[TEXT.rindex("[[documents]]") : TEXT.index("[[actions]]")], ""),
+    ("replicates = 5", "replicates = 3"),
+    ("development_replicates = 4", "development_replicates = 2"),
+    ("draws = 200", "draws = 100"),
+)
 
 
 def study_in(folder: Path, *changes: tuple[str, str]) -> Path:
@@ -54,11 +60,9 @@ def study_in(folder: Path, *changes: tuple[str, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished study of two temperatures, which was stopped after a document."""
+    """A finished study of two temperatures."""
     folder = tmp_path_factory.mktemp("weights")
-    study = study_in(folder, TEMPERATURES)
-    for limit in (1, None):
-        run_file(load_studies(study), folder / "store", None, SILENT, limit)
+    run_file(load_studies(study_in(folder, *SMALLER)), folder / "store", None, SILENT)
     return folder
 
 

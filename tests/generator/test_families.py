@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -55,11 +54,6 @@ SEVERAL = ("gemma2", "gpt-oss", "falcon-h1")  # soft caps, sinks and states; the
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-def some_families(test: Callable[[str], None]) -> Any:
-    """Try every family, most of them among the long checks."""
-    return every_family(pytest.mark.by_default(*SEVERAL)(test))
-
-
 @pytest.fixture(autouse=True, scope="module")
 def own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No proof of before counts, and none is left on the machine."""
@@ -93,7 +87,7 @@ def bits(units: list[Unit]) -> list[bytes]:
 
 
 @every_family
-@pytest.mark.by_default("falcon-h1", "phi3-short")
+@pytest.mark.by_default("falcon-h1")
 def test_greedy_tokens_are_those_of_generate(family: str) -> None:
     """Three prompts, longer than every window; a continuation leaves the prompt's windows."""
     network, model = load_eager(saved_family(family)), replace(model_of(family), law=SamplingLaw(temperature=0.0))
@@ -112,7 +106,7 @@ def test_greedy_tokens_are_those_of_generate(family: str) -> None:
 
 
 @every_family
-@pytest.mark.by_default(*SEVERAL, "phi3-long", "qwen3-window", "qwen3-next")
+@pytest.mark.by_default(*SEVERAL, "phi3-long")
 def test_the_control_is_exactly_zero_and_eviction_is_not(family: str) -> None:
     *evicted, control = map(steps_of, generated(family, [PendingUnit(action, 0, 2) for action in actions_of(family)]))
     assert not control["delta"].any()
@@ -124,14 +118,15 @@ def test_the_control_is_exactly_zero_and_eviction_is_not(family: str) -> None:
 
 
 @every_family
-@pytest.mark.by_default(*SEVERAL, "phi3-long", "qwen3-window", "qwen3-next")
+@pytest.mark.by_default(*SEVERAL, "phi3-long")
 def test_what_selectors_may_need_to_know_is_found(family: str) -> None:
     traits = model_of(family).traits
     assert traits.turned_by_halves is (family not in NOT_BY_HALVES)
     assert traits.softcap == (50.0 if family in CAPPED else None)
 
 
-@some_families
+@every_family
+@pytest.mark.by_default("falcon-h1")
 def test_events_do_not_depend_on_what_is_asked_at_once(family: str) -> None:
     """Bitwise, if rows do not depend on other rows, which is tested; resumed replicates are equal, too."""
     whole = generated(family, [PendingUnit(action, 0, 4) for action in actions_of(family)])
@@ -151,7 +146,8 @@ def test_events_do_not_depend_on_what_is_asked_at_once(family: str) -> None:
             assert np.abs(steps_of(one)["delta"][:, :4] - steps_of(other)["delta"][:, :4]).max() < 1e-4
 
 
-@some_families
+@every_family
+@pytest.mark.by_default("falcon-h1")
 def test_two_documents_side_by_side_are_each_alone(family: str) -> None:
     work = [
         (random_document(f"d{n}", n), [PendingUnit(action, 0, 2) for action in actions_of(family)]) for n in (150, 171)
@@ -163,7 +159,8 @@ def test_two_documents_side_by_side_are_each_alone(family: str) -> None:
             assert off == 0 if model_of(family).batch_deviation == 0.0 else off < 1e-4
 
 
-@some_families
+@every_family
+@pytest.mark.by_default(*SEVERAL)
 def test_selectors_codecs_and_policies(family: str) -> None:
     """Every part that the family supports works; other parts are refused by name."""
     half = Retention.parse("1/2")
@@ -298,6 +295,7 @@ def test_kernels_that_are_not_installed_are_not_told_of(
 
 
 @pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.by_default("gemma3", "mistral3")
 def test_a_language_model_is_taken_out_of_a_multimodal_checkpoint(name: str) -> None:
     """The rest of the checkpoint is not loaded; greedy tokens equal those of the whole checkpoint."""
     folder = saved_tower(name)

@@ -225,7 +225,7 @@ def test_an_error_of_a_thread_ends_the_work() -> None:
     assert generating() == []
 
 
-RELEASED = threading.Event()
+WAITING, RELEASED = threading.Semaphore(0), threading.Event()
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,9 @@ class Waiting(Recent):
     """Waits on prompts of 120 tokens."""
 
     def keep(self, layer: PromptLayer, kept: int) -> torch.Tensor:
-        assert layer.key.shape[1] != 120 or RELEASED.wait(60)
+        if layer.key.shape[1] == 120:
+            WAITING.release()
+            assert RELEASED.wait(60)
         return super().keep(layer, kept)
 
 
@@ -255,6 +257,8 @@ def test_closing_in_the_middle_stops_the_threads_at_their_next_position(monkeypa
     made = generate_documents(random_model("llama"), "s", of_selector(Waiting(), 6)[::-1], HORIZON, SEED)
     (unit,) = next(made)
     assert unit.record["prompt_entries"] == 90
+    assert WAITING.acquire(timeout=60)
+    assert WAITING.acquire(timeout=60), "both threads have begun another document"
     release = threading.Timer(0.5, RELEASED.set)
     release.start()
     made.close()

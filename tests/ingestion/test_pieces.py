@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,6 @@ import pytest
 from fixtures.command import mistake
 from fixtures.dealt_files import dealt
 from fixtures.event_logs import LOG, PAIR_KEY, H, canonical, command, documents_csv, edit, place, stored, without, write
-from fixtures.processes import Command
 from fixtures.refusals import refused
 from fixtures.stored_units import killed_in
 from hypothesis import given, settings
@@ -193,33 +195,49 @@ def test_two_at_once_and_a_url_are_refused(tmp_path: Path) -> None:
         assert "another 'kvdrift ingest' puts pieces together here" in refused(take, tmp_path, piece)
 
 
-def test_files_are_taken_as_they_appear(tmp_path: Path) -> None:
+def test_files_are_taken_as_they_appear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command looks again and again until it is interrupted; before each look something is written."""
     folder = tmp_path / "drop"
     folder.mkdir()
-    ingest = Command(
-        "ingest", folder, "--store", tmp_path / "store", "--documents", documents_csv(tmp_path), "--watch",
-        "--horizon", str(H), "--interval", "0.05",
-    )  # fmt: skip
-
-    def until(said: str) -> None:
-        end = time.monotonic() + 60
-        while said not in ingest.err():
-            assert ingest.running, ingest.err()
-            assert time.monotonic() < end, ingest.err()
-            time.sleep(0.05)
-
-    write(folder / "1.parquet", early())
-    until("1.parquet: 0 units, 0 events were added, 32 replicates wait")
     data = write(tmp_path / "2.parquet", later()).read_bytes()
-    (folder / "2.parquet").write_bytes(data[:-100])  # it is still written
-    write(folder / "_hidden.parquet", later())
-    write(folder / "3.parquet", early())
-    until("3.parquet: 0 units, 0 events were added, 32 replicates wait")
-    assert "2.parquet" not in ingest.err()
-    (folder / "2.parquet").write_bytes(data)
-    until("2.parquet: 8 units, 384 events were added, 0 replicates wait")
-    ingest.signal(signal.SIGINT)
-    code, out, _ = ingest.end()
+
+    def writes() -> Iterator[None]:
+        write(folder / "1.parquet", early())
+        yield
+        (folder / "2.parquet").write_bytes(data[:-100])  # it is still written
+        write(folder / "_hidden.parquet", later())
+        write(folder / "3.parquet", early())
+        yield
+        (folder / "2.parquet").write_bytes(data)
+        yield
+        signal.raise_signal(signal.SIGINT)
+        yield
+
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout == 0.5
+            next(before)
+            return self.is_set()
+
+    before, handlers = writes(), {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr("kvdrift.commands.ingest.threading", SimpleNamespace(Event=Interrupted))
+    try:
+        code, out, err = command(
+            capsys, folder, "--store", tmp_path / "store", "--documents", documents_csv(tmp_path), "--watch",
+            "--horizon", str(H), "--interval", "0.5",
+        )  # fmt: skip
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    waiting = "0 units, 0 events were added, 32 replicates wait"
+    said = (
+        f"1.parquet: {waiting}",
+        f"3.parquet: {waiting}",
+        "2.parquet: 8 units, 384 events were added, 0 replicates wait",
+    )
+    assert err.splitlines() == [f"{folder}/{line}" for line in said]
     assert (code, "went in:       8 units, 384 events" in out) == (0, True)
     assert stored(tmp_path / "store").equals(canonical(LOG))
 

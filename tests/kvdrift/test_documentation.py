@@ -1,23 +1,148 @@
-"""Compare the commands and options that documents name with the application."""
+"""Documents and the application: the pages on own classes do as they say, and commands and options that are named exist.
+
+``docs/adding-a-selector.md`` is followed: its files are written, and its commands are called in their order. The runs
+themselves are replaced by plain functions: each generates a document's units of the study's actions.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import typer.main
+from fixtures.command import call
+from fixtures.house import ROOT
 
-from generator.actions import build_action
+from generator.actions import CODEC_KIND, build_action, build_actions
+from generator.checks.codecs import CODEC_CHECKS, CodecSubject
+from generator.checks.policies import POLICY_CHECKS, PolicySubject
+from generator.codecs import CODECS, Codec
+from generator.codecs.quantized_cache import QuantizedCacheCodec
+from generator.documents.registry import stratum_documents
+from generator.generation import PendingUnit, generate_units
 from generator.selectors import SELECTORS
+from generator.selectors.own.kinds import SELECTOR_KIND
+from generator.selectors.policies import POLICIES, POLICY_KIND
+from generator.transformer.loading import load_model
 from kvdrift.command import app
 from kvdrift.reference import reference
-from schema.study.actions import ActionSection
+from schema.study import ActionSection, load_studies
 
-ROOT = Path(__file__).parents[2]
+PAGE, *_ = (ROOT / "docs" / "adding-a-selector.md").read_text(encoding="utf-8").partition("## What the definitions")
+BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+FILE = re.compile(r"^`([\w.-]+\.\w+)`[^\n]*:\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE)
+COMMANDS = [line for kind, text in BLOCK.findall(PAGE) if kind == "sh" for line in text.splitlines()]
+
+
+def generated(study_file: Path) -> dict[str, tuple[pa.Table, str]]:
+    """One document's events of each action, as a run of the study generates them, and the selector's fingerprint."""
+    (study,) = load_studies(study_file)
+    (document, *_) = stratum_documents(study.documents[0], study.study.seed, lambda: None)["evaluation"]
+    pending = [PendingUnit(action, 0, 2) for action in build_actions(study)]
+    units = generate_units(
+        load_model(study.model.id), study.name, document, pending, study.study.horizon, study.study.seed
+    )
+    return {unit.record["action"]: (unit.events, unit.record["selector_sha256"]) for unit in units}
+
+
+@pytest.mark.slow
+def test_the_page_works_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILE.findall(PAGE):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert {path.name for path in tmp_path.iterdir()} == {"my_selector.py", "my-study.toml"}
+    runs: list[dict[str, tuple[pa.Table, str]]] = []
+    for line in COMMANDS:
+        program, *arguments = shlex.split(line)
+        if program != "kvdrift":
+            subprocess.run([program, *arguments], check=True)
+        elif arguments[0] == "run" and "--dry-run" not in arguments:
+            runs.append(generated(tmp_path / arguments[1]))
+        else:
+            code, out, err = call(capsys, *arguments)
+            assert (code, err) == (0, ""), out
+    before, after = runs
+    assert set(before) == {"peak-half", "snapkv-half", "recent-half", "full"}
+    assert {name for name in before if not before[name][0].equals(after[name][0])} == {"peak-half"}
+    assert {name for name in before if before[name][1] != after[name][1]} == {"peak-half"}
+    assert "kvdrift run my-study.toml --redo peak-half" in COMMANDS
+
+
+def test_the_pages_other_pieces_are_right(tmp_path: Path) -> None:
+    files = dict(FILE.findall(PAGE))
+    (tmp_path / "my_selector.py").write_text(files["my_selector.py"], encoding="utf-8")
+    pieces = [text for kind, text in BLOCK.findall(PAGE) if kind == "toml" and text != files["my-study.toml"]]
+    action, entry_points = pieces
+    assert tomllib.loads(entry_points)["project"]["entry-points"] == {
+        SELECTOR_KIND.group: {"peak": "my_selector:PeakAttention"}
+    }
+    study = tmp_path / "my-study.toml"
+    study.write_text(files["my-study.toml"] + "\n" + action, encoding="utf-8")
+    added = build_actions(load_studies(study)[0])[3]
+    assert (added.name, added.selector.window) == ("peak-half-16", 16)
+
+
+def read(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def sections(*pages: str) -> list[ActionSection]:
+    """The actions of pages."""
+    written = [text for page in pages for kind, text in BLOCK.findall(page) if kind == "toml"]
+    return [ActionSection.model_validate(one) for text in written for one in tomllib.loads(text)["actions"]]
+
+
+def write_class(page: str, path: Path) -> None:
+    """Write the class of a page."""
+    (code,) = (text for kind, text in BLOCK.findall(page) if kind == "python")
+    path.write_text(code, encoding="utf-8")
+
+
+def test_the_pages_on_codecs_do_as_they_say(tmp_path: Path) -> None:
+    own, there = read("adding-a-codec.md"), read("codecs.md")
+    write_class(own, tmp_path / "my_codec.py")
+    made = [section for section in sections(own, there) if not needs_library(section)]
+    actions = {section.name: build_action(section, tmp_path) for section in made}
+    assert list(actions) == ["finer-keys", "finer-keys-16", "int4", "int4-wide", "snapkv-half-int8", "int4-throughout"]
+    assert actions["int4-throughout"].generated is not None
+    subject = CodecSubject("my_codec:FinerKeys", folder=tmp_path)
+    assert [finding.found for check in CODEC_CHECKS[:4] if not (finding := check(subject)).holds] == []
+    assert CODEC_KIND.group in own
+    assert set(CODECS) <= {
+        name for line in there.splitlines() if line.startswith("## ") for name in line[3:].split(", ")
+    }
+
+
+@pytest.mark.quantizers
+def test_actions_with_a_library_can_be_made() -> None:
+    made = [section for section in sections(read("codecs.md")) if needs_library(section)]
+    assert [build_action(section).codec_name for section in made] == ["hqq-int4"]
+
+
+def needs_library(section: ActionSection) -> bool:
+    return issubclass(CODECS.get(str(section.codec_name), Codec), QuantizedCacheCodec)
+
+
+def test_the_pages_on_policies_do_as_they_say(tmp_path: Path) -> None:
+    own, there = read("adding-a-policy.md"), read("policies.md")
+    write_class(own, tmp_path / "my_policy.py")
+    actions = [build_action(section, tmp_path).name for section in sections(own, there)]
+    assert actions == ["fading-half", "fading-fast", "sliding-512", "sliding-sinks"]
+    subject = PolicySubject("my_policy:Fading", folder=tmp_path)
+    assert [finding.found for check in POLICY_CHECKS[:2] if not (finding := check(subject)).holds] == []
+    assert POLICY_KIND.group in own
+    assert {line[3:] for line in there.splitlines() if line.startswith("## ")} >= set(POLICIES)
+
+
 GROUP: Any = typer.main.get_command(app)
 OPTIONS = {
     name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

@@ -89,7 +89,6 @@ def same_line(capsys: pytest.CaptureFixture[str], study: Path, store: Path, *opt
         ((TINY, f'{TINY}\ndevice = "cuda:77"'), "model.device = 'cuda:77': "),
         ((NEEDLE, 'source = "jsonl"\npath = "nowhere.jsonl"\nlength = 384'), "nowhere.jsonl: no such file"),
         ((NEEDLE, 'source = "ruler"\ntasks = ["vt"]\nlength = 384'), "takes documents of the embedded source only"),
-        (('"gap", ', '"gaps", '), "plan.primary: unknown quantity 'gaps'"),
     ],
 )  # fmt: skip
 def test_what_run_refuses_is_refused_by_the_same_line(

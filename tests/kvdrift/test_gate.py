@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,12 +32,6 @@ STEPS = {step["name"]: step for step in WORKFLOW["jobs"]["gate"]["steps"] if "na
 BETTER, WORSE = ("--action", "snapkv-half", "--baseline", "recent-half"), (
     "--action", "recent-half", "--baseline", "snapkv-half",
 )  # fmt: skip
-
-
-@pytest.fixture
-def copied(finished: Path, tmp_path: Path) -> Path:
-    """The finished store of the small study, to write to."""
-    return Path(shutil.copytree(finished, tmp_path / "store"))
 
 
 def test_answers_are_exit_codes(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,6 +83,7 @@ def test_selectors_have_their_parameters_and_papers(capsys: pytest.CaptureFixtur
     assert lines["snapkv"].endswith("; window = 64; kernel = 5; Li et al. 2024, arXiv:2404.14469")
     assert lines["recent"].endswith("; sinks = 4; Xiao et al. 2024, StreamingLLM, arXiv:2309.17453")
     assert {name for name in SELECTORS if "arXiv:" not in lines[name]} == {"full", "numerics", "random"}
+    assert "decomposition" in listing(capsys, "views")
 
 
 def test_every_task_stands_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,9 @@
-"""The upkeep of a live derivation: in another process, in a small part of the time, and never silently left out."""
+"""A live derivation: it keeps nothing of finished batches, and its upkeep is in another process, and never left out."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -9,10 +11,12 @@ import pytest
 from fixtures.refusals import refused
 from fixtures.stored_units import derive, make_unit
 
+from benchmarks.freshness import memory_load, observe
 from kvdrift.live import upkeep
 from kvdrift.live.upkeep import Upkeep
 from log.store import Store
 from schema.errors import OperationError
+from schema.own_process import own_environment
 
 
 def test_rows_that_came_are_in_the_catalogue_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,10 +69,45 @@ def test_files_that_a_derivation_left_are_put_together(tmp_path: Path) -> None:
         store.append_units([make_unit(f"d{number}")])
         derive(store)
     before = {table: store.read(table).sort_by("doc") for table in tables}
-    left = Upkeep(store.location, compacts=False)
-    left.finish()
+    upkeep.keep_up(store.location, compacts=False)
     assert [len(store.paths(table)) for table in tables] == [20, 20, 20, 20]
     assert (tmp_path / "store" / "catalog.duckdb").exists()
-    Upkeep(store.location).finish()
+    upkeep.keep_up(store.location, compacts=True)
     assert [len(store.paths(table)) for table in tables] == [1, 1, 1, 1]
     assert {table: store.read(table).sort_by("doc") for table in tables} == before
+
+
+# The command ends at once, since there is no store, in a process that is then as the watching one.
+_PROGRAM = """
+import io, os, sys
+from contextlib import suppress
+from kvdrift.command import main
+with suppress(SystemExit):
+    main(["derive", "nowhere", "--watch"])
+import pyarrow as pa, pyarrow.dataset as pads, pyarrow.parquet as pq
+pq.write_table(pa.table({"tau": range(100_000)}), sys.argv[1])
+pads.dataset(sys.argv[1]).to_table()
+print(pa.default_memory_pool().backend_name, pa.mimalloc_memory_pool().max_memory(), os.environ["_RJEM_MALLOC_CONF"])
+"""
+
+
+def test_all_of_arrow_allocates_where_a_live_derivation_gives_back(tmp_path: Path) -> None:
+    """Arrow's own parts would otherwise use their own pool, whatever pool Python's callers choose."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, tmp_path / "rows.parquet"],
+        env=own_environment() | {"_RJEM_MALLOC_CONF": "narenas:3"},  # what the user chose stays
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == "system 0 narenas:3\n"
+    assert "kvdrift: " in ended.stderr
+    assert "nowhere" in ended.stderr
+
+
+@pytest.mark.slow
+def test_memory_stays_what_it_was_after_a_hundred_commits(tmp_path: Path) -> None:
+    """Within a tenth, while files of all sizes are put together."""
+    seen = observe(tmp_path, memory_load(1200, 50.0, 8, 32), watched=True)
+    assert seen.late <= 1.1 * seen.early

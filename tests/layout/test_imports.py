@@ -75,22 +75,21 @@ def siblings(imports: dict[str, set[str]], number: int) -> dict[str, set[str]]:
     return dict(found)
 
 
-def test_commands_load_only_what_they_use(finished: Path) -> None:
-    commands = [
-        ["list", "views"], ["list", "tasks"], ["status", "STORE"],
-        ["sql", "STORE", "select count(*) from decomposition"], ["sql", "STORE", "select 1 as x", "--format", "latex"],
-        ["derive", "STORE"], ["analyze", "STORE"], ["verify", "STORE"],
+def test_commands_load_only_what_they_use(finished: Path, tmp_path: Path) -> None:
+    """One process calls them, those that load least first; a run that has nothing to do comes last."""
+    store, finished_run = str(finished), ["run", str(write_study(tmp_path)), "--store", str(finished)]
+    unloaded: list[tuple[list[str], tuple[str, ...]]] = [
+        (["--help"], (*HEAVY, "numpy", "pyarrow", "duckdb", "scipy", "prefect", "apache_beam", "pydantic")),
+        (["list", "views"], HEAVY), (["list", "tasks"], HEAVY), (["status", store], HEAVY),
+        (["sql", store, "select count(*) from decomposition"], HEAVY),
+        (["sql", store, "select 1 as x", "--format", "latex"], HEAVY),
+        (["derive", store], HEAVY), (["analyze", store], HEAVY), (["verify", store], HEAVY),
+        ([*finished_run, "--dry-run"], ("transformers", "matplotlib", "prefect")),
+        (finished_run, ("transformers", "matplotlib", "prefect")),
     ]  # fmt: skip
-    for command, loaded in modules_after(
-        [[str(finished) if word == "STORE" else word for word in c] for c in commands]
-    ):
-        assert loaded.isdisjoint(HEAVY), command
-
-
-def test_nothing_to_do_shows_without_transformers(finished: Path, tmp_path: Path) -> None:
-    command = ["run", str(write_study(tmp_path)), "--store", str(finished)]
-    for _, loaded in modules_after([[*command, "--dry-run"], command]):
-        assert loaded.isdisjoint({"transformers", "matplotlib", "prefect"})
+    loaded = modules_after([command for command, _ in unloaded])
+    for (command, libraries), modules in zip(unloaded, loaded, strict=True):
+        assert modules.isdisjoint(libraries), command
 
 
 def test_documents_systems_and_clients_load_no_model() -> None:
@@ -100,12 +99,7 @@ def test_documents_systems_and_clients_load_no_model() -> None:
     assert {*HEAVY, "prefect", "apache_beam", "duckdb"}.isdisjoint(found.stdout.split())
 
 
-def test_help_loads_no_library_but_its_own() -> None:
-    ((_, loaded),) = modules_after([["--help"]])
-    assert loaded.isdisjoint({*HEAVY, "numpy", "pyarrow", "duckdb", "scipy", "prefect", "apache_beam", "pydantic"})
-
-
-def modules_after(commands: list[list[str]]) -> list[tuple[list[str], set[str]]]:
+def modules_after(commands: list[list[str]]) -> list[set[str]]:
     """Run commands, which must succeed; return for each the modules that one process has loaded by then."""
     program = (
         "import json, sys\n"
@@ -123,7 +117,7 @@ def modules_after(commands: list[list[str]]) -> list[tuple[list[str], set[str]]]
         json.loads(line.removeprefix("loaded ")) for line in done.stdout.splitlines() if line.startswith("loaded ")
     ]
     assert [code for _, code, _ in found] == [0] * len(commands), done.stderr
-    return [(command, set(modules)) for command, _, modules in found]
+    return [set(modules) for _, _, modules in found]
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 
 import pytest
 from fixtures.house import PACKAGES, ROOT
@@ -18,13 +18,16 @@ DOCUMENTS = (
 )  # fmt: skip
 
 
-def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield the place and name of each docstring's object, and the docstring."""
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
-                    yield f"{path.relative_to(ROOT)}: {node.name}", text
+@functools.cache
+def docstrings() -> list[tuple[str, str]]:
+    """Return the place and name of each docstring's object, and the docstring."""
+    return [
+        (f"{path.relative_to(ROOT)}: {node.name}", text)
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node))
+    ]
 
 
 def test_errors_stand_under_raises() -> None:

@@ -116,7 +116,7 @@ def test_writers_whose_turns_go_on_are_waited_for(tmp_path: Path, monkeypatch: p
 def test_writers_at_once_lose_nothing_and_few_races(tmp_path: Path) -> None:
     """As workers of a cluster commit: the more there are, the less often each does."""
     location = str(tmp_path / "store")
-    found = simulate(location, 24, 2, lost_races_here(location, ("events", "units")))
+    found = simulate(location, 8, 2, lost_races_here(location, ("events", "units")))
     assert (found.lost, found.doubled) == (0, 0)
     assert found.retries < 1
 

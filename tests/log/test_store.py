@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from fixtures.processes import forked, run_at_once
+from fixtures.processes import run_at_once
 from fixtures.refusals import refused
 from fixtures.stored_units import (
     HORIZON,
@@ -227,11 +225,9 @@ def test_pages_have_checksums_and_damage_is_noticed(store: Store) -> None:
 # Writers at once, and killed ones
 
 
-def write_each(location: str, docs: list[str], ready: Any = None) -> None:
+def write_each(location: str, docs: list[str]) -> None:
     """Run a writer process: append one unit after the other, each with a file of its own by its measured seconds."""
     store = Store.create(location)
-    if ready is not None:
-        ready.set()
     for doc in docs:
         store.append_units([make_unit(doc, prefill_seconds=time.time())])
 
@@ -264,31 +260,6 @@ def test_threads_at_once_on_one_unit_and_overlapping_ranges(store: Store) -> Non
     assert sum(outcome for outcome in outcomes if isinstance(outcome, int)) == 2
     assert content(store).num_rows == 2 * 4 * HORIZON
     assert store.read("units").num_rows == 2
-
-
-@pytest.mark.slow
-def test_a_writer_killed_anywhere_and_resumed_gives_the_unbroken_content(tmp_path: Path) -> None:
-    docs = [f"d{i:02d}" for i in range(60)]
-    moments = random.Random(5)  # noqa: S311
-    location = str(tmp_path / "killed")
-    killed = 0
-    for _ in range(6):
-        ready = forked().Event()
-        process = forked().Process(target=write_each, args=(location, docs, ready))
-        process.start()
-        assert ready.wait(60)
-        time.sleep(moments.uniform(0, 0.25))
-        if process.is_alive():
-            os.kill(process.pid or 0, signal.SIGKILL)
-            killed += 1
-        process.join(60)
-    assert killed >= 2
-    store = Store.create(location)
-    for doc in docs:
-        store.append_units([make_unit(doc)])
-    assert content(store).equals(expected([make_unit(doc) for doc in docs]))
-    assert keys(store.read("units")) == [(doc, "snapkv", 0) for doc in docs]
-    assert store.units().equals(store.read("units"))
 
 
 @pytest.mark.parametrize("way", ["create", "append_units", "reconcile"])

@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fixtures.report_views import Page, build
+from fixtures.report_views import MODEL, Page, build, content_of
 from matplotlib.figure import Figure
 
+from generator.transformer.files.tokenizer import token_reader
+from log.store import Store
+from report.explorer.page import write_explorer
 from report.printing.canvas import save
+from report.reading.content import PageContent
+from report.reading.source import Provenance
+from sql.catalog import Views, open_views
 
 
 @pytest.fixture(scope="module", autouse=True)
 def unwritten_figures() -> None:
     """Figures are written here."""
+
+
+@pytest.fixture(scope="module")
+def views(finished: Path) -> Iterator[Views]:
+    """The views of the finished small study."""
+    with open_views(Store.open(finished)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def content(views: Views) -> PageContent:
+    """The content of its page."""
+    return content_of(views, "small", token_text=token_reader(MODEL), provenance=Provenance("small study"))
+
+
+@pytest.fixture(scope="module")
+def path(content: PageContent, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The explorer of the small study: 60 trajectories of 12 positions, in two strata."""
+    written = write_explorer(content, tmp_path_factory.mktemp("explorer"), token_reader(MODEL))
+    assert written is not None
+    return written
 
 
 @pytest.fixture

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures.report_views import MODEL, PAIR, STRATA, STUDY, FakeViews, make_views
+from fixtures.report_views import MODEL, PAIR, STRATA, STUDY, content_of, make_views
 
 from report.page import build_report
 from report.parts.answers.records import records_sentence
 from report.parts.answers.section import answers_figure, answers_sentence, correlation_sentence
-from report.reading.content import read_content
-from report.reading.source import Provenance, StudyRows
 
 LOST = {"snapkv-half": 0.031, "recent-half": 0.41}
 
@@ -29,11 +27,6 @@ def answer_rows(actions: tuple[str, ...] = PAIR) -> list[dict[str, Any]]:
         }
         for stratum in ("pooled", *STRATA) for action in actions
     ]  # fmt: skip
-
-
-def content_of(views: FakeViews) -> Any:
-    source = StudyRows(views, STUDY, MODEL)
-    return read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
 
 
 def test_the_sentence_names_what_every_action_loses() -> None:

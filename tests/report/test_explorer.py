@@ -7,25 +7,21 @@ import gzip
 import json
 import random
 import re
-from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fixtures.report_views import MODEL, STUDY, Page, make_views
+from fixtures.report_views import Page, content_of, make_views
 
-from log.store import Store
 from report.explorer.outcomes import Outcomes
 from report.explorer.packing import pack
 from report.explorer.page import write_explorer
 from report.explorer.sample import POSITIONS, choose
 from report.explorer.streams import Streams
-from report.reading.content import read_content
-from report.reading.source import Provenance, StudyRows
 from schema.errors import OperationError
-from sql.catalog import Views, open_views
+from sql.catalog import Views
 
 HOSTILE = [
     "</script><script>document.title = 'taken'</script>",
@@ -65,12 +61,6 @@ def unpack(html: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     }
 
 
-@pytest.fixture(scope="module")
-def views(finished: Path) -> Iterator[Views]:
-    with open_views(Store.open(finished)) as opened:
-        yield opened
-
-
 def test_the_command_has_written_it_beside_the_report(finished: Path) -> None:
     page = finished / "report" / "small" / "trajectories.html"
     manifest, _ = unpack(page.read_text(encoding="utf-8"))
@@ -80,10 +70,7 @@ def test_the_command_has_written_it_beside_the_report(finished: Path) -> None:
 
 
 def test_what_is_packed_is_what_the_views_say(views: Views, tmp_path: Path) -> None:
-    content = read_content(
-        StudyRows(views, "small", "kvdrift/tiny"), baseline=None, token_text=None, provenance=Provenance(), latex=False
-    )
-    path = write_explorer(content, tmp_path, "t{}".format)
+    path = write_explorer(content_of(views, "small"), tmp_path, "t{}".format)
     assert path is not None
     manifest, arrays = unpack(path.read_text(encoding="utf-8"))
     columns, x = manifest["trajectories"], arrays["x"][manifest["trajectories"]["reference"]]
@@ -237,8 +224,5 @@ def test_pages_of_strangers_texts(tmp_path: Path, undrawn_page: Page) -> None:
 def test_events_that_are_not_there(tmp_path: Path) -> None:
     views = make_views(strata=("VT-4K",), documents_each=1)
     views.views["events"] = [row for row in views.views["events"] if row["t"] != 9]
-    content = read_content(
-        StudyRows(views, STUDY, MODEL), baseline=None, token_text=None, provenance=Provenance(), latex=False
-    )
     with pytest.raises(OperationError, match=r"document .* lacks positions"):
-        write_explorer(content, tmp_path, None)
+        write_explorer(content_of(views), tmp_path, None)

@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fixtures.browser import Tabs, overflow
-from fixtures.report_views import build, make_views
+from fixtures.report_views import MODEL, build, make_views
 
 from generator.transformer.files.tokenizer import token_reader
-from log.store import Store
-from report.explorer.page import write_explorer
-from report.reading.content import read_content
-from report.reading.source import Provenance, StudyRows
-from sql.catalog import Views, open_views
+from sql.catalog import Views
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-MODEL = "kvdrift/tiny"
 ACTION = "recent-half"
-
-
-@pytest.fixture(scope="module")
-def views(finished: Path) -> Iterator[Views]:
-    with open_views(Store.open(finished)) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def path(views: Views, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The explorer of the small study: 60 trajectories of 12 positions, in two strata."""
-    text = token_reader(MODEL)
-    content = read_content(
-        StudyRows(views, "small", MODEL),
-        baseline=None, token_text=text, provenance=Provenance("small study"), latex=False,
-    )  # fmt: skip
-    written = write_explorer(content, tmp_path_factory.mktemp("explorer"), text)
-    assert written is not None
-    return written
 
 
 def opened(tabs: Tabs, path: Path, fragment: str = "", **how: Any) -> Page:
@@ -151,7 +126,7 @@ def test_tokens_and_distances_are_those_of_events(tabs: Tabs, path: Path, views:
 
 
 def test_the_line_below_shades_a_token_of_y_where_it_differs_from_x(tabs: Tabs, path: Path, views: Views) -> None:
-    """Two actions share one X: each is shaded by its own difference, whichever is chosen."""
+    """Two actions share one X: each is shaded by its own difference, whichever is chosen; they are chosen in turn."""
     query = """
         select doc, replicate, t, list(x_token <> y_token order by action) as differ from events
         inner join (from documents select doc, split) using (doc)
@@ -161,14 +136,15 @@ def test_the_line_below_shades_a_token_of_y_where_it_differs_from_x(tabs: Tabs, 
     for doc, replicate, t, differ in rows_of(views, query):
         kinds.setdefault(tuple(differ), (doc, replicate, t))
     assert len(kinds) >= 3
-    for (recent, snapkv), (doc, replicate, t) in kinds.items():
-        for action, own, other in (("recent-half", recent, snapkv), ("snapkv-half", snapkv, recent)):
-            tab = opened(tabs, path, f"{address(doc, action, replicate)}&compare=1&t={t}")
-            shaded = [code.get_attribute("class") == "apart" for code in tab.locator("#here code").all()]
-            assert shaded == [False, own, other]
-            tab.uncheck("#compare")
-            shaded = [code.get_attribute("class") == "apart" for code in tab.locator("#here code").all()]
-            assert shaded == [own, own]
+    for turn, ((recent, snapkv), (doc, replicate, t)) in enumerate(kinds.items()):
+        chosen = (("recent-half", recent, snapkv), ("snapkv-half", snapkv, recent))
+        action, own, other = chosen[turn % 2]
+        tab = opened(tabs, path, f"{address(doc, action, replicate)}&compare=1&t={t}")
+        shaded = [code.get_attribute("class") == "apart" for code in tab.locator("#here code").all()]
+        assert shaded == [False, own, other]
+        tab.uncheck("#compare")
+        shaded = [code.get_attribute("class") == "apart" for code in tab.locator("#here code").all()]
+        assert shaded == [own, own]
 
 
 def test_choosing_keys_and_the_back_button(tabs: Tabs, path: Path, views: Views) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,41 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from fixtures.browser import Tabs, overflow
+from fixtures.report_views import MODEL
 
 from generator.transformer.files.tokenizer import token_reader
-from log.store import Store
 from report.explorer import prompts
 from report.explorer.outcomes import read_outcomes
 from report.explorer.page import write_explorer
 from report.explorer.sample import choose
-from report.reading.content import PageContent, read_content
-from report.reading.source import Provenance, StudyRows
-from sql.catalog import Views, open_views
+from report.reading.content import PageContent
+from sql.catalog import Views
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-MODEL = "kvdrift/tiny"
-
-
-@pytest.fixture(scope="module")
-def views(finished: Path) -> Iterator[Views]:
-    with open_views(Store.open(finished)) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def content(views: Views) -> PageContent:
-    return read_content(
-        StudyRows(views, "small", MODEL), baseline=None, token_text=None, provenance=Provenance("small"), latex=False
-    )
-
-
-@pytest.fixture(scope="module")
-def path(content: PageContent, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    written = write_explorer(content, tmp_path_factory.mktemp("explorer"), token_reader(MODEL))
-    assert written is not None
-    return written
 
 
 def test_shares_are_those_of_the_store(content: PageContent, views: Views) -> None:
@@ -176,6 +152,35 @@ def test_numbers_of_tokens_are_found_whole(content: PageContent, tabs: Tabs, vie
     tab.keyboard.press("Enter")
     pairs = [at for at in range(len(tokens) - 1) if tokens[at : at + 2] == tokens[ends : ends + 2]]
     assert tab.locator("#found").inner_text().endswith(f" of {len(pairs)}")
+
+
+LEFT_OUT = (
+    "This document’s prompt is not in this file, which has those of {} of 6 documents: those that jumps lead to, then the "
+    "first ones of each stratum, until they take 1.5 MB."
+)
+TOO_LONG = (
+    "The store’s prompts are too long for this file, which has 1.5 MB for them; kvdrift show prints the records of the "
+    "answers."
+)
+
+
+@pytest.mark.parametrize(("most", "note"), [(3000, LEFT_OUT), (10, TOO_LONG)])
+def test_a_prompt_that_is_left_out_is_explained(
+    content: PageContent, tabs: Tabs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, note: str
+) -> None:
+    assert prompts.MOST_BYTES == 1_500_000
+    monkeypatch.setattr(prompts, "MOST_BYTES", most)
+    written = write_explorer(content, tmp_path, token_reader(MODEL))
+    assert written is not None
+    held = len(re.findall(r'id="prompt\d+"', written.read_text(encoding="utf-8")))
+    tab, notes = tabs.open(written), set[str]()
+    tab.locator("#score table").first.wait_for()
+    for doc in tab.locator("#document option").all_inner_texts():
+        tab.select_option("#document", label=doc)
+        tab.locator("#prompt-note:not(:empty)").wait_for()
+        notes.add(tab.locator("#prompt-note").inner_text())
+    assert note.format(held) in notes
+    assert len(notes) > 1 or held == 0
 
 
 @pytest.mark.parametrize("width", [1280, 390])

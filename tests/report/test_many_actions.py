@@ -6,24 +6,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fixtures.report_views import BLOCKS, MODEL, PAIR, STUDY, H, make_views
+from fixtures.report_views import BLOCKS, PAIR, H, content_of, make_views
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from report.parts import calibration, clocks, entry
 from report.printing.canvas import action_styles, drawing, new_figure
-from report.reading.content import read_content
 from report.reading.estimates import Estimate
 from report.reading.published import PublishedStudy
-from report.reading.source import Provenance, StudyRows
 
 
 def test_bands_of_many_actions_lie_in_panels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many bands as there are colours share a panel; more bands could not be distinguished there."""
     actions = (*PAIR, "one-whose-name-is-too-long-for-a-line")
-    rows = StudyRows(make_views(actions, strata=("NIAH-4K",), documents_each=1), STUDY, MODEL)
-    content = read_content(rows, baseline=None, token_text=None, provenance=Provenance(), latex=False)
+    content = content_of(make_views(actions, strata=("NIAH-4K",), documents_each=1))
 
     def panels(together: int) -> list[Axes]:
         monkeypatch.setattr(entry, "TOGETHER", together)
@@ -39,8 +36,7 @@ def test_bands_of_many_actions_lie_in_panels_of_their_own(monkeypatch: pytest.Mo
 
 
 def test_of_many_predictors_those_that_were_selected_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = StudyRows(make_views(PAIR, strata=("NIAH-4K",), documents_each=1), STUDY, MODEL)
-    content = read_content(rows, baseline=None, token_text=None, provenance=Provenance(), latex=False)
+    content = content_of(make_views(PAIR, strata=("NIAH-4K",), documents_each=1))
 
     def drawn() -> list[str]:
         section = calibration.section(content)

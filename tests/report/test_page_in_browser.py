@@ -85,28 +85,6 @@ def test_the_ranked_table_fits_on_paper_with_a_column_of_weights(tabs: Tabs, tmp
     assert box.evaluate("one => one.querySelector('table').offsetWidth - one.clientWidth") <= 0
 
 
-@pytest.mark.slow
-def test_the_ranked_table_of_twelve_actions_fits_its_page(tabs: Tabs, tmp_path: Path) -> None:
-    """The table has scored answers, intervals of the widest numbers, and codecs with long names; paper is tried too."""
-    actions = tuple(f"snapkv-{share}-of-entries-{bits}" for share in ("three-quarters", "half") for bits in range(2, 8))
-    views = scored_views(actions)
-    for row in views.views["actions"]:
-        if row["action"] in actions:
-            row.update(keep="3/4", codec="int4", codec_parameters='{"group": 32, "residual": 32}')
-    page = build_report(
-        views, STUDY, MODEL, tmp_path, draw=lambda drawings, _: {one.name: "<svg></svg>" for one in drawings}
-    )
-    tab = tabs.open(page)
-    box = tab.locator(".scroll:has(#table-ranking)")
-    assert box.locator("tbody tr").count() == len(actions) + 1
-    assert "the last 32 exact" in box.inner_text()
-    assert box.evaluate("one => one.scrollWidth - one.clientWidth") == 0
-    assert tabs.open(page, width=390).locator("body").evaluate("one => one.scrollWidth") <= 390
-    tab.emulate_media(media="print")
-    tab.set_viewport_size({"width": 702, "height": 1000})  # A4 less its margins
-    assert box.evaluate("one => one.querySelector('table').offsetWidth - one.clientWidth") <= 0
-
-
 def test_no_table_of_twelve_actions_scrolls_on_a_wide_page(tabs: Tabs, tmp_path: Path) -> None:
     """Contrasts have a row for each action then: beside each other, twelve actions would need two pages."""
     actions = (

@@ -19,8 +19,6 @@ import pyarrow as pa
 import pytest
 from fixtures.report_views import (
     HAZARD,
-    MODEL,
-    STUDY,
     FakeViews,
     H,
     Page,
@@ -29,6 +27,7 @@ from fixtures.report_views import (
     build,
     check,
     check_latex,
+    content_of,
     contrast_numbers,
     ends,
     estimate_rows,
@@ -50,10 +49,8 @@ from report.printing.estimate_tables import estimate_cells, status_note
 from report.printing.latex import escape
 from report.printing.numbers import MISSING, count_range, duration, fixed, size
 from report.printing.term_bars import term_bars
-from report.reading.content import read_content
 from report.reading.estimates import Estimate
 from report.reading.published import is_model
-from report.reading.source import Provenance, StudyRows
 from schema.errors import InputError
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
 from schema.tables import TABLES
@@ -64,6 +61,7 @@ from stats.quantities import QUANTITIES
 from stats.registry import Scale
 
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
+ONE = ("NIAH-4K",)
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +155,8 @@ def test_headline_says_what_the_numbers_say(three: tuple[Path, str]) -> None:
 
 def said(views: FakeViews) -> str:
     """The headline's sentences, without the rest of the page."""
-    source = StudyRows(views, STUDY, MODEL)
-    content = read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
-    return "\n".join(f"{sentence.lead}\n{sentence.detail}\n{sentence.sample}" for sentence in sentences(content))
+    found = sentences(content_of(views))
+    return "\n".join(f"{sentence.lead}\n{sentence.detail}\n{sentence.sample}" for sentence in found)
 
 
 @pytest.mark.parametrize("status", ["prespecified", "seen"])
@@ -235,7 +232,7 @@ def test_few_clusters_are_said_where_something_is_asserted() -> None:
 
 
 def test_an_action_added_after_the_plan_is_set_apart(undrawn_page: Page) -> None:
-    html = undrawn_page(make_views(("snapkv-half", "recent-10", "recent-half")))
+    html = undrawn_page(make_views(("snapkv-half", "recent-10", "recent-half"), strata=ONE))
     planned = html[html.index('id="actions-in-words"') : html.index('<div class="added">')]
     leads = re.findall(r"<p>([^<]*)", planned)
     assert [lead.split(" ")[0] for lead in leads] == ["recent-half"]
@@ -258,8 +255,7 @@ def test_no_share_is_printed_of_a_gap_that_may_be_nothing(undrawn_page: Page) ->
     views = make_views(documents_each=12)
 
     def shown() -> tuple[str, set[str]]:
-        source = StudyRows(views, STUDY, MODEL)
-        content = read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
+        content = content_of(views)
         bars = {"recent-half": ("recent-half", "pooled")}
         _, beside = term_bars(content.estimates, "snapkv-half", bars, TERMS).axes
         return exposure_sentence(content), {text.get_text() for text in beside.texts}
@@ -280,7 +276,7 @@ def test_no_share_is_printed_of_a_gap_that_may_be_nothing(undrawn_page: Page) ->
 
 
 def test_missing_intervals_are_said(page: Page) -> None:
-    html = page(make_views(analyzed=False, planned=False))
+    html = page(make_views(strata=ONE, analyzed=False, planned=False))
     table = check(html).tables["table-decomposition"]
     assert "Intervals are missing" in html
     assert "No plan was frozen" in html
@@ -305,20 +301,20 @@ def test_empty_windows_leave_gaps_not_errors(tmp_path: Path) -> None:
 
 def test_standing_of_estimates_is_said(undrawn_page: Page) -> None:
     actions = ("snapkv-half", "recent-half", "recent-10")
-    html = undrawn_page(make_views(actions))
+    html = undrawn_page(make_views(actions, strata=ONE))
     tables = check(html).tables
     marked = {row[0]: row[1].split(" ")[0][-1] for row in tables["table-saturation"][1:]}
     assert marked == {"snapkv-half": "†", "recent-half": "†", "recent-10": "‡"}
     assert [row[0] for row in tables["table-primary"]].count("saturation positions with saturated δ") == 2
     assert "Actions added after the plan: recent-10." in html
-    without = undrawn_page(make_views(actions, planned=False))
+    without = undrawn_page(make_views(actions, strata=ONE, planned=False))
     assert "†" not in without
     assert "table-primary" not in check(without).ids
     assert "Exploratory, pointwise 95% intervals." in without
 
 
 def test_what_was_seen_before_its_plan_is_not_called_prespecified(undrawn_page: Page) -> None:
-    views = make_views()
+    views = make_views(strata=ONE)
     for row in views.views["estimates"]:
         row["status"] = "seen" if row["status"] == "prespecified" else row["status"]
     html = undrawn_page(views)
@@ -335,7 +331,7 @@ def test_what_was_seen_before_its_plan_is_not_called_prespecified(undrawn_page: 
 
 def test_a_later_revision_of_a_plan_is_said_on_the_page(undrawn_page: Page) -> None:
     """The later revision names an action that was added when 12 documents had been evaluated."""
-    views = make_views(("snapkv-half", "recent-half", "recent-10"))
+    views = make_views(("snapkv-half", "recent-half", "recent-10"), strata=ONE)
     (first,) = views.views["plans"]
     assert "Actions added after the plan: recent-10" in undrawn_page(views)
     content = json.loads(first["plan"])
@@ -369,7 +365,7 @@ def test_a_study_that_moves_says_what_its_numbers_leave_out(undrawn_page: Page) 
 
 
 def test_stale_estimates_are_said(undrawn_page: Page) -> None:
-    views = make_views()
+    views = make_views(strata=ONE)
     for row in views.views["decomposition"]:
         if row["action"] == "recent-half":
             row["mismatch"] += 0.01
@@ -395,7 +391,7 @@ def test_six_actions_seven_strata(page: Page) -> None:
 
 
 def test_nulls_are_dashes(page: Page) -> None:
-    views = make_views()
+    views = make_views(strata=ONE)
     for row in views.views["estimates"]:
         if row["quantity"] in {"early", "late", "late_minus_early", "exposure_share", "branch_delta", "eos_share"}:
             row["estimate"] = row["low"] = row["high"] = None
@@ -424,8 +420,8 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
         ET.parse(file)  # noqa: S314 - our own: it is well formed
 
 
-def test_a_name_that_looks_like_a_formula_is_text_in_a_spreadsheet(tmp_path: Path, page: Page) -> None:
-    page(make_views(("=cmd|' /C calc'!A0", "@half")))
+def test_a_name_that_looks_like_a_formula_is_text_in_a_spreadsheet(tmp_path: Path, undrawn_page: Page) -> None:
+    undrawn_page(make_views(("=cmd|' /C calc'!A0", "@half"), strata=ONE))
     rows = [line for file in (tmp_path / "tables").glob("*.csv") for line in csv.reader(file.open(encoding="utf-8"))]
     cells = {cell for row in rows for cell in row}
     assert {"'=cmd|' /C calc'!A0", "'@half"} < cells
@@ -453,7 +449,7 @@ def test_examples_mark_what_happens(three: tuple[Path, str]) -> None:
 
 
 def test_control_that_moved_is_a_notice(undrawn_page: Page) -> None:
-    views = make_views(("snapkv-half",))
+    views = make_views(("snapkv-half",), strata=ONE)
     assert "The control full keeps the whole cache" not in undrawn_page(views)
     views.views["controls"][1]["moved_pairs"] = 1
     html = undrawn_page(views)
@@ -461,16 +457,16 @@ def test_control_that_moved_is_a_notice(undrawn_page: Page) -> None:
     assert "full: δ and f are NOT 0" in html
 
 
-def test_unknown_quantities_are_not_hidden(page: Page) -> None:
-    views = make_views(("snapkv-half",))
+def test_unknown_quantities_are_not_hidden(undrawn_page: Page) -> None:
+    views = make_views(("snapkv-half",), strata=ONE)
     views.views["estimates"] += estimate_rows("pooled", "snapkv-half", None, {"new_quantity": 0.123})
-    rows = check(page(views)).tables["table-other"]
+    rows = check(undrawn_page(views)).tables["table-other"]
     assert rows[1][0].strip() == "new_quantity"
     assert rows[1][3].startswith("12.3 %")
 
 
-def test_development_only_study_says_so(page: Page) -> None:
-    html = page(make_views(("snapkv-half",), split="development", analyzed=False))
+def test_development_only_study_says_so(undrawn_page: Page) -> None:
+    html = undrawn_page(make_views(("snapkv-half",), strata=ONE, split="development", analyzed=False))
     assert "the page shows the development documents" in html
 
 
@@ -483,17 +479,17 @@ def test_documents_without_events_are_counted_apart(undrawn_page: Page) -> None:
     assert "12 evaluation, 6 development, 3 strata; 5 more are listed but not measured" in html
 
 
-def test_events_of_another_generator_have_a_page_too(page: Page) -> None:
+def test_events_of_another_generator_have_a_page_too(undrawn_page: Page) -> None:
     """Ingested events have no row in studies: seed and study file are not known, windows follow from the horizon."""
-    views = make_views(planned=False)
+    views = make_views(strata=ONE, planned=False)
     views.views["studies"] = []
-    html = page(views)
+    html = undrawn_page(views)
     assert "<dt>Seed</dt><dd>not recorded</dd>" in html
     assert "Study file SHA-256" not in html
 
 
 def test_wrong_names_are_one_line_errors(undrawn_page: Page) -> None:
-    views = make_views()
+    views = make_views(strata=ONE)
     with pytest.raises(InputError, match="half-cache / kvdrift/tiny"):
         undrawn_page(views, "kvdrift/tin")
     with pytest.raises(InputError, match="did you mean 'recent-half'"):
@@ -589,7 +585,7 @@ def test_calibration_shows_every_candidate_and_its_decision(three: tuple[Path, s
 
 
 def test_sections_without_rows_say_so_in_a_line(page: Page) -> None:
-    views = make_views()
+    views = make_views(strata=ONE)
     gone = {"identified_interval", "action_ordering", "calibration", "entry", "eos_partition"}
     views.views |= {view: [] for view in gone}
     views.views["estimates"] = [
@@ -730,7 +726,7 @@ def test_models_match_by_the_end_of_their_id(model: str, same: bool) -> None:  #
 
 def test_latex_is_whole_and_escaped(tmp_path: Path, undrawn_page: Page) -> None:
     odd = r"a_b & 50% #1 ~^\{x}$"
-    html = undrawn_page(make_views(("snapkv-half", odd, "recent-half")), latex=True)
+    html = undrawn_page(make_views(("snapkv-half", odd, "recent-half"), strata=ONE), latex=True)
     tables = check(html).tables
     assert {path.stem for path in (tmp_path / "tables").glob("*.tex")} == {
         path.stem for path in (tmp_path / "tables").glob("*.csv")
@@ -756,7 +752,7 @@ def test_signs_become_latex(text: str, expected: str) -> None:
 
 def test_a_noise_floor_is_marked_and_said(undrawn_page: Page) -> None:
     """The floor stands beside every action; a page without a floor does not mention one."""
-    views = make_views(("snapkv-half", "recent-half", "numerics-floor"))
+    views = make_views(("snapkv-half", "recent-half", "numerics-floor"), strata=ONE)
     html = undrawn_page(views)
     assert html.count("numerics-floor<small>noise floor</small>") >= 2
     said = re.search(r"Of continuations, ([\d.]+)% [^ ]+ [^ ]+ under numerics-floor diverge", html)
@@ -766,4 +762,4 @@ def test_a_noise_floor_is_marked_and_said(undrawn_page: Page) -> None:
     assert said is not None
     assert float(said.group(1)) == pytest.approx(100 * floor["divergence_probability"], abs=0.06)
     assert "this path is invariant" not in html
-    assert "noise floor" not in undrawn_page(make_views()).lower()
+    assert "noise floor" not in undrawn_page(make_views(strata=ONE)).lower()

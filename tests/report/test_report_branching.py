@@ -177,8 +177,8 @@ def test_actions_that_were_not_branched_are_left_out(undrawn_page: Page) -> None
     assert "Residual branching pays" not in html
 
 
-def test_without_an_analysis_points_decide_nothing(page: Page) -> None:
-    html = page(branched_views(analyzed=False, planned=False))
+def test_without_an_analysis_points_decide_nothing(undrawn_page: Page) -> None:
+    html = undrawn_page(branched_views(analyzed=False, planned=False))
     rows = check(html).tables["table-swrb_efficiency"]
     assert {row[-1] for row in rows[1:]} == {OPEN}
     assert rows[1][1:-1] == ["5.0", "40.0", "1.25", "2.00", "32.0", "20.0"]
@@ -311,15 +311,15 @@ def test_nothing_on_the_page_speaks_of_prompts_or_caches(finite: tuple[Path, str
 
 
 @pytest.mark.parametrize(("horizon", "model"), [(4, SYSTEMS), (3, "ternary")])
-def test_systems_of_another_kind_stand_alone(page: Page, horizon: int, model: str) -> None:
-    html = page(finite_views(horizon=horizon, model=model), model)
+def test_systems_of_another_kind_stand_alone(undrawn_page: Page, horizon: int, model: str) -> None:
+    html = undrawn_page(finite_views(horizon=horizon, model=model), model)
     tables = check(html).tables
     assert tables["table-swrb_validation"][0] == ["of all systems", "this study", "exact"]
     assert [row[0] for row in tables["table-swrb_systems"][1:]] == [f"system-{c} · snapkv-half" for c in range(1, 6)]
     assert "paper’s systems" not in html
 
 
-def test_ratios_over_a_variance_of_zero_are_left_out_and_said(page: Page) -> None:
+def test_ratios_over_a_variance_of_zero_are_left_out_and_said(undrawn_page: Page) -> None:
     views = finite_views()
     for row in views.views["swrb"]:
         if row["doc"] == "system-2" and row["estimator"] == "swrb":
@@ -327,7 +327,7 @@ def test_ratios_over_a_variance_of_zero_are_left_out_and_said(page: Page) -> Non
     for row in views.views["swrb_efficiency"]:
         if row["doc"] == "system-2":
             row["variance_ratio"] = None
-    rows = check(page(views, SYSTEMS)).tables["table-swrb_validation"]
+    rows = check(undrawn_page(views, SYSTEMS)).tables["table-swrb_validation"]
     assert rows[1][:2] == ["systems with a smaller variance by SWRB", "5 of 5"]
     assert rows[3][:2] == ["variance ratio, median of the 4 systems where SWRB’s is not 0", "70.0"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, Row, make_views
+from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, Row, content_of, make_views
 
 from report.parts.sequential_looks import between_looks, section, sequence_figure
 from report.printing.section import Section
-from report.reading.content import PageContent, read_content
-from report.reading.source import Provenance, StudyRows
+from report.reading.content import PageContent
 
 HALF_WIDTH = {"resolve": "half_width", "bound": 0.1}
 
@@ -39,8 +38,7 @@ def read(rows: list[Row], planned: dict[str, object] | None) -> PageContent:
             | {"sequential": planned | {"looks": [{"share": share} for share in (0.5, 0.75, 1.0)]}}
         )
     views.views["sequence"] = rows
-    source = StudyRows(views, STUDY, MODEL)
-    return read_content(source, baseline=None, token_text=None, provenance=Provenance("store"), latex=False)
+    return content_of(views)
 
 
 def made(rows: list[Row], planned: dict[str, object] | None) -> Section | None:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, make_views
+from fixtures.report_views import PAIR, FakeViews, content_of, make_views
 
 from report.parts.study import actions_table, study_rows
 from report.parts.verdict.choice import choose
@@ -21,15 +21,8 @@ from report.parts.verdict.frontier import (
 from report.parts.verdict.glance import glance_table
 from report.parts.verdict.ranking import ranked_table
 from report.parts.verdict.recommendation import recommendation
-from report.reading.content import PageContent, read_content
-from report.reading.source import Provenance, StudyRows
 
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
-
-
-def content_of(views: FakeViews) -> PageContent:
-    source = StudyRows(views, STUDY, MODEL)
-    return read_content(source, baseline=None, token_text=None, provenance=Provenance(), latex=False)
 
 
 def said(views: FakeViews) -> str:

@@ -18,7 +18,7 @@ from fixtures.unread_pages import blank_pages
 from log.store import Store, Unit
 from schema.errors import InputError, KvdriftError, OperationError
 from schema.tables import MEASURES, TABLES
-from sql.catalog import describe_views, open_views, view_texts
+from sql.catalog import describe_views, open_views
 from sql.catalog_file import write_catalog
 from sql.contracts import contracts
 from transforms.compaction import compact
@@ -119,12 +119,6 @@ def test_more_threads_give_the_same_rows(store: Store) -> None:
         assert one.rows("decomposition").num_rows == two.rows("decomposition").num_rows
     with pytest.raises(InputError, match="threads is 0"):
         open_views(store, threads=0)
-
-
-def test_an_empty_store_has_all_views_empty(tmp_path: Path) -> None:
-    with open_views(Store.create(tmp_path / "empty")) as views:
-        for view in set(view_texts()) - {"published"}:  # the paper's numbers are there without a study
-            assert views.rows(view).num_rows == 0
 
 
 @pytest.mark.parametrize("view", ["events", "moments", "decomposition", "contrasts", "plan"])

@@ -37,6 +37,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.fixture(scope="module")
+def job_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobService]:
+    service = JobService(tmp_path_factory.mktemp("jobs"))
+    yield service
+    service.close()
+
+
+@pytest.fixture(scope="module")
 def dask_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaskCluster]:
     """Two workers, one of several threads."""
     cluster = DaskCluster(tmp_path_factory.mktemp("dask"))
@@ -75,15 +82,11 @@ def test_a_runner_that_loses_a_bundle_is_an_error(store: Store, dask_cluster: Da
 
 
 def test_the_portable_job_service_with_external_workers(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: Store, job_service: JobService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A job of the portable API with workers already running, as Flink and Spark get it."""
-    service = JobService(tmp_path)
-    try:
-        options = [word for option in service.options for word in ("--runner-option", option)]
-        code, out, err = call(capsys, "derive", store.location, "--runner", "PortableRunner", *options)
-    finally:
-        service.close()
+    options = [word for option in job_service.options for word in ("--runner-option", option)]
+    code, out, err = call(capsys, "derive", store.location, "--runner", "PortableRunner", *options)
     assert (code, err) == (0, "")
     assert "derived 8 units" in out
     assert_derived_once(store)
@@ -105,7 +108,9 @@ def test_options_that_contradict_each_other(
     assert line in mistake(capsys, "derive", tmp_path, *options)
 
 
-def test_a_stream_on_dask_and_through_the_portable_job_service(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+def test_a_stream_on_dask_and_through_the_portable_job_service(
+    dask_cluster: DaskCluster, job_service: JobService, tmp_path: Path
+) -> None:
     """Dask's runner has no state and loses the results of a bundle's end; the portable way is that of Flink and Spark."""
     whole = events()
     stream = shuffled(whole, doubled=0.05)
@@ -116,9 +121,5 @@ def test_a_stream_on_dask_and_through_the_portable_job_service(dask_cluster: Das
 
     address = f"--dask_client_address={dask_cluster.address}"
     assert_equals_batch_path(ran(derive(grouped=True), tmp_path / "dask", DaskRunner(), [address]), whole)
-    service = JobService(tmp_path)
-    try:
-        portable = ran(derive(grouped=False), tmp_path / "portable", "PortableRunner", service.options)
-    finally:
-        service.close()
+    portable = ran(derive(grouped=False), tmp_path / "portable", "PortableRunner", job_service.options)
     assert_equals_batch_path(portable, whole)

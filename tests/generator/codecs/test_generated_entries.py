@@ -199,6 +199,7 @@ def assert_distances(name: str, x: list[int], y: list[int], wanted: list[float],
 
 
 @NAMES
+@pytest.mark.by_default("int4-late", "rotated-int4", "fp8")
 def test_a_step_reads_what_the_codec_reads_back_of_the_whole_cache(name: str) -> None:
     """Prompt and suffix as if they were a prompt, to float32's last bits; then once more from the end of the prompt."""
     action = action_of(name)

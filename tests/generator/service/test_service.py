@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fixtures.house import ROOT
 from fixtures.processes import Command
 from fixtures.refusals import refused
-from fixtures.small_study import run_of, write_study
+from fixtures.small_study import TEXT, run_of, write_study
 from fixtures.study_files import load_study
 from pyarrow import flight
 
@@ -57,6 +57,7 @@ FLIGHT_ERRORS = (flight.FlightError, OSError)
 Work = list[tuple[object, list[PendingUnit]]]  # documents with what is pending of each
 Tables = tuple[pa.Table, pa.Table]  # events and units
 MEASURED = ("prefill_seconds", "decode_seconds")
+ONE_STRATUM = (TEXT[TEXT.rindex("[[documents]]") : TEXT.index("[[actions]]")], "")
 
 
 class Server:
@@ -236,7 +237,7 @@ class TestEvents:
 
     def test_laws_of_one_request_share_a_prefill(self, servers: Servers, tmp_path: Path) -> None:
         several = ("seed = 3", "seed = 3\ntemperature = [0.0, 0.7]\ntop_p = 0.9")
-        studies = load_studies(write_study(tmp_path, several, ("[plan]", '[plan]\nestimator = "swrb"')))
+        studies = load_studies(write_study(tmp_path, ONE_STRATUM, several, ("[plan]", '[plan]\nestimator = "swrb"')))
         remote = RemoteGenerator(servers.secured.endpoint(), studies, print)
         made = []
         for name, generate in (("there", remote.generate), ("here", LocalGenerator())):
@@ -255,7 +256,7 @@ class TestEvents:
         The work is long, so that it has not ended when a busy machine comes to stop it. What the killed one has made
         is kept, and this process makes the rest.
         """
-        study = load_study(write_study(tmp_path, ("horizon = 12", "horizon = 120")))
+        study = load_study(write_study(tmp_path, ONE_STRATUM, ("horizon = 12", "horizon = 120")))
         here = developed(study, tmp_path / "here")
         said: list[str] = []
 

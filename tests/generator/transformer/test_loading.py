@@ -250,6 +250,7 @@ def test_needed_tensors_are_those_of_transformers(tmp_path: Path, kind: str, cha
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("kind", sorted(ARCHITECTURES))
+@pytest.mark.by_default("llama-float32", "qwen3-bfloat16")
 def test_a_folder_loads(tmp_path: Path, kind: str, dtype: str) -> None:
     folder = save_random_model(tmp_path, kind)
     model = load_model(str(folder), dtype=dtype)

@@ -121,6 +121,7 @@ def bits(unit: Unit) -> list[bytes]:
         ("recent", keep_recent(75), None),
     ],
 )
+@pytest.mark.by_default("near-snapkv", "recent")
 def test_each_side_is_transformers_own_forward_pass_of_its_weights(
     folder: Path, action: str, chooser: Any, other: str | None
 ) -> None:

@@ -1,12 +1,15 @@
-"""Ends of intervals are printed with the digits that their draws determine, and name the draws."""
+"""How numbers and colours are printed: ends with the digits that draws determine, and contrast in light and in dark."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pytest
 from fixtures.simulated_studies import simulated_study
 
 from report.printing.numbers import in_text, interval, sure_decimals
+from report.printing.palette import properties, with_properties
 from report.reading.estimates import Estimate
 from stats.ends import error_of_ends
 from stats.registry import Scale
@@ -65,3 +68,25 @@ def test_another_seed_moves_an_end_by_about_the_error() -> None:
     moved = np.maximum(low.std(axis=0, ddof=1), high.std(axis=0, ddof=1)) / expected
     assert (moved < 3).all()
     assert np.median(moved) == pytest.approx(1, abs=0.6)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_are_told_from_their_ground(dark: bool) -> None:  # noqa: FBT001
+    """WCAG 2.2: 4.5 for text, 3 for marks and lines. The rule between rows and the ground itself say nothing."""
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6});", properties(dark=dark)))
+    ground = luminance(colours["paper"])
+    for name, colour in colours.items():
+        least, most = sorted((ground, luminance(colour)))
+        needed = {"paper": 1.0, "rule": 1.0, "ink": 4.5, "quiet": 4.5}.get(name, 3.0)
+        assert (most + 0.05) / (least + 0.05) >= needed, (name, colour)
+
+
+def test_paint_is_a_property_and_text_stays() -> None:
+    svg = '<path style="fill: #ffffff; stroke: #0072b2"/><text>#0072b2</text>'
+    assert with_properties(svg) == '<path style="fill: var(--paper); stroke: var(--action-1)"/><text>#0072b2</text>'

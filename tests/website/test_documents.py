@@ -1,7 +1,8 @@
-"""``docs/quantities.md`` has the pictures and the numbers that ``website.pictures`` makes of the quickstart."""
+"""The documents have what the program has: pictures and numbers, parts of the page, and names of the Python interface."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -9,15 +10,21 @@ from pathlib import Path
 import pytest
 from fixtures.house import ROOT
 
+import kvdrift
+from report.sections import PARTS
+from schema import errors
+from sql.catalog import Views
 from website.pictures import PICTURES, write
 
-PAGE = (ROOT / "docs" / "quantities.md").read_text(encoding="utf-8")
+QUANTITIES = (ROOT / "docs" / "quantities.md").read_text(encoding="utf-8")
+READING = " ".join((ROOT / "docs" / "reading-the-report.md").read_text(encoding="utf-8").split())
+PYTHON = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 FOLDER = ROOT / "docs" / "pictures"
 NUMBERS = json.loads((FOLDER / "numbers.json").read_text(encoding="utf-8"))
 
 
 def test_every_picture_is_there_with_words() -> None:
-    shown = dict(re.findall(r"!\[(.{20,})\]\(pictures/(\w+)\.svg\)", PAGE))
+    shown = dict(re.findall(r"!\[(.{20,})\]\(pictures/(\w+)\.svg\)", QUANTITIES))
     assert sorted(shown.values()) == sorted(PICTURES)
     for name in PICTURES:
         text = (FOLDER / f"{name}.svg").read_text(encoding="utf-8")
@@ -26,7 +33,7 @@ def test_every_picture_is_there_with_words() -> None:
 
 
 def test_the_table_has_the_numbers() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", QUANTITIES, re.MULTILINE)
     assert len(rows) >= 20
     for name, *values in rows:
         for action, value in zip(("snapkv-half", "recent-half", "snapkv-128"), values, strict=True):
@@ -36,7 +43,7 @@ def test_the_table_has_the_numbers() -> None:
 
 
 def test_the_sentences_have_the_numbers() -> None:
-    text = " ".join(PAGE.split())
+    text = " ".join(QUANTITIES.split())
     mine, other = NUMBERS["snapkv-half"], NUMBERS["recent-half"]
     percent = {action: {name: f"{100 * value:.1f}%" for name, value in NUMBERS[action].items()} for action in NUMBERS}
     a, b = percent["snapkv-half"], percent["recent-half"]
@@ -66,3 +73,41 @@ def test_the_quickstart_gives_these_numbers(quickstart: Path, tmp_path: Path) ->
         for name, value in values.items():
             scale = 64 if name == "mean_entry" else 1
             assert drawn[action][name] == pytest.approx(value, abs=scale * 0.01), f"{action}: {name}"
+
+
+def test_every_question_of_the_page_is_explained_in_its_part() -> None:
+    place = 0
+    for part in PARTS:
+        for word in (f"## {part.title}" if part.title else "", *(f"**{question}**" for _, question in part.sections)):
+            if word not in {"", "****"}:
+                assert READING.find(word, place) >= 0, word
+                place = READING.find(word, place)
+
+
+def shown(module: str) -> set[str]:
+    """Return the names that the page uses from a module."""
+    return set(re.findall(rf"^::: {re.escape(module)}\.(\w+)$", PYTHON, re.MULTILINE))
+
+
+def test_every_function_of_the_package_is_there() -> None:
+    functions = {
+        name for name, value in vars(kvdrift).items()
+        if inspect.isfunction(value) and value.__module__ == "kvdrift" and not name.startswith("_")
+    }  # fmt: skip
+    assert {"open", "run"} <= functions
+    assert shown("kvdrift") - {"interfaces"} == functions
+
+
+def test_every_method_of_views_is_there() -> None:
+    public = {name for name, value in vars(Views).items() if inspect.isfunction(value) and not name.startswith("_")}
+    listed = re.search(r"::: sql.catalog.Views\n    options:\n      members: \[(.*)\]", PYTHON)
+    assert listed
+    assert set(listed[1].split(", ")) == public
+
+
+def test_every_error_is_there() -> None:
+    classes = {
+        name for name, value in vars(errors).items()
+        if inspect.isclass(value) and value.__module__ == "schema.errors"
+    }  # fmt: skip
+    assert shown("schema.errors") == classes
