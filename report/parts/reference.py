@@ -107,11 +107,11 @@ def _versions(versions: Mapping[str, object]) -> str:
 
 
 def _batches(multiple: str) -> str:
-    """Say to how many rows decoding pads its batches; several numbers if unlike machines made units."""
+    """Say to how many rows decoding pads its batches at most; several numbers if unlike machines made units."""
     numbers = [number for number in multiple.split(", ") if number not in {"", "1"}]
     if not numbers:
         return ""
     return (
-        f"padded to a multiple of {' or of '.join(numbers)} rows, which a test of this model and machine found, so "
-        "that batch size cannot change results"
+        f"padded to a multiple of {' or of '.join(numbers)} rows, or of fewer if a test of this model and machine "
+        "found these to be enough, so that batch size cannot change results"
     )
