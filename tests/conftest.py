@@ -28,7 +28,7 @@ LONG = (
     "flows/test_growth.py", "verification/test_verification.py",
     "flows/test_identities.py", "layout/test_imports.py",
     "flows/test_estimators.py", "flows/test_analysis.py", "faults/test_lost_logs.py", "sql/test_url_store.py",
-    "sql/test_exact_published.py", "flows/test_plan.py", "flows/test_orchestration.py", "sql/test_views.py",
+    "flows/test_plan.py", "flows/test_orchestration.py", "sql/test_views.py",
 )  # fmt: skip
 
 
