@@ -24,11 +24,11 @@ FORKING = (
     "flows/cluster/test_cluster.py", "transforms/test_runners.py",
 )  # fmt: skip
 LONG = (
-    "flows/test_object_storage.py", "sql/test_exact_truth.py", "sql/test_unit_moments.py", "report/test_report.py",
-    "flows/test_growth.py", "verification/test_verification.py",
-    "flows/test_identities.py", "layout/test_imports.py",
-    "flows/test_estimators.py", "flows/test_analysis.py", "faults/test_lost_logs.py", "sql/test_url_store.py",
-    "flows/test_plan.py", "flows/test_orchestration.py", "sql/test_views.py",
+    "verification/test_verification.py", "flows/test_object_storage.py", "flows/test_weights_study.py",
+    "report/test_report.py", "generator/test_hidden_inputs.py", "faults/test_lost_logs.py",
+    "flows/test_engine_study.py", "sql/test_exact_truth.py", "flows/test_identities.py", "log/test_rewriting.py",
+    "kvdrift/test_gate.py", "flows/test_sequential.py", "report/test_explorer_page.py", "ingestion/test_ingestion.py",
+    "flows/test_server_study.py", "flows/test_analysis.py",
 )  # fmt: skip
 
 
