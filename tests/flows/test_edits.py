@@ -190,10 +190,10 @@ def documents_of(run: StudyRun, *splits: str) -> set[str]:
 
 
 def values(run: StudyRun) -> dict[str, list[dict[str, object]]]:
-    """Return the study's stored values without the time and order of their making, which move last bits."""
+    """Return the study's stored values without numbers of units, and the time and order of making, which move last bits."""
     left_out = {
         "action_revision", "baseline_revision", "document_revision", "path", "events_version", "plan_sha256", "status",
-        "prefill_seconds", "decode_seconds",
+        "prefill_seconds", "decode_seconds", "unit",
     }  # fmt: skip
     with open_views(run.store) as opened:
         found = {view: opened.rows(view, study=run.study.name).to_pylist() for view in VIEWS}
