@@ -60,7 +60,7 @@ class DocumentIndex:
 
 
 def _values(column: pa.ChunkedArray) -> Float:
-    """Return a column as float64 [rows], or [rows, length] if it has lists, which are of one length."""
+    """Return a column as float64 [rows]; a column of lists, all of one length, as float64 [rows, length]."""
     if not pa.types.is_list(column.type):
         return np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
     return np.asarray(column.combine_chunks().flatten().to_numpy(), dtype=np.float64).reshape(len(column), -1)

@@ -1,4 +1,4 @@
-"""Having a study's events generated: one model in memory at a time, a limit on documents, and GPUs of one kind."""
+"""Generate a study's events: one model in memory at a time, a limit on documents, and GPUs of one kind."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyRun:
 
 
 def again(run: StudyRun, *changes: tuple[str, str]) -> StudyRun:
-    """The run, gone on with."""
+    """Return the run of the changed study file on the same store."""
     folder = Path(run.location).parent
     return run_of(load_study(write_finite_study(folder, *changes)), run.location)
 
