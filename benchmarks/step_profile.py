@@ -72,10 +72,9 @@ class _Watched:
     def ahead(self) -> _Watched | None:
         return None if self._kernels.ahead is None else self
 
-    def follow(self, tokens: Tensor) -> Tensor:
+    def feed(self, tokens: Tensor) -> None:
         self._operations.next_step(begun=True)
-        laws: Tensor = self._kernels.follow(tokens)
-        return laws
+        self._kernels.feed(tokens)
 
     def give_up(self) -> None:
         self._operations.steps[-1].given_up = True
@@ -170,6 +169,8 @@ def _on(device: str) -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "inference_mode", torch.no_grad))
+        # Operations are counted one by one, and what a graph launches is not dispatched.
+        stack.enter_context(mock.patch("generator.coupling.step_graphs.captures", return_value=False))
         if device == str(SECOND):
             stack.enter_context(TwoDevices())  # type: ignore[no-untyped-call]
             stack.enter_context(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from flows.cluster.address import ClusterAddress
 from flows.cluster.facts import (
@@ -40,6 +40,7 @@ _LOOK_SECONDS = 2.0  # waited for a first worker before a line says that there i
 _WAIT_SECONDS = 0.1  # between two looks for a worker
 _CLOSE_SECONDS = 10
 _ANY: Mapping[str, float] = {}  # resources that every worker has
+_Answer = TypeVar("_Answer")
 _FAULTS = (OSError, RuntimeError, ValueError, TimeoutError)  # raised by Dask's client
 
 
@@ -105,14 +106,25 @@ class Cluster:
         self._wait_for_worker()
         location = None if store is None else store.location
         here = facts(location, threads)
-        answers = self.client.run(facts_there, location, workers=self._having(resources), on_error="return")
+        for name, found in self.ask(facts_there, location, workers=self._having(resources)):
+            check_facts(name, found, here, location)
+
+    def ask(self, function: Callable[..., _Answer], *arguments: Any, workers: Sequence[str]) -> list[_Answer]:
+        """Call a function in the workers of some addresses, and return the answers of those that do not end meanwhile.
+
+        Dask also passes the worker, as ``dask_worker``.
+
+        Raises:
+            InputError: A worker lacks this kvdrift.
+            OperationError: The function failed in a worker.
+        """
+        answers = self.client.run(function, *arguments, workers=workers, on_error="return")
         for address, answer in answers.items():
-            if isinstance(answer, tuple):
-                check_facts(answer[0], answer[1], here, location)
-            elif "ModuleNotFoundError" in repr(answer):  # Dask changes its class
-                raise lacking(f"worker {address}", answer)
-            elif not isinstance(answer, OSError):  # a worker that has just ended is not asked again
+            if isinstance(answer, Exception) and not isinstance(answer, OSError):
+                if "ModuleNotFoundError" in repr(answer):  # Dask changes its class
+                    raise lacking(f"worker {address}", answer)
                 raise OperationError(f"worker {address}: {answer!r}")
+        return [answer for answer in answers.values() if not isinstance(answer, OSError)]
 
     @contextmanager
     def for_other_clients(self) -> Iterator[None]:

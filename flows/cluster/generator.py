@@ -92,7 +92,7 @@ class ClusterGenerator:
         from flows.cluster.worker import gpu_there  # noqa: PLC0415 - it imports Dask
 
         workers = self._cluster.workers(resources)
-        found = sorted(self._cluster.client.run(gpu_there, study.model, workers=workers, on_error="ignore").values())
+        found = sorted(self._cluster.ask(gpu_there, study.model, workers=workers))
         for who, gpu in found:
             made_on.check(who, gpu, study.model)
             made_on = made_on if made_on.names else GpuKinds.at(who, gpu)

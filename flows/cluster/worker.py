@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from distributed import get_worker
 
@@ -143,9 +144,9 @@ def model_weights(study: Study) -> str | KvdriftError | None:
         return type(error)(_located(error, worker_name(get_worker().address)))
 
 
-def gpu_there(model: ModelSection) -> tuple[str, str | None]:
-    """Return this worker's name in error lines, and the GPU that a study's model computes on here."""
-    return worker_name(get_worker().address), gpu_here(model)
+def gpu_there(model: ModelSection, dask_worker: Any) -> tuple[str, str | None]:
+    """Return this worker's name in error lines, and the GPU that a study's model computes on here; Dask passes it."""
+    return worker_name(dask_worker.address), gpu_here(model)
 
 
 def _end(reason: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from generator.attention.cache_rules import CacheRule
 from generator.attention.fused.attention import FusedAttention, are_fused
-from generator.attention.fused.tables import few_rows
+from generator.attention.fused.tables import FEWEST_ROWS, few_rows
 from generator.attention.layer_terms import PLAIN, LayerTerms, with_sinks
 from generator.attention.parts import attend_part, join_parts
 from generator.attention.streams.prompt_reads import PrefixLayer, PromptReads
@@ -106,7 +106,7 @@ class SharedPrefix:
         """Return the number of rows for ``streams`` streams; fused operations use few different numbers."""
         if self._fused is None:
             return rounded(streams, self._layers)
-        return few_rows(streams, self._row_multiple)
+        return few_rows(max(streams, FEWEST_ROWS), self._row_multiple)
 
     def counts_to_try(self, streams: int) -> list[int]:
         """Return numbers of streams, up to ``streams``, with which steps are tried, the largest first.
@@ -186,6 +186,11 @@ class SharedPrefix:
     def repeats(self) -> bool:
         """Whether ``repeat`` can be called: nothing but the two fused operations computes attention."""
         return self._fused is not None and self._ruled is None
+
+    @property
+    def partials(self) -> int:
+        """The number of partial results of the fused operations; 0 without them."""
+        return 0 if self._fused is None else self._fused.partials
 
     def repeat(self) -> None:
         """Make room for one more token of the same streams in the same slots, without data from the host."""

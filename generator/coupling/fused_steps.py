@@ -5,6 +5,9 @@ has drawn: all tables of the step before stay valid, and so do all shapes. So on
 the position before, the next position is begun at once, and the host reads tokens and distances of the last position
 meanwhile. If these tokens show that streams change after all, the position that was begun is given up and computed
 again with new streams, which writes over everything that it has written.
+
+On CUDA, laws and draws of positions with equal numbers of rows are one graph (``generator.coupling.step_graphs``), with
+new streams or those of the position before.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from generator.coupling.kernels import StreamKernels
+from generator.coupling.kernels import AheadKernels, StreamKernels
+from generator.coupling.step_graphs import StepGraphs
 from generator.coupling.step_indices import Arrival
 from generator.coupling.streams import DistinctStreams
 
@@ -36,6 +40,7 @@ class FusedSteps:
         self._same = False  # whether the streams and rows of this position equal those of the last position
         self._begun = False  # whether the draws of the next position are computed already
         self._found = torch.empty(0)  # draws, on the device; those of equal shapes lie at the same place
+        self._graphs = StepGraphs(kernels.device)
 
     def open(self, streams: DistinctStreams, places: Tensor, rows: Tensor) -> Tensor:
         """Start the streams at the prompt and return the draws of position 1; arguments are those of ``step``."""
@@ -52,10 +57,14 @@ class FusedSteps:
         self._prepare(column, streams, places, rows)
         if not self._begun:
             self._kernels.select(streams.row)
-            laws = self._kernels.advance(streams.token)
-            if not self._streams:
-                return torch.empty(0)
-            self._find(laws)
+            if self._ahead is None or not self._streams:
+                laws = self._kernels.advance(streams.token)
+                if not self._streams:
+                    return torch.empty(0)
+                self._find(laws)
+            else:
+                self._ahead.place(streams.token)
+                self._compute(self._ahead)
         return self._read()
 
     def _prepare(self, column: int, streams: DistinctStreams, places: Tensor, rows: Tensor) -> None:
@@ -77,9 +86,15 @@ class FusedSteps:
         if self._same and self._ahead is not None and self._column + 1 < len(self._uniforms):
             _, column, places = self._sent()
             column.add_(1)
-            self._find(self._ahead.follow(self._found.flatten()[places].long()))
+            self._ahead.feed(self._found.flatten()[places].long())
+            self._compute(self._ahead)
             self._begun = True
         return arrival.wait()
+
+    def _compute(self, ahead: AheadKernels) -> None:
+        """Find the draws of the tokens that were fed."""
+        bucket = (ahead.bucket, self._rows.shape, self._found.shape, self._found.data_ptr())
+        self._graphs.run(bucket, lambda: self._find(ahead.laws()))
 
     def _find(self, laws: Tensor) -> None:
         rows, column, _ = self._sent()

@@ -9,7 +9,7 @@ Laws are on the kernels' device; tokens and stream numbers are int64 on the CPU,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -74,14 +74,23 @@ class StreamKernels(Protocol):
 
 
 class AheadKernels(Protocol):
-    """Kernels that advance before the host knows the tokens; they upload nothing and wait for nothing."""
+    """Kernels that append tokens before the host knows them, or without laws at once; nothing waits for the device."""
 
-    def follow(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream; the streams are those of the last ``advance``.
+    @property
+    def bucket(self) -> Hashable:
+        """The shapes and addresses of what ``laws`` reads; steps with equal ones do the same operations."""
 
-        Tokens are int64, on the laws' device: the token of each open stream, then any others. The next laws, [rows, V],
-        are in the same order, and valid until the next call.
+    def place(self, tokens: Tensor) -> None:
+        """Append one token, int64 [streams] on the CPU, to each open stream, of which there is at least one."""
+
+    def feed(self, tokens: Tensor) -> None:
+        """Append one token to each open stream without sending anything; streams are those of the last ``place``.
+
+        Tokens are int64, on the laws' device: the token of each open stream, then any others.
         """
 
+    def laws(self) -> Tensor:
+        """Return the laws after the last tokens, [rows, V], those of streams first; valid until the next call."""
+
     def give_up(self) -> None:
-        """Take the last ``follow`` back, whose tokens the next ``advance`` replaces."""
+        """Take the last ``feed`` back, whose tokens the next ``place`` replaces."""

@@ -26,20 +26,24 @@ from fixtures.random_models import random_document, save_random_model
 from fixtures.small_study import write_study
 from fixtures.stored_rows import assert_same
 from fixtures.study_files import load_study
+from torch import Tensor
 
 from generator.coupling.fused_draws import NOTHING, fused_draws
 from generator.coupling.laws import LawTable
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SELECTORS
+from generator.selectors.selector import ScoringSelector
 from generator.service.client import ServiceAddress
 from generator.service.remote import RemoteGenerator
 from generator.service.served import identity_of
 from generator.service.server import GenerationService
 from generator.transformer.loading import load_model
+from generator.transformer.model import LoadedModel
 from generator.transformer.prompts.eviction import evict
 from generator.transformer.prompts.prompt import Prompt
 from log.store import Unit
+from schema.sampling import FULL_SOFTMAX, SamplingLaw
 from schema.tables import PLAIN, SWRB
 
 DOCUMENT = random_document("d4099", 4099)
@@ -126,33 +130,74 @@ def test_the_control_of_logits_in_32_bits_is_exactly_zero(device: Device, folder
 def test_events_do_not_depend_on_what_is_generated_beside_them(
     device: Device, dtype: str, fused: bool, folder: Path  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Bit for bit: with one replicate, with many, and without shared streams, so that a step has three times the rows."""
+    """Bit for bit: with one replicate, with many, and without shared streams, so that a step has three times the rows.
+
+    cuBLAS adds float32 products of other numbers of rows in other orders; every unit then says how much that changes.
+    """
     model = device.load(folder, dtype)
-    assert model.batch_deviation == 0.0
 
-    def first_of(replicates: int, savings: Savings) -> list[np.ndarray]:
+    def unit_of(replicates: int, savings: Savings) -> Unit:
         (unit,) = generate_units(model, "s", DOCUMENT, [PendingUnit(HALF_SNAPKV, 0, replicates)], 8, 3, savings)
-        return [unit.events[name].to_numpy()[:8] for name in ("x_token", "y_token", "delta", "f")]
+        return unit
 
-    alone = first_of(1, Savings(fused=fused))
+    alone = unit_of(1, Savings(fused=fused))
+    if not device.pretended and dtype == "float32":
+        assert 0.0 < alone.record["batch_deviation"] < 1e-6
+        return
+    assert model.batch_deviation == 0.0
     for replicates in (5, sizes(device)[0]):
         for savings in (Savings(fused=fused), Savings(*[False] * 5, fused=fused)):
-            for one, other in zip(alone, first_of(replicates, savings), strict=True):
+            beside = unit_of(replicates, savings)
+            for name in ("x_token", "y_token", "delta", "f"):
+                one, other = (unit.events[name].to_numpy()[:8] for unit in (alone, beside))
                 np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "law", [FULL_SOFTMAX, SamplingLaw(temperature=0.7, top_p=0.9, top_k=50)], ids=["softmax", "law"]
+)
+def test_captured_steps_give_the_same_events(
+    device: Device, law: SamplingLaw, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, with graphs that are replayed and without graphs; a pretended device has none."""
+    model = replace(device.load(folder, "bfloat16"), law=law)
+    many, long = sizes(device)
+    asked = [
+        PendingUnit(action, 0, many, estimator) for action in (HALF_SNAPKV, CONTROL) for estimator in (PLAIN, SWRB)
+    ]
+    replayed: list[object] = []
+    if not device.pretended:
+        replay = torch.cuda.CUDAGraph.replay
+        monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replayed.append(graph), replay(graph)))
+    captured = generate_units(model, "s", DOCUMENT, asked, long, 3)
+    assert device.pretended or len(replayed) > 2 * len(set(replayed)) > 0
+    monkeypatch.setattr("generator.coupling.step_graphs.captures", lambda _: False)
+    for one, other in zip(captured, generate_units(model, "s", DOCUMENT, asked, long, 3), strict=True):
+        assert one.events.equals(other.events)
 
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_selectors_keep_what_they_keep_on_the_cpu(device: Device, name: str, folder: Path) -> None:
-    """Both devices keep the same entries in float32, but for one entry of a head if two scores differ by rounding alone."""
+    """In float32 both devices keep the same entries of a head, but for entries whose scores differ by rounding alone.
+
+    If rounding changes no score of a head by more than r, entries that only one device keeps lie within 2 r.
+    """
     selector = SELECTORS[name]()
 
-    def kept(model: object) -> list[torch.Tensor]:
-        prompt = Prompt(model, DOCUMENT.tokens, selector.window, selector.statistics)  # type: ignore[arg-type]
-        return [index.cpu() for index in evict(prompt.layers, selector, DOCUMENT.prompt_tokens // 2).indices]
+    def kept(model: LoadedModel) -> tuple[list[Tensor], list[Tensor]]:
+        prompt = Prompt(model, DOCUMENT.tokens, selector.window, selector.statistics)
+        indices = evict(prompt.layers, selector, DOCUMENT.prompt_tokens // 2).indices
+        scored = isinstance(selector, ScoringSelector)
+        scores = [selector.score(layer).cpu() for layer in prompt.layers] if scored else []
+        return [index.cpu() for index in indices], scores
 
-    for there, here in zip(kept(device.load(folder, "float32")), kept(load_model(str(folder))), strict=True):
-        for one, other in zip(there.tolist(), here.tolist(), strict=True):
-            assert len(set(one) - set(other)) <= 1
+    (there, others), (here, scores) = kept(device.load(folder, "float32")), kept(load_model(str(folder)))
+    for layer, (one, other) in enumerate(zip(there, here, strict=True)):
+        for head, (mine, its) in enumerate(zip(one.tolist(), other.tolist(), strict=True)):
+            if apart := sorted(set(mine) ^ set(its)):
+                own = scores[layer][head]
+                rounding = (others[layer][head] - own).abs().max()
+                assert own[apart].max() - own[apart].min() <= 2 * rounding
 
 
 def test_couplings_in_one_pass(device: Device) -> None:
@@ -169,7 +214,8 @@ def test_couplings_in_one_pass(device: Device) -> None:
     x = plain.draw(left, u[:40])
     y, distance = plain.couple(left, right, x, u[80:], u[40:80])
     assert torch.equal(found[:2].long(), torch.stack([x, y]))
-    assert (found[2] - distance).abs().max() < 2e-7
+    # Both add a block's 512 differences in nine rounds, each with an error of 2^-24 of the sum, which is 1 at most.
+    assert (found[2] - distance).abs().max() < 2 * 9 * 2**-24
     assert torch.equal(found[2], found[3])
     assert float(found[2, 0]) == 0.0
 

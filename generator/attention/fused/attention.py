@@ -37,14 +37,14 @@ class FusedAttention:
         lengths = torch.tensor([[key.shape[1] for key in keys] for keys, _ in layers])  # [layers, caches]
         self._chunks = chunks_of(lengths.amax(0))
         self._queries = tile_queries(layers[0][0][0].dtype)
-        self._partials = 0
+        self.partials = 0  # partial results of the open streams
 
     def pack(self, stream_cache: Tensor, slots: Tensor, rows: int) -> dict[str, Tensor]:
         """Take over the open streams; return the vectors that ``attend`` needs on the layers' devices, by name.
 
         The cache of each stream, ascending, and its slot among the model's ``rows`` are int64 [streams] on the CPU.
         """
-        packed, tiles, places, self._partials = tables(
+        packed, tiles, places, self.partials = tables(
             stream_cache, slots, rows, self._chunks, self._group, self._queries
         )
         return {"packed": packed, "tiles": tiles, "places": places}
@@ -62,7 +62,7 @@ class FusedAttention:
         """
         caches, new = self._caches[layer], query[:, :, 0]
         chunks: PartialAttention = prompt_attention.prompt_attention(
-            new, *self._layers[layer], caches, indices["packed"], indices["tiles"], self._partials, scaling
+            new, *self._layers[layer], caches, indices["packed"], indices["tiles"], self.partials, scaling
         )
         output: Tensor = suffix_attention.suffix_attention(
             new, key[:, :, 0], value[:, :, 0], *suffix, indices["length"], *chunks, indices["places"], caches, scaling

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -141,15 +141,22 @@ class TransformerKernels:
         return self._attention.counts_to_try(streams)
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream, [streams], and return the next laws, [streams, V].
+        """Append one token to each open stream, [streams], and return the next laws, [streams, V]."""
+        if not len(tokens):
+            self._position += 1
+            self._attention.skip()
+            return self._first_laws[:0]
+        self.place(tokens)
+        return self.laws()[: len(tokens)]
+
+    def place(self, tokens: Tensor) -> None:
+        """Append one token to each open stream, int64 [streams] on the CPU, at least one.
 
         Positions continue from the prompt's true length, however few of its entries a cache holds.
         """
         attention = self._attention
+        self._model.before_pass()
         self._position += 1
-        if not len(tokens):
-            attention.skip()
-            return self._first_laws[:0]
         fed = torch.zeros(attention.rows, dtype=torch.int64)
         fed[attention.slots] = tokens
         # What the step needs goes to the devices at once; vectors of varying length come last.
@@ -162,36 +169,42 @@ class TransformerKernels:
             self._states.take(indices, attention.rows)
         self._own = indices[self._first_laws.device]
         self.sent = self._own["sent"]
-        return self._next_laws(self._own["tokens"])[: len(tokens)]
 
     @property
     def ahead(self) -> TransformerKernels | None:
         """These kernels, if all layers are fused, and so is attention; else None."""
         return self if self._layers is not None and self._attention.repeats else None
 
-    def follow(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream, whose tables are those of the last ``advance``; return the next laws.
+    @property
+    def bucket(self) -> Hashable:
+        """The shapes and addresses of what ``laws`` reads; those of weights, caches and suffixes never change."""
+        read = {name: vector for name, vector in self._own.items() if name not in {"source", "target"}}
+        return self._attention.partials, *((vector.shape, vector.data_ptr()) for vector in read.values())
 
-        Nothing is sent to the device, and every shape is that of the last ``follow`` as long as the numbers of rows,
-        tiles and partial results are. Tokens are int64, on the laws' device: the token of each open stream, then any
-        others; laws are [rows, V] in the same order, valid until the next call.
+    def feed(self, tokens: Tensor) -> None:
+        """Append one token to each open stream, whose tables are those of the last ``place``; send nothing.
+
+        Tokens are int64, on the laws' device: the token of each open stream, then any others.
         """
+        self._model.before_pass()
         self._position += 1
         self._attention.repeat()
         self._own["positions"].add_(1)
-        return self._next_laws(tokens[self._own["streams"]])
+        self._own["tokens"].copy_(tokens[self._own["streams"]])
+
+    def laws(self) -> Tensor:
+        """Return the laws after the last tokens, [rows, V], those of streams first; valid until the next call.
+
+        Every shape is that of the last call as long as the numbers of rows, tiles and partial results are.
+        """
+        with torch.inference_mode():
+            hidden = self._hidden_states(self._own["tokens"], self._own["positions"])[self._own["head_rows"]]
+            return self._head.laws(hidden, self._laws[: len(hidden)])
 
     def give_up(self) -> None:
-        """Take the last ``follow`` back, whose tokens the next ``advance`` replaces."""
+        """Take the last ``feed`` back, whose tokens the next ``place`` replaces."""
         self._position -= 1
         self._attention.take_back()
-
-    def _next_laws(self, tokens: Tensor) -> Tensor:
-        """Return the laws after one more token of each row, int64 [rows]: [rows, V], those of streams first."""
-        self._model.before_pass()
-        with torch.inference_mode():
-            hidden = self._hidden_states(tokens, self._own["positions"])[self._own["head_rows"]]
-            return self._head.laws(hidden, self._laws[: len(hidden)])
 
     def _hidden_states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Return the last hidden states, [rows, width], of one new token per row."""
@@ -213,7 +226,7 @@ class TransformerKernels:
         return positions[:, None]
 
     def _stream_of_row(self) -> dict[str, Tensor]:
-        """Return the stream of each row, [rows], if ``follow`` needs it; 0 in rows without a stream."""
+        """Return the stream of each row, [rows], if ``feed`` needs it; 0 in rows without a stream."""
         if self.ahead is None:
             return {}
         streams = torch.zeros(self._attention.rows, dtype=torch.int64)

@@ -227,7 +227,6 @@ def test_workers_that_declare_no_gpu_get_no_work_of_a_gpu(
 ) -> None:
     """Such workers are not even asked whether they fit. The model computes on the CPU, and is taken for a model of a GPU."""
     monkeypatch.setattr("flows.cluster.generator.resources_of", lambda _: ONE_GPU)
-    monkeypatch.setattr("flows.cluster.worker.gpu_there", gpu_there)
     dask_cluster.add_worker(threads=2, sick=True)
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
@@ -240,12 +239,8 @@ def test_workers_that_declare_no_gpu_get_no_work_of_a_gpu(
         stages.develop(run)
         assert len(run.store.units()) == 8
     _, line = said
-    assert line.startswith(f"cluster {dask_cluster.address}: pretended GPU: 1 worker on ")
+    assert line.startswith(f"cluster {dask_cluster.address}: no GPU that torch finds: 1 worker on ")
     assert line.endswith("; workers that declare no GPU, and get no documents: 1")
-
-
-def gpu_there(_: object, dask_worker: Any) -> tuple[str, str]:
-    return f"worker {dask_worker.address} on machine", "pretended GPU"
 
 
 @pytest.mark.parametrize("dashboard", [True, False])

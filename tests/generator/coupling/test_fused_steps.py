@@ -30,7 +30,7 @@ def units(savings: Savings) -> list[Unit]:
 
 
 def counting(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("follow", "give_up"):
+    for name in ("feed", "give_up"):
         plain = getattr(TransformerKernels, name)
 
         def counted(*arguments: Any, name: str = name, plain: Any = plain) -> Any:
@@ -49,11 +49,11 @@ def test_events_are_equal_to_the_bit(drop_ended: bool, monkeypatch: pytest.Monke
         patched.setattr(TransformerKernels, "ahead", None)
         counting(calls, patched)
         waiting = units(savings)
-        assert not calls["follow"]
+        assert not calls["feed"]
     counting(calls, monkeypatch)
     for one, twin in zip(units(savings), waiting, strict=True):
         assert one.events.equals(twin.events)
         for name in ("pair_evaluations", "kernel_evaluations"):
             assert one.record[name] == twin.record[name]
-    assert calls["follow"] > calls["give_up"] > 0
+    assert calls["feed"] > calls["give_up"] > 0
     assert any(any(unit.events["x_eos"].to_pylist()) for unit in waiting)
