@@ -35,7 +35,7 @@ def test_r_and_e_are_said_before_a_number_and_pictures_are_there() -> None:
     assert all((ROOT / picture).is_file() for picture in pictures)
 
 
-def test_it_names_what_is_supported_and_that_nothing_has_run_on_a_gpu() -> None:
+def test_it_names_what_is_supported_and_what_ran_on_a_gpu() -> None:
     models = re.search(r"- \*\*Models\*\*: the (.*?) architectures", TEXT)
     assert models is not None
     assert set(re.findall(r"\w+\d?", models[1])) - {"and"} == {
