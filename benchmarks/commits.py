@@ -4,7 +4,8 @@
     python -m benchmarks.commits --workers 200 --where s3  # moto's S3 server on this machine
 
 A simulated worker is a thread with a store of its own. It sleeps as long as a worker of a cluster generates between two
-commits (``flows.cluster.groups``), and then commits the units of two documents. With ``--at-once`` no worker sleeps.
+commits (``flows.cluster.groups``), longer after a slow commit of its own, and then commits the units of two documents.
+With ``--at-once`` no worker sleeps.
 Afterwards the events of the store are compared with those that the workers committed.
 """
 
@@ -29,7 +30,7 @@ from benchmarks.lost_races import lost_races_here, lost_races_there
 from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, run
 from benchmarks.s3_server import s3_server
 from benchmarks.synthetic_study import ONE_DOCUMENT, document_row, drawn_units
-from flows.cluster.groups import LOCAL, REMOTE, spread
+from flows.cluster.groups import LOCAL, REMOTE, Pace, spread
 from log.store import Store, Unit
 from schema.location import is_local
 from schema.tables import EVENTS
@@ -40,11 +41,17 @@ THREADS = 200
 DOCUMENTS = 2  # of a commit
 
 
-class Worker(NamedTuple):
-    """A simulated worker: the numbers of its commits, and the seconds that it sleeps before each."""
+class Workers(NamedTuple):
+    """Some of ``together`` simulated workers: the numbers of each one's commits, and their pace; None for no sleep."""
 
-    numbers: range
-    sleeps: Sequence[float]
+    numbers: Sequence[range]
+    together: int
+    pace: Pace | None
+
+    def sleep(self, commit: float) -> None:
+        """Sleep before a worker's next commit, if the last one took ``commit`` seconds."""
+        if self.pace is not None:
+            time.sleep(spread(self.pace.seconds(self.together, commit)))
 
 
 def units_of(number: int) -> list[Unit]:
@@ -53,34 +60,35 @@ def units_of(number: int) -> list[Unit]:
     return list(drawn_units(documents, ONE_DOCUMENT, 0))
 
 
-def commit_all(location: str, workers: Sequence[Worker]) -> tuple[list[float], float]:
+def commit_all(location: str, workers: Workers) -> tuple[list[float], float]:
     """Have workers commit to a store; return the seconds of each commit, and the CPU seconds of all processes."""
-    parts = [workers[first : first + THREADS] for first in range(0, len(workers), THREADS)]
+    numbers = workers.numbers
+    parts = [workers._replace(numbers=numbers[at : at + THREADS]) for at in range(0, len(numbers), THREADS)]
     with ProcessPoolExecutor(len(parts), mp_context=multiprocessing.get_context("spawn")) as processes:
         done = [processes.submit(_commit_part, location, part) for part in parts]
         ended = [one.result() for one in done]
     return [seconds for waited, _ in ended for seconds in waited], sum(cpu for _, cpu in ended)
 
 
-def _commit_part(location: str, workers: Sequence[Worker]) -> tuple[list[float], float]:
+def _commit_part(location: str, workers: Workers) -> tuple[list[float], float]:
     """Have workers commit in threads of this process."""
-    stores = [Store.open(location) for _ in workers]
+    stores = [Store.open(location) for _ in workers.numbers]
     for store in stores:
         store.stored_units([])  # opens the tables, which a worker does once
-    given = [[units_of(number) for number in worker.numbers] for worker in workers]
+    given = [[units_of(number) for number in numbers] for numbers in workers.numbers]
 
     def work(at: int) -> list[float]:
         waited = list[float]()
-        for sleep, units in zip(workers[at].sleeps, given[at], strict=True):
-            time.sleep(sleep)
+        for units in given[at]:
+            workers.sleep(waited[-1] if waited else 0.0)
             begun = time.perf_counter()
             stores[at].append_units(units)
             waited.append(time.perf_counter() - begun)
         return waited
 
-    with ThreadPoolExecutor(len(workers)) as threads:
+    with ThreadPoolExecutor(len(stores)) as threads:
         cpu = time.process_time()
-        waited = [seconds for own in threads.map(work, range(len(workers))) for seconds in own]
+        waited = [seconds for own in threads.map(work, range(len(stores))) for seconds in own]
         return waited, time.process_time() - cpu
 
 
@@ -107,14 +115,11 @@ def simulate(
 ) -> Simulated:
     """Let workers commit some groups of units each to a new store's log, ``at_once`` without any sleep."""
     Store.create(location)
-    mean = 0.0 if at_once else (LOCAL if is_local(location) else REMOTE).seconds(workers)
-    working = [
-        Worker(range(first, first + commits), [spread(mean) for _ in range(commits)])
-        for first in range(0, workers * commits, commits)
-    ]
+    pace = None if at_once else LOCAL if is_local(location) else REMOTE
+    numbers = [range(first, first + commits) for first in range(0, workers * commits, commits)]
     with races as lost_races:
         begun = time.perf_counter()
-        waited, cpu_seconds = commit_all(location, working)
+        waited, cpu_seconds = commit_all(location, Workers(numbers, workers, pace))
         seconds, races_lost = time.perf_counter() - begun, lost_races()
     given = [unit for number in range(workers * commits) for unit in units_of(number)]
     lost, doubled = compared(Store.open(location), given)

@@ -2,7 +2,7 @@
 
 A group of documents is one task, and its units are one commit. A commit costs a log what it costs however many units
 it has, so the commits of all workers together are kept below what a log takes: with more workers, each commits less
-often.
+often, and also if commits take long, as they do where many workers race for a version of a slow log.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ class Pace(NamedTuple):
     least: float  # Seconds that a worker generates before it commits, at least
     rate: float  # Commits a second of all workers together, at most
 
-    def seconds(self, workers: int) -> float:
-        """Return how many seconds each of some workers generates before it commits, on average."""
-        return max(self.least, workers / self.rate)
+    def seconds(self, workers: int, commit: float = 0.0) -> float:
+        """Return how many seconds each of some workers generates before it commits, if a commit takes ``commit``."""
+        return max(self.least, workers / self.rate, _PER_COMMIT * commit)
 
 
 LOCAL, REMOTE = Pace(2.0, 10.0), Pace(10.0, 4.0)
 
+_PER_COMMIT = 10.0  # a worker generates so many times as long as its commit takes, at least
 _GUESS = 5.0  # seconds that a document takes, until one has been generated
 _APART = 0.5  # the seconds of a group differ from their mean by so much of it at most
 
@@ -46,7 +47,7 @@ class Groups:
     def __init__(self, work: NamedPart, location: str) -> None:
         self._waiting = deque(work)
         self._pace = LOCAL if is_local(location) else REMOTE
-        self._documents, self._seconds = 0, 0.0
+        self._documents, self._seconds, self._commit = 0, 0.0, 0.0
 
     def take(self, count: int, workers: int) -> Iterator[Group]:
         """Take some groups, or as many as there are.
@@ -54,7 +55,7 @@ class Groups:
         Groups shrink as fewer documents wait, so that all workers end at about the same time: one group for each worker
         is half of what waits (Hummel, Schonberg and Flynn, "Factoring", Communications of the ACM 35(8), 1992).
         """
-        mean = self._pace.seconds(workers)
+        mean = self._pace.seconds(workers, self._commit)
         of_a_document = self._seconds / self._documents if self._documents else _GUESS
         for _ in range(count):
             if not self._waiting:
@@ -67,10 +68,14 @@ class Groups:
         """Put documents at the front of the queue again."""
         self._waiting.extendleft(reversed(part))
 
-    def generated(self, documents: int, seconds: float) -> None:
-        """Add to the measured time of generation, by which the next groups are sized."""
+    def generated(self, documents: int, seconds: float, commit: float) -> None:
+        """Take over the seconds in which a group was generated, and those of its commit; the next groups follow them.
+
+        The last commits count most, since the load of a log changes.
+        """
         self._documents += documents
         self._seconds += seconds
+        self._commit += (commit - self._commit) / 4
 
 
 def spread(mean: float) -> float:

@@ -70,7 +70,7 @@ class HandingOut:
                 done = self._result(task)
                 if isinstance(done, Stored):
                     self._in_a_row = 0
-                    self._groups.generated(len(done.documents), done.seconds)
+                    self._groups.generated(len(done.documents), done.seconds, done.commit_seconds)
                     self._groups.give_back([one for one in attempt.group.part if one[0].doc not in done.documents])
                     yield done
                 elif isinstance(done, Failure):

@@ -54,6 +54,7 @@ class Stored:
     documents: frozenset[str]
     units: int  # How many of their units are new
     seconds: float  # How long generation took
+    commit_seconds: float  # How long the commit took
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,9 @@ def _generated(store: Store, assignment: Assignment, work: Work, seconds: float)
         done |= {document.doc for document, _ in part}
         if time.monotonic() - begun >= seconds or sum(unit.events.num_rows for unit in units) >= _ROWS:
             break
-    taken = time.monotonic() - begun
+    generated = time.monotonic()
     new = store_units(store, units, assignment.known, prompts=study.study.store_prompts) if units else 0
-    return Stored(frozenset(done), new, taken)
+    return Stored(frozenset(done), new, generated - begun, time.monotonic() - generated)
 
 
 def _failed(error: Exception, address: str, name: str) -> Failure:

@@ -15,7 +15,7 @@ def groups_of(documents: int, seconds: float, location: str = "/store") -> Group
     """Documents that wait, of which one is known to take some seconds; numbers stand for them."""
     part: Any = list(range(documents))
     groups = Groups(part, location)
-    groups.generated(1, seconds)
+    groups.generated(1, seconds, 0.0)
     return groups
 
 
@@ -45,9 +45,19 @@ def test_a_group_is_of_documents_for_the_seconds_between_commits() -> None:
 
 def test_seconds_are_learned() -> None:
     groups = groups_of(10_000, 1.0)
-    groups.generated(1, 3.0)
+    groups.generated(1, 3.0, 0.0)
     (group,) = groups.take(1, 100)
     assert len(group.part) == LOCAL.seconds(100) / 2.0
+
+
+def test_workers_commit_less_often_if_commits_take_long() -> None:
+    """Until commits are fast again."""
+    groups = groups_of(10_000, SLOW)
+    for commit, mean in ((0.2, LOCAL.least), (60.0, 600.0), (0.2, LOCAL.least)):
+        for _ in range(40):
+            groups.generated(1, SLOW, commit)
+        seconds = [group.seconds for group in groups.take(100, 1)]
+        assert sum(seconds) / len(seconds) == pytest.approx(mean, rel=0.2)  # seven standard errors
 
 
 def test_what_a_worker_left_comes_first() -> None:
