@@ -24,6 +24,8 @@ FORKING = (
     "flows/cluster/test_cluster.py", "transforms/test_runners.py",
 )  # fmt: skip
 LONG = (
+    "flows/test_edits.py", "stats/test_coverage.py", "benchmarks/test_benchmarks.py",  # of the slow tests
+    "stats/test_document_coverage.py", "stats/test_unbiased.py", "stats/test_sequential_coverage.py",
     "verification/test_verification.py", "flows/test_object_storage.py", "flows/test_weights_study.py",
     "report/test_report.py", "generator/test_hidden_inputs.py", "faults/test_lost_logs.py",
     "flows/test_engine_study.py", "sql/test_exact_truth.py", "flows/test_identities.py", "log/test_rewriting.py",

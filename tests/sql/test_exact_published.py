@@ -53,7 +53,7 @@ def test_the_study_of_the_published_systems(tmp_path: Path) -> None:
     assert all(row["risk"] == pytest.approx(row["exact_risk"], abs=0.02) for row in swrb)
 
     versions = Store.open(store).versions()
-    again = run_file([study], store, (), SILENT)
+    again = run_file([study], store, None, SILENT)
     assert (again.pages, again.did_something) == ([page], False)
     assert stages.develop(run) == stages.evaluate(run) == stages.analyze(run) == stages.derive(run) == 0
     assert Store.open(store).versions() == versions
