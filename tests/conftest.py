@@ -24,13 +24,13 @@ FORKING = (
     "flows/cluster/test_cluster.py", "transforms/test_runners.py",
 )  # fmt: skip
 LONG = (
-    "flows/test_edits.py", "stats/test_coverage.py", "benchmarks/test_benchmarks.py",  # of the slow tests
-    "stats/test_document_coverage.py", "stats/test_unbiased.py", "stats/test_sequential_coverage.py",
     "verification/test_verification.py", "flows/test_object_storage.py", "flows/test_weights_study.py",
     "report/test_report.py", "generator/test_hidden_inputs.py", "faults/test_lost_logs.py",
     "flows/test_engine_study.py", "sql/test_exact_truth.py", "flows/test_identities.py", "log/test_rewriting.py",
     "kvdrift/test_gate.py", "flows/test_sequential.py", "report/test_explorer_page.py", "ingestion/test_ingestion.py",
     "flows/test_server_study.py", "flows/test_analysis.py",
+    "flows/test_edits.py", "stats/test_coverage.py", "benchmarks/test_benchmarks.py",  # long among the slow tests
+    "stats/test_document_coverage.py", "stats/test_unbiased.py", "stats/test_sequential_coverage.py",
 )  # fmt: skip
 
 

@@ -242,17 +242,14 @@ def test_workers_of_unlike_gpus_are_refused(begun: StudyRun) -> None:
     }
 
     class Workers:
-        client: Any = None
-
         def check(self, *, resources: dict[str, float]) -> None:
             assert set(resources) <= {"GPU"}
-            self.client = self
 
         def workers(self, *_: Any) -> list[str]:
             return list(gpus)
 
-        def run(self, *_: Any, **__: Any) -> dict[str, tuple[str, str]]:
-            return gpus
+        def ask(self, *_: Any, **__: Any) -> list[tuple[str, str]]:
+            return list(gpus.values())
 
         def say(self, line: str) -> None:
             assert "NVIDIA X" in line
