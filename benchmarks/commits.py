@@ -5,8 +5,8 @@
 
 A simulated worker is a thread with a store of its own. It sleeps as long as a worker of a cluster generates between two
 commits (``flows.cluster.groups``), longer after a slow commit of its own, and then commits the units of two documents.
-With ``--at-once`` no worker sleeps.
-Afterwards the events of the store are compared with those that the workers committed.
+With ``--at-once`` no worker sleeps. Afterwards the events of the store are compared with those that the workers
+committed.
 """
 
 from __future__ import annotations

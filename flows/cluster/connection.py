@@ -110,21 +110,24 @@ class Cluster:
             check_facts(name, found, here, location)
 
     def ask(self, function: Callable[..., _Answer], *arguments: Any, workers: Sequence[str]) -> list[_Answer]:
-        """Call a function in the workers of some addresses, and return the answers of those that do not end meanwhile.
+        """Call a function in the workers of some addresses; return the answers of those that do not end meanwhile.
 
-        Dask also passes the worker, as ``dask_worker``.
+        Dask also passes its worker to the function, as the argument ``dask_worker``.
 
         Raises:
             InputError: A worker lacks this kvdrift.
             OperationError: The function failed in a worker.
         """
-        answers = self.client.run(function, *arguments, workers=workers, on_error="return")
-        for address, answer in answers.items():
-            if isinstance(answer, Exception) and not isinstance(answer, OSError):
+        answers = list[_Answer]()
+        for address, answer in self.client.run(function, *arguments, workers=workers, on_error="return").items():
+            if isinstance(answer, OSError):  # a worker that has just ended is not asked again
+                continue
+            if isinstance(answer, Exception):
                 if "ModuleNotFoundError" in repr(answer):  # Dask changes its class
                     raise lacking(f"worker {address}", answer)
                 raise OperationError(f"worker {address}: {answer!r}")
-        return [answer for answer in answers.values() if not isinstance(answer, OSError)]
+            answers.append(answer)
+        return answers
 
     @contextmanager
     def for_other_clients(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 A group of documents is one task, and its units are one commit. A commit costs a log what it costs however many units
 it has, so the commits of all workers together are kept below what a log takes: with more workers, each commits less
-often, and also if commits take long, as they do where many workers race for a version of a slow log.
+often, and also if commits take long, as they do if many workers race for a version of a slow log.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from flows.generate.named_work import NamedPart
 from schema.location import is_local
+
+_PER_COMMIT = 10.0  # the least seconds that a worker generates for each second that a commit takes
 
 
 class Pace(NamedTuple):
@@ -29,7 +31,6 @@ class Pace(NamedTuple):
 
 LOCAL, REMOTE = Pace(2.0, 10.0), Pace(10.0, 4.0)
 
-_PER_COMMIT = 10.0  # a worker generates so many times as long as its commit takes, at least
 _GUESS = 5.0  # seconds that a document takes, until one has been generated
 _APART = 0.5  # the seconds of a group differ from their mean by so much of it at most
 
@@ -69,7 +70,7 @@ class Groups:
         self._waiting.extendleft(reversed(part))
 
     def generated(self, documents: int, seconds: float, commit: float) -> None:
-        """Take over the seconds in which a group was generated, and those of its commit; the next groups follow them.
+        """Add a group's seconds of generation and of its commit to what is measured; the next groups are sized by it.
 
         The last commits count most, since the load of a log changes.
         """

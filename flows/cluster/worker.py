@@ -146,7 +146,7 @@ def model_weights(study: Study) -> str | KvdriftError | None:
 
 
 def gpu_there(model: ModelSection, dask_worker: Any) -> tuple[str, str | None]:
-    """Return this worker's name in error lines, and the GPU that a study's model computes on here; Dask passes it."""
+    """Return this worker's name in error lines, and the GPU of a study's model here; Dask passes the worker."""
     return worker_name(dask_worker.address), gpu_here(model)
 
 

@@ -6,8 +6,8 @@ the position before, the next position is begun at once, and the host reads toke
 meanwhile. If these tokens show that streams change after all, the position that was begun is given up and computed
 again with new streams, which writes over everything that it has written.
 
-On CUDA, laws and draws of positions with equal numbers of rows are one graph (``generator.coupling.step_graphs``), with
-new streams or those of the position before.
+On CUDA the operations that compute a position's laws and draws are captured as one graph. Later positions of equal
+shapes replay the graph, whether their streams are new or not (``generator.coupling.step_graphs``).
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class FusedSteps:
         self._prepare(column, streams, places, rows)
         if not self._begun:
             self._kernels.select(streams.row)
-            if self._ahead is None or not self._streams:
-                laws = self._kernels.advance(streams.token)
-                if not self._streams:
-                    return torch.empty(0)
-                self._find(laws)
+            if not self._streams:
+                self._kernels.advance(streams.token)
+                return torch.empty(0)
+            if self._ahead is None:
+                self._find(self._kernels.advance(streams.token))
             else:
                 self._ahead.place(streams.token)
                 self._compute(self._ahead)
@@ -92,7 +92,7 @@ class FusedSteps:
         return arrival.wait()
 
     def _compute(self, ahead: AheadKernels) -> None:
-        """Find the draws of the tokens that were fed."""
+        """Compute the draws of the position that ``place`` or ``feed`` has prepared, by a graph if there is one."""
         bucket = (ahead.bucket, self._rows.shape, self._found.shape, self._found.data_ptr())
         self._graphs.run(bucket, lambda: self._find(ahead.laws()))
 

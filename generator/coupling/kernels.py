@@ -74,7 +74,7 @@ class StreamKernels(Protocol):
 
 
 class AheadKernels(Protocol):
-    """Kernels that append tokens before the host knows them, or without laws at once; nothing waits for the device."""
+    """Kernels that append tokens and compute laws in separate calls; only the device need know the tokens."""
 
     @property
     def bucket(self) -> Hashable:

@@ -141,7 +141,7 @@ class TransformerKernels:
         return self._attention.counts_to_try(streams)
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """Append one token to each open stream, [streams], and return the next laws, [streams, V]."""
+        """Append one token, int64 [streams] on the CPU, to each open stream, and return the next laws, [streams, V]."""
         if not len(tokens):
             self._position += 1
             self._attention.skip()
@@ -150,7 +150,7 @@ class TransformerKernels:
         return self.laws()[: len(tokens)]
 
     def place(self, tokens: Tensor) -> None:
-        """Append one token to each open stream, int64 [streams] on the CPU, at least one.
+        """Append one token, int64 [streams] on the CPU, to each open stream, of which there is at least one.
 
         Positions continue from the prompt's true length, however few of its entries a cache holds.
         """
@@ -226,7 +226,7 @@ class TransformerKernels:
         return positions[:, None]
 
     def _stream_of_row(self) -> dict[str, Tensor]:
-        """Return the stream of each row, [rows], if ``feed`` needs it; 0 in rows without a stream."""
+        """Return the number of each row's stream, int64 [rows], 0 in rows without one; nothing if ``ahead`` is None."""
         if self.ahead is None:
             return {}
         streams = torch.zeros(self._attention.rows, dtype=torch.int64)

@@ -51,7 +51,7 @@ def test_seconds_are_learned() -> None:
 
 
 def test_workers_commit_less_often_if_commits_take_long() -> None:
-    """Until commits are fast again."""
+    """Once commits are fast again, workers commit as often as before."""
     groups = groups_of(10_000, SLOW)
     for commit, mean in ((0.2, LOCAL.least), (60.0, 600.0), (0.2, LOCAL.least)):
         for _ in range(40):

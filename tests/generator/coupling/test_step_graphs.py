@@ -41,7 +41,7 @@ class Stream:
     """A stream on which nothing waits."""
 
     def wait_stream(self, other: object) -> None:
-        """Wait for nothing."""
+        """Return at once."""
 
 
 @pytest.fixture
