@@ -15,6 +15,7 @@ from log.delta.table_log import CHECKPOINT_EVERY
 from log.store import Unit
 from log.units.records import as_rows
 from log.units.unit import conform_unit, group_of
+from schema.locking import in_turn
 
 
 class HandWrittenStore:
@@ -39,9 +40,10 @@ class HandWrittenStore:
         return DataFiles(self._folder).put_rows(table, rows)
 
     def _commit(self, table: str, file: StoredFile, transactions: list[tuple[str, int]]) -> None:
-        """Commit, and write a checkpoint as often as a store does."""
+        """Commit in turn with other writers, and write a checkpoint as often as a store does."""
         last, folder = self._versions[table], self._folder / table
-        self._versions[table] = made = write_commit(folder, last + 1, [file], transactions)
+        with in_turn(folder / "_delta_log", lambda: last):
+            self._versions[table] = made = write_commit(folder, last + 1, [file], transactions)
         if made // CHECKPOINT_EVERY > last // CHECKPOINT_EVERY:
             DeltaTable(folder).create_checkpoint()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -93,6 +94,7 @@ def _watching(location: str, interval: float, *, compacts: bool) -> str:
     from kvdrift.live.upkeep import Upkeep
     from transforms.watch import watch
 
+    gc.freeze()  # what has been imported stays, and need not be searched each time
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stopped.append(received))

@@ -7,6 +7,7 @@ process that puts files of all sizes together then grows for long without holdin
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from contextlib import suppress
 
@@ -32,6 +33,10 @@ def bound_memory() -> None:
 
 
 def release_memory() -> None:
-    """Give back the memory that glibc keeps for a further batch, which may never come."""
+    """Free objects that hold each other, and give back the memory that glibc keeps for a further batch.
+
+    ``kvdrift.program`` has Python look for such objects seldom, and some hold memory of Arrow and delta-rs.
+    """
+    gc.collect()
     with suppress(OSError, AttributeError):  # as above
         ctypes.CDLL(None).malloc_trim(0)

@@ -38,7 +38,7 @@ class TableReading(TableVersions):
         super().__init__(location)
         self._changing: dict[tuple[str, int], bool] = {}  # whether a version changed rows
         self._made: dict[tuple[str, Callable[[pa.Table], Any]], dict[str, Any]] = {}  # by path; see ``of_files``
-        self._bounds: dict[tuple[str, str, str], tuple[str, str] | None] = {}  # by table, path and column
+        self._bounds: dict[tuple[str, str], dict[str, tuple[str, str] | None]] = {}  # by path, by table and column
 
     def _check_readable(self, snapshot: Snapshot) -> None:
         if self._newest_known(snapshot.table) == snapshot.version:
@@ -149,14 +149,16 @@ class TableReading(TableVersions):
     def files_with(self, snapshot: Snapshot, column: str, values: Sequence[str], paths: Sequence[str]) -> list[str]:
         """Return the files that may have some of the sorted ``values`` in a text column, by bounds in their footers.
 
-        Bounds are kept, so that looking for other values in the same files costs nothing.
+        Bounds are kept while a file is visible, so that looking for other values in the same files costs nothing.
         """
-        keys = {path: (snapshot.table, path, column) for path in paths}
-        new = [key for key in keys.values() if key not in self._bounds]
-        self._bounds |= zip(new, side_by_side(lambda key: self._bounds_of(*key), new), strict=True)
+        table, kept = snapshot.table, self._bounds.get((snapshot.table, column), {})
+        if new := [path for path in paths if path not in kept]:
+            found = side_by_side(lambda path: self._bounds_of(table, path, column), new)
+            known = kept | dict(zip(new, found, strict=True))
+            kept = self._bounds[table, column] = {path: known[path] for path in snapshot.paths() if path in known}
 
         def may_have(path: str) -> bool:
-            bounds = self._bounds[keys[path]]
+            bounds = kept[path]
             return bounds is None or bisect_left(values, bounds[0]) < bisect_right(values, bounds[1])
 
         return [path for path in paths if may_have(path)]

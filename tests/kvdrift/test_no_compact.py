@@ -68,6 +68,7 @@ def test_derive_watch(
         return DerivationReport.of([], 0, 0.0)
 
     monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("gc.freeze", lambda: None)
     monkeypatch.setattr("kvdrift.live.memory.bound_memory", lambda: None)
     monkeypatch.setattr("kvdrift.live.upkeep.Upkeep", Upkeep)
     monkeypatch.setattr("transforms.watch.watch", watch)
