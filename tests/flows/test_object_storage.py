@@ -63,6 +63,7 @@ def troubled(server: S3Server, study_file: Path) -> str:
     return location
 
 
+@pytest.mark.slow
 def test_a_slow_server_that_refuses_requests_changes_no_row(troubled: str, expected: dict[str, list[str]]) -> None:
     assert rows(troubled, MEASURED) == expected
 

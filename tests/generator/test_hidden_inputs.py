@@ -99,6 +99,7 @@ def try_elsewhere(tried: list[Tried[Any]]) -> None:
         ("codec", "other layers", "numbers that are read back of a prompt are others after another prompt of its length"),
     ],
 )  # fmt: skip
+@pytest.mark.by_default("file", "hash", "global", "codec")
 def test_what_decides_by_something_else_fails(
     subjects: dict[str, Tried[Any]], name: str, check: str, says: str
 ) -> None:

@@ -221,6 +221,7 @@ def test_an_address_of_what_is_not_there(tabs: Tabs, path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.by_default("dark")
 def test_nothing_is_wider_than_its_window(tabs: Tabs, path: Path, scheme: Any) -> None:
     for width in (1280, 390):
         tab = opened(tabs, path, width=width, scheme=scheme)

@@ -34,6 +34,7 @@ def column(tab: Page, head: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.by_default("390")
 def test_no_page_is_wider_than_its_window(tabs: Tabs, page: Path, width: int) -> None:
     """The page may be fully open, and dark; background, text and curves then change together."""
     grounds, curves = set(), set()
