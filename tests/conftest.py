@@ -29,9 +29,13 @@ LONG = (
     "flows/test_engine_study.py", "sql/test_exact_truth.py", "flows/test_identities.py", "log/test_rewriting.py",
     "kvdrift/test_gate.py", "flows/test_sequential.py", "report/test_explorer_page.py", "ingestion/test_ingestion.py",
     "flows/test_server_study.py", "flows/test_analysis.py",
-    "flows/test_edits.py", "stats/test_coverage.py", "benchmarks/test_benchmarks.py",  # long among the slow tests
-    "stats/test_document_coverage.py", "stats/test_unbiased.py", "stats/test_sequential_coverage.py",
+    "stats/test_coverage.py", "flows/test_edits.py", "log/test_many_writers.py",  # long among the slow tests
+    "benchmarks/test_benchmarks.py", "stats/test_document_coverage.py", "stats/test_unbiased.py",
+    "stats/test_sequential_coverage.py",
 )  # fmt: skip
+
+# A case takes ten minutes, and shares nothing with the others.
+APART = "stats/test_coverage.py"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
-    """Distribute whole files over workers, and keep the files that fork processes together."""
+    """Distribute whole files over workers, one file by its tests, and keep the files that fork processes together."""
     if config.option.dist != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - the hook is xdist's own
@@ -76,6 +80,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "forking" if file.removeprefix("tests/") in FORKING else file
+            name = file.removeprefix("tests/")
+            return "forking" if name in FORKING else nodeid if name == APART else file
 
     return Scheduling(config, log)
