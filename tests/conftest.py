@@ -34,7 +34,7 @@ LONG = (
     "stats/test_sequential_coverage.py",
 )  # fmt: skip
 
-# A case takes ten minutes, and shares nothing with the others.
+# The tests of this file are spread over workers: some take ten minutes, and they share nothing.
 APART = "stats/test_coverage.py"
 
 
