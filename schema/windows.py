@@ -80,7 +80,7 @@ class Windows:
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
-        """First and last position of the three blocks; an empty block ends before it begins."""
+        """The first and last position of each of the three blocks; an empty block ends before it begins."""
         return (
             (1, self.first_block_last),
             (self.first_block_last + 1, self.second_block_last),

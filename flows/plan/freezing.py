@@ -61,8 +61,9 @@ def freeze_plan(
 ) -> FrozenPlan:
     """Write a plan to the store, or adopt the plan that another run of the same study froze first.
 
-    To ``content``, the result of ``make_plan`` from ``events_version``, it is added whether evaluation documents had
-    been seen. ``superseded`` is the previous revision of the plan; None for the study's first plan.
+    ``content`` is the result of ``make_plan``, made from ``events_version``. The plan also says whether evaluation
+    documents had been seen by then. ``superseded`` is the previous revision of the plan; None for the study's first
+    plan.
     """
     study, revision = material.study, 0 if superseded is None else superseded.revision + 1
     if (frozen := _adopted(store, study, revision)) is not None:
