@@ -40,6 +40,8 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout)
     assert printed.get("rows") or printed["launches"]
+    if name in {"analysis", "scale"}:
+        assert any(row["peer"] and row["ratio"] > 0 for row in printed["rows"])
 
 
 @pytest.mark.slow
