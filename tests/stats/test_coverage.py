@@ -207,15 +207,16 @@ def test_rare_events_are_covered_more_often_in_theory() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "least"), [(12, 0.92), (24, 0.93), (80, 0.94)])
-def test_intervals_cover_as_often_as_they_say(size: int, least: float) -> None:
+@pytest.mark.parametrize(("size", "batches", "least"), [(12, 32, 0.92), (24, 64, 0.93), (80, 32, 0.94)])
+def test_intervals_cover_as_often_as_they_say(size: int, batches: int, least: float) -> None:
     """8,000 studies of two strata, 768 draws: standard errors are 0.18% for 16,000 actions, 0.25% for 8,000 contrasts.
 
-    Measured at 24 documents a stratum on 1,500 studies: 94.5% (``rate_share``) to 97.0% (``eos_gap`` of set 2).
+    Of 12 and 80 documents a stratum there are 4,000 studies: 0.24% and 0.35%. Measured at 24 documents on 1,500 studies:
+    94.5% (``rate_share``) to 97.0% (``eos_gap`` of set 2).
     Widths are ratios to the widths of percentile intervals. At 24 documents the hazard at t = 5 has the largest ratio,
     1.32: few trajectories have not diverged before t = 5.
     """
-    for key, row in coverage(64, size, 768).items():
+    for key, row in coverage(batches, size, 768).items():
         assert least <= row["studentized"] <= 0.98, key
         assert row["width"] <= (1.35 if key == ("hazard", 5) else 1.3) or size < 24, key
         if size >= 24:
