@@ -2,16 +2,16 @@
 
     python -m benchmarks.freshness                              # 50 units a second for a minute; the peer too
     python -m benchmarks.freshness --seconds 20 --no-peer --json
-    python -m benchmarks.freshness --commits 10000              # memory: one unit a commit, about 4 minutes
+    python -m benchmarks.freshness --commits 2400               # memory: one unit a commit, about 2 minutes
 
 Processes work at once, as beside a real run: writers commit units at a stated rate; ``kvdrift derive --watch`` derives
 them; a reader opens the views of one ``Store`` anew a few times a second, and asks ``trajectories`` which units it has.
 The delay of a unit begins when its writer is told that the unit is committed, and ends when a query of the reader has
 returned the unit. The peer is ``kvdrift derive`` again and again, on a store of its own; ratios compare delays.
 
-With ``--commits`` memory is measured. One writer makes commits of one unit by hand (``benchmarks.written_log``), the
-reader looks once a second, and there is no peer. Memory is read at rest, when everything is derived: in a pause after
-the 100th commit and after the last one.
+With ``--commits`` memory is measured. One writer makes commits of one unit, the reader looks once a second, and
+there is no peer. Memory is read at rest, when everything is derived: in a pause after the 100th commit and after the
+last one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ import numpy as np
 from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, mib, run
 from benchmarks.processes import children, cpu_seconds, resident
 from benchmarks.synthetic_study import Sizes, document_row, drawn_units, new_study
-from benchmarks.written_log import HandWrittenStore
 from log.store import Store
 from sql.catalog import open_views
 
@@ -62,7 +61,7 @@ class Load:
     replicates: int  # of a unit
     horizon: int
     looks: float  # of the reader per second, at most
-    by_hand: bool = False  # whether the log is written by hand, for one writer
+    rests: bool = False  # whether the writer, which is alone, pauses after the first commits
 
     @property
     def sizes(self) -> Sizes:
@@ -86,20 +85,19 @@ class Seen:
 
 def memory_load(commits: int, rate: float, replicates: int, horizon: int) -> Load:
     """Return the load for measuring memory: commits of one unit."""
-    return Load(commits, 1, rate, 1, replicates, horizon, 1.0, by_hand=True)
+    return Load(commits, 1, rate, 1, replicates, horizon, 1.0, rests=True)
 
 
 def write(location: str, load: Load, writer: int, begin: float) -> tuple[dict[str, float], float]:
     """Commit every ``writers``-th document's units when due; return when, by document, and the CPU seconds."""
-    store = HandWrittenStore(Path(location)) if load.by_hand else Store.open(location)
-    told, cpu = dict[str, float](), time.process_time()
+    store, told, cpu = Store.open(location), dict[str, float](), time.process_time()
     for number in range(writer, load.commits, load.writers):
         document = document_row(1, number)
         units = list(drawn_units([document], load.sizes, 0))
         time.sleep(max(0.0, begin + number * load.units / load.rate - time.time()))
         store.append_units(units)
         told[document["doc"]] = time.time()
-        if load.by_hand and number + 1 == EARLY_COMMITS:
+        if load.rests and number + 1 == EARLY_COMMITS:
             time.sleep(REST)
             begin += REST
     return told, time.process_time() - cpu
@@ -175,7 +173,7 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
             found.beside = max([found.beside, *(resident(child)[0] for child in children(process))])
             readings.append((time.time(), *resident(process)))
             if reading.done() and not end:
-                end = time.time() + (REST if load.by_hand else 0.0)
+                end = time.time() + (REST if load.rests else 0.0)
             time.sleep(0.2)
         found.cpu["watch"] = cpu_seconds(process) - before
         seen, found.cpu["reader"] = reading.result()
@@ -184,7 +182,7 @@ def observe(folder: Path, load: Load, *, watched: bool) -> Seen:
     if len(seen) < load.commits:
         raise SystemExit(f"{load.commits - len(seen)} of {load.commits} commits were never seen")
     found.writing = max(told.values()) - begin
-    if load.by_hand and process:
+    if load.rests and process:
         found.early, found.early_peak = at_rest(readings, sorted(told.values())[EARLY_COMMITS - 1] + REST)
         found.late, found.peak = at_rest(readings, readings[-1][0])
     found.delays = [max(0.0, seen[doc] - told[doc]) for doc in sorted(told) for _ in range(load.units)]
@@ -205,7 +203,7 @@ def measure_all(options: argparse.Namespace, folder: Path) -> Iterator[Measureme
     if options.commits:
         load = memory_load(options.commits, options.rate, *sizes)
     live = observe(folder, load, watched=True)
-    peer = None if options.no_peer or load.by_hand else observe(folder, load, watched=False)
+    peer = None if options.no_peer or load.rests else observe(folder, load, watched=False)
     facts: dict[str, Any] = {"commits": load.commits, "units_per_commit": load.units, "writers": load.writers}
     if live.early:
         facts |= {

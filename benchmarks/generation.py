@@ -22,7 +22,6 @@ device memory on CUDA.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -59,8 +58,7 @@ class MeasuredRun:
     prompt_seconds: float  # prefill and eviction
     decode_seconds: float
     streams: float  # next-token laws computed per step
-    x_token: dict[str, NDArray[Any]]  # by action, [K, H]
-    y_token: dict[str, NDArray[Any]]
+    tokens: NDArray[np.int64]  # of X and Y, [actions, 2, K, H]
     device_peak_bytes: int | None  # None on a CPU
 
     @property
@@ -78,17 +76,13 @@ def run_shared(case: Case, savings: Savings = ALL_SAVINGS, *, control: bool = Fa
     actions = [*case.actions(), *([Action("full", "full", Full(), Retention(None))] if control else [])]
     pending = [PendingUnit(action, 0, case.replicates) for action in actions]
     units = generate_units(model, "benchmark", document, pending, case.horizon, SEED, savings)
-    columns = {
-        name: {
-            unit.record["action"]: unit.events[name].to_numpy().reshape(case.replicates, case.horizon) for unit in units
-        }
-        for name in ("x_token", "y_token")
-    }
+    tokens = np.array([[unit.events[name].to_numpy() for name in ("x_token", "y_token")] for unit in units], np.int64)
     prompt, decode, laws = (
         sum(unit.record[name] for unit in units) for name in ("prefill_seconds", "decode_seconds", "kernel_evaluations")
     )
     streams = laws / (case.horizon - 1)
-    return MeasuredRun(case.replicates, prompt, decode, streams, **columns, device_peak_bytes=_device_peak(case))
+    tokens = tokens.reshape(len(units), 2, case.replicates, case.horizon)
+    return MeasuredRun(case.replicates, prompt, decode, streams, tokens, _device_peak(case))
 
 
 def run_copies(case: Case, *, preallocated: bool) -> MeasuredRun:
@@ -98,16 +92,13 @@ def run_copies(case: Case, *, preallocated: bool) -> MeasuredRun:
     prompt = Prompt(model, document.tokens, max(action.selector.window for action in case.actions()))
     prompt_seconds = _clock(case) - begun
     model.network.set_attn_implementation("sdpa")
-    steps = {
-        action.name: copied_rollout(
-            model, prompt, document, action, case.replicates, case.horizon, SEED, preallocated=preallocated
-        )
+    tokens = np.array([
+        copied_rollout(model, prompt, document, action, case.replicates, case.horizon, SEED, preallocated=preallocated)
         for action in case.actions()
-    }
+    ])  # fmt: skip
     return MeasuredRun(
-        case.replicates, prompt_seconds, _clock(case) - begun - prompt_seconds, 3.0 * len(steps) * case.replicates,
-        {action: tokens for action, (tokens, _) in steps.items()},
-        {action: tokens for action, (_, tokens) in steps.items()}, _device_peak(case),
+        case.replicates, prompt_seconds, _clock(case) - begun - prompt_seconds, 3.0 * len(tokens) * case.replicates,
+        tokens, _device_peak(case),
     )  # fmt: skip
 
 
@@ -186,28 +177,23 @@ def _row(case: Case, name: str, phase: str, runs: RunsByPart, peer: str | None) 
         part=f"n = {case.entries}, K = {replicates}, {phase}: {name}", seconds=min(seconds),
         peak_mib=mib(max(one.value.device_peak_bytes or one.peak_bytes for one in runs[name])),
         rate=replicates * len(case.actions()) * (case.horizon - 1) / min(seconds), peer=peer,
-        ratio=None if peer is None else _ratio(runs, phase, peer, min),
+        ratio=None if peer is None else _ratio(runs, phase, peer),
     )  # fmt: skip
 
 
-def _ratio(runs: RunsByPart, phase: str, peer: str, of: Callable[[list[float]], float]) -> float:
+def _ratio(runs: RunsByPart, phase: str, peer: str) -> float:
     """Return how many times as long the peer takes for a replicate."""
     own, others = (
-        of([PHASES[phase](one.value) for one in runs[name]]) / runs[name][0].value.replicates
+        min(float(PHASES[phase](one.value)) for one in runs[name]) / runs[name][0].value.replicates
         for name in ("shared", peer)
     )
     return others / own
 
 
 def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
-    """Return medians, agreement and bytes of one prompt length."""
+    """Return streams, agreement and bytes of one prompt length."""
     facts: dict[str, Any] = {
-        "repeated_seconds": {
-            f"{name}, {phase}": [round(seconds(one.value), 3) for one in found]
-            for name, found in runs.items()
-            for phase, seconds in PHASES.items()
-        },
-        "streams_per_step": {name: round(found[0].value.streams, 1) for name, found in runs.items()},
+        "streams_per_step": {name: round(found[0].value.streams, 1) for name, found in runs.items()}
     }
     shape, kept = model_shape(case), case.kept()
     sizes = {
@@ -218,29 +204,15 @@ def _facts(case: Case, runs: RunsByPart) -> dict[str, Any]:
     }
     facts["mib"] = {name: round(mib(size)) for name, size in sizes.items()}
     if "shared" in runs:
-        shared = runs["shared"][0].value
-        peers = [name for name in runs if name != "shared"]
-        facts["median_ratio"] = {
-            f"{peer}, {phase}": round(_ratio(runs, phase, peer, statistics.median), 2)
-            for peer in peers
-            for phase in PHASES
-        }
-        facts["different_tokens"] = {peer: _different_tokens(shared, runs[peer][0].value) for peer in peers}
-        mismatches = [shared.x_token[name] != shared.y_token[name] for name in shared.x_token]
-        facts["mismatch"] = round(float(np.mean(mismatches)), 3)
+        tokens = runs["shared"][0].value.tokens
+        facts["different_tokens"] = {  # of the replicates that both have; other kernels round differently
+            peer: int((tokens[:, :, : found[0].value.replicates] != found[0].value.tokens).sum())
+            for peer, found in runs.items() if peer != "shared"
+        }  # fmt: skip
+        facts["mismatch"] = round(float((tokens[:, 0] != tokens[:, 1]).mean()), 3)
         steps = max((case.horizon - 1) / one.value.decode_seconds for one in runs["shared"])
         facts["steps_per_second"] = round(steps, 3)
     return facts
-
-
-def _different_tokens(one: MeasuredRun, other: MeasuredRun) -> int:
-    """Count different tokens in the replicates that both runs have; other kernels round differently."""
-    count = min(one.replicates, other.replicates)
-    return sum(
-        int((tokens[action][:count] != others[action][:count]).sum())
-        for tokens, others in ((one.x_token, other.x_token), (one.y_token, other.y_token))
-        for action in tokens
-    )
 
 
 def measure_all(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:

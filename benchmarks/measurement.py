@@ -9,7 +9,7 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 _Value = TypeVar("_Value")
 
 _TO_BYTES = 1024  # Linux gives ru_maxrss in KiB
+_LINE = 100  # characters of a printed line
 
 
 @dataclass(frozen=True)
@@ -112,17 +113,28 @@ def run(
     if options.json:
         print(json.dumps({"benchmark": title, "unit": unit, **facts, "rows": [asdict(row) for row in rows]}))
         return
-    width = max(len(row.part) for row in rows)
+    width = max((len(row.part) for row in rows), default=0)
     print(title)
-    print(f"{'':{width}}    seconds        CPU  peak MiB  {unit + '/s':>14}  ratio")
+    if rows:
+        print(f"{'':{width}}    seconds        CPU  peak MiB  {unit + '/s':>14}  ratio")
     for row in rows:
         cells = [
             _cell(row.seconds, 11, 3), _cell(row.cpu_seconds, 11, 3), _cell(row.peak_mib, 10, 0),
             _cell(row.rate, 16, 0), _cell(row.ratio, 7, 2) + (f" x {row.peer}" if row.peer else ""),
         ]  # fmt: skip
         print(f"{row.part:{width}}{''.join(cells)}".rstrip())
+    print(*_said(facts), sep="\n")
+
+
+def _said(facts: dict[str, Any], indent: str = "") -> Iterator[str]:
+    """Yield the lines of facts; each fact of a long group has a line of its own."""
     for name, value in facts.items():
-        print(f"{name.replace('_', ' ')}: {value}")
+        head = f"{indent}{name if indent else name.replace('_', ' ')}:"
+        if isinstance(value, dict) and len(f"{head} {value}") > _LINE:
+            yield head
+            yield from _said(value, indent + "  ")
+        else:
+            yield f"{head} {value}"
 
 
 def _cell(value: float | None, width: int, digits: int) -> str:

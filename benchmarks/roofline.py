@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -25,25 +24,6 @@ _LAW_BYTES = 4  # of a probability, float32
 
 
 @dataclass(frozen=True)
-class StepBytes:
-    """Bytes that a step moves: weights, every cache's prompt entries, suffixes of mean length, logits and laws."""
-
-    weights: float
-    prompts: float
-    suffixes: float
-    logits: float
-
-
-@dataclass(frozen=True)
-class StepProducts:
-    """Floating-point operations of a step: products with weights, attention to prompts and to suffixes."""
-
-    weights: float
-    prompts: float
-    suffixes: float
-
-
-@dataclass(frozen=True)
 class Peaks:
     """The measured peaks of a device: of a large copy, read and written, and of a product in the weights' dtype."""
 
@@ -53,20 +33,21 @@ class Peaks:
 
 @dataclass(frozen=True)
 class StepWork:
-    """The least work of a step."""
+    """The least work of a step, by parts: weights, prompts, suffixes of mean length and, of bytes, logits."""
 
-    bytes: StepBytes
-    products: StepProducts
+    bytes: dict[str, float]  # moved
+    products: dict[str, float]  # floating-point operations
 
     def seconds(self, peaks: Peaks) -> float:
         """Return the least time that a device can take."""
-        return max(_total(self.bytes) / peaks.bytes_per_second, _total(self.products) / peaks.flops_per_second)
+        moved, computed = (sum(parts.values()) for parts in (self.bytes, self.products))
+        return max(moved / peaks.bytes_per_second, computed / peaks.flops_per_second)
 
     def facts(self) -> dict[str, dict[str, float]]:
         """Return all parts, in GB and in TFLOP."""
         return {
-            "gigabytes": {name: _short(value / 1e9) for name, value in asdict(self.bytes).items()},
-            "teraflop": {name: _short(value / 1e12) for name, value in asdict(self.products).items()},
+            "gigabytes": {name: _short(value / 1e9) for name, value in self.bytes.items()},
+            "teraflop": {name: _short(value / 1e12) for name, value in self.products.items()},
         }
 
 
@@ -89,15 +70,16 @@ def step_work(
     drawn = streams[0] + 4 * pairs  # laws that are read again
     attention = 4 * shape.layers * shape.heads * shape.head_size  # operations of a query and an entry, in all layers
     return StepWork(
-        StepBytes(
-            weights, shape.entry_bytes * sum(entries), shape.entry_bytes * suffix * count,
-            shape.vocabulary * (logits + _LAW_BYTES * drawn),
-        ),
-        StepProducts(
-            2 * count * weights / item,
-            attention * sum(m * own for m, own in zip(entries, streams, strict=True)),
-            attention * suffix * count,
-        ),
+        {
+            "weights": weights, "prompts": shape.entry_bytes * sum(entries),
+            "suffixes": shape.entry_bytes * suffix * count,
+            "logits": shape.vocabulary * (logits + _LAW_BYTES * drawn),
+        },
+        {
+            "weights": 2 * count * weights / item,
+            "prompts": attention * sum(m * own for m, own in zip(entries, streams, strict=True)),
+            "suffixes": attention * suffix * count,
+        },
     )  # fmt: skip
 
 
@@ -128,10 +110,6 @@ def _least_seconds(device: str, call: Callable[[], object]) -> float:
         wait()
         seconds.append(time.perf_counter() - begun)
     return min(seconds)
-
-
-def _total(parts: Any) -> float:
-    return float(sum(astuple(parts)))
 
 
 def _short(value: float) -> float:

@@ -104,11 +104,6 @@ def forget_derived(location: str) -> None:
     Store.create(location)
 
 
-def derive(location: str) -> None:
-    """Derive the log."""
-    run_derivation(location)
-
-
 def open_alone(location: str) -> None:
     """Open the views."""
     kvdrift.open(location).close()
@@ -145,7 +140,7 @@ def by_hand(location: str) -> Cells:
 
 VIEW, PEER = "decomposition, opened", "DuckDB over events"
 PARTS: dict[str, Callable[[str], Any]] = {
-    "derive": derive,
+    "derive": run_derivation,
     "open the views": open_alone,
     VIEW: decomposition,
     "three views, opened": three_views,

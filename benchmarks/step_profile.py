@@ -20,12 +20,12 @@ steps of a bucket have the same numbers of rows, tiles and partial results, and 
 
 from __future__ import annotations
 
+import argparse
 import copy
-import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import SEED, Case, random_document, random_model
-from benchmarks.measurement import benchmark_parser
+from benchmarks.measurement import Measurement, benchmark_parser, run
 from benchmarks.pretend_device import SECOND, TwoDevices, to_second_device
 from benchmarks.step_operations import Operations, StepOperations, changed_steps
 from generator.actions import Action
@@ -111,9 +111,10 @@ def profile_steps(device: str, estimator: str, savings: Savings) -> dict[str, An
         "begun": len(begun), "given_up": sum(step.given_up for step in begun),
         "sent_to_begun": sum(step.up.total() for step in begun), "buckets": len({step.bucket for step in begun}),
         "changed": changed, "moved": moved,
-        "by_operation": {"launches": {name: busiest.launches[name] for name in names},
-                         "a_layer": {name: count for name, count in added.items() if count},
-                         "outside": {name: count for name, count in outside.items() if count}},
+        "by_operation": {
+            name: {"launches": busiest.launches[name], "a_layer": added[name], "outside": outside[name]}
+            for name in names
+        },
     }  # fmt: skip
 
 
@@ -179,42 +180,15 @@ def _on(device: str) -> Iterator[None]:
         yield
 
 
-def _table(facts: dict[str, Any]) -> Iterator[str]:
-    up, down, later, waiting = (sum(facts[way].values()) for way in ("up", "down", "later", "waiting"))
-    yield (
-        f"copies a step: {facts['copies']} at most ({up} up, {down} down, {later} down and read later, {waiting} of "
-        f"operations that wait), {facts['mean_copies']} in the mean of {facts['steps']} steps"
-    )
-    yield (
-        f"steps begun with the streams of the step before: {facts['begun']}, {facts['given_up']} in vain; "
-        f"{facts['sent_to_begun']} copies to the device; {facts['changed']} with other calls and "
-        f"{facts['moved']} with other addresses than the first of their bucket, in {facts['buckets']} buckets"
-    )
-    for name, count in Counter(facts["waiting"]).most_common():
-        yield f"  waits for the device: {name} {count}"
-    yield f"{'launches':48}    a step  a layer  outside"
-    for name, count in facts["by_operation"]["launches"].items():
-        layer, outside = (facts["by_operation"][part].get(name, 0) for part in ("a_layer", "outside"))
-        yield f"{name:48}{count:10}{layer:9g}{outside:9g}"
-    total = [facts[name] for name in ("launches", "launches_a_layer", "launches_outside")]
-    yield f"{'all':48}{total[0]:10}{total[1]:9g}{total[2]:9g}"
-
-
-def main() -> None:
+def measure_all(options: argparse.Namespace, _: Path) -> Iterator[Measurement]:
     """Profile a step with the given options."""
+    said = {"device": options.device, "estimator": options.estimator, "plain": options.plain, "layers": LAYERS}
+    yield [], said | profile_steps(options.device, options.estimator, Savings(fused=not options.plain))
+
+
+if __name__ == "__main__":
     parser = benchmark_parser("step_profile", "Count what a decoding step asks of a device.")
     parser.add_argument("--device", default=PRETEND, help="cuda, or the pretend device that every machine has")
     parser.add_argument("--estimator", choices=[PLAIN, SWRB], default=PLAIN)
     parser.add_argument("--plain", action="store_true", help="without operations that one launch computes")
-    options = parser.parse_args()
-    facts = profile_steps(options.device, options.estimator, Savings(fused=not options.plain))
-    if options.json:
-        print(json.dumps({"benchmark": "step_profile", **vars(options), "layers": LAYERS, **facts}))
-        return
-    fused = "plain operations" if options.plain else "fused operations"
-    print(f"step profile: {options.device}, {options.estimator}, {fused}, {LAYERS} layers")
-    print(*_table(facts), sep="\n")
-
-
-if __name__ == "__main__":
-    main()
+    run(parser, "steps", measure_all)

@@ -179,12 +179,12 @@ def gate(
         store: folder or URL of a store with a finished study.
         quantity: such as ``mismatch``; ``kvdrift list quantities`` has all.
         action: the action that is to pass.
-        margin: how much worse is still no worse; 0.02 is 2 percentage points.
+        margin: the largest difference that still counts as no worse; 0.02 is 2 percentage points.
         baseline: the action that it is held against; the floor of the study's engine by default.
         level: how sure an answer must be.
-        study: of several in the store.
-        model: of several of the study.
-        stratum: the documents that count; all by default.
+        study: the study, if the store has several.
+        model: the model, if the study has several.
+        stratum: the stratum whose documents count; all by default.
 
     Returns:
         The verdict; ``decision`` is equivalent, worse or unresolved.

@@ -31,11 +31,13 @@ LONG = (
     "flows/test_server_study.py", "flows/test_analysis.py",
     "stats/test_coverage.py", "flows/test_edits.py", "log/test_many_writers.py",  # long among the slow tests
     "benchmarks/test_benchmarks.py", "stats/test_document_coverage.py", "stats/test_unbiased.py",
-    "stats/test_sequential_coverage.py",
+    "stats/test_sequential_coverage.py", "generator/transformer/test_forecasts.py", "stats/test_equivalence.py",
+    "transforms/test_streams.py", "flows/test_scores.py", "website/test_readme.py", "flows/cluster/test_commands.py",
+    "kvdrift/test_upkeep.py",
 )  # fmt: skip
 
-# The tests of this file are spread over workers: some take ten minutes, and they share nothing.
-APART = "stats/test_coverage.py"
+# The tests of these files are spread over workers: some take ten minutes, and they share nothing.
+APART = ("stats/test_coverage.py", "flows/test_edits.py", "generator/transformer/test_forecasts.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,6 +83,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             name = file.removeprefix("tests/")
-            return "forking" if name in FORKING else nodeid if name == APART else file
+            if name in APART:
+                return nodeid
+            return "forking" if name in FORKING else file
 
     return Scheduling(config, log)

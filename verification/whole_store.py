@@ -83,7 +83,7 @@ def scrub(store: Store, seconds: float) -> Iterator[Verified]:
     Yields the check of the logs; if they are whole, one check for each table.
     """
     if not is_local(store.location):
-        raise InputError(f"{store.location}: only of a local store's files is remembered when they were read")
+        raise InputError(f"{store.location}: --since needs a local store, which remembers when each file was read")
     logs = check_logs(store)
     yield logs
     if logs.faults:

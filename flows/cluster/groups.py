@@ -1,8 +1,9 @@
 """How many documents a worker gets at once, and after how many seconds it commits what it has generated.
 
-A group of documents is one task, and its units are one commit. A commit costs a log what it costs however many units
-it has, so the commits of all workers together are kept below what a log takes: with more workers, each commits less
-often, and also if commits take long, as they do if many workers race for a version of a slow log.
+A group of documents is one task, and its units are one commit. The cost of a commit does not depend on its number of
+units, so the rate of all workers' commits is kept below the rate that a log can take. With more workers, each worker
+commits less often. Each also commits less often if commits take long, for example because many workers race for a
+version of a slow log.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ def generate_group(
     workers in ``declined_by`` failed with the documents, while there are others.
 
     Returns:
-        What was stored, or a failure. Errors are returned and not raised, since Dask would try a raised error again, a
-        failure even on this worker. If this worker does not fit, the mistake. A worker that declines the documents
-        waits, and returns None.
+        What was stored; a failure; the user's mistake, if this worker does not fit; or None, after a wait, if this
+        worker declines the documents. Errors are returned and not raised, since Dask would try a raised error again,
+        a failure even on this worker.
     """
     address = get_worker().address
     if address in declined_by:

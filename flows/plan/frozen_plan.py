@@ -138,7 +138,6 @@ class Looks:
 
     order: dict[str, list[str]]  # the evaluation documents of each stratum, in the order in which they are taken
     documents: list[dict[str, int]]  # for each look the number of documents of each stratum, counted from the first
-    shares: list[float]  # share of the information at each look
     constants: list[float]  # critical constant of each look, in standard errors
     resolution: Resolution  # the rule that resolves an endpoint
 
@@ -146,8 +145,8 @@ class Looks:
     def of(cls, content: dict[str, Any]) -> Looks:
         """Return the looks from a plan's ``sequential`` entry."""
         looks = content["looks"]
-        documents, shares, constants = ([look[name] for look in looks] for name in ("documents", "share", "constant"))
-        return cls(content["order"], documents, shares, constants, Resolution(content["resolve"], content["bound"]))
+        documents, constants = ([look[name] for look in looks] for name in ("documents", "constant"))
+        return cls(content["order"], documents, constants, Resolution(content["resolve"], content["bound"]))
 
     def __len__(self) -> int:
         return len(self.documents)

@@ -80,9 +80,9 @@ def study(
         redo: Names of actions that are generated anew.
         endpoints: grpc://HOST:PORT of the kvdrift serve that generates: a list of one.
         token_file: File with the token that the endpoint asks for.
-        tls_root_certs: PEM file of the authorities that the endpoint is trusted by.
+        tls_root_certs: PEM file of the certificate authorities to trust.
         cluster: tcp://HOST:PORT of a Dask scheduler whose workers generate; local:N starts N on the worker's machine.
-        gpus: Generate on all GPUs of the worker's machine, or on so many: all, or a number.
+        gpus: all, to generate on all GPUs of the worker's machine, or the number of GPUs.
     """
     from flows.run.study_file import run_file  # noqa: PLC0415 - torch takes seconds
 

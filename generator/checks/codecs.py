@@ -160,10 +160,6 @@ def _repetition(subject: CodecSubject) -> str:
     return "the same numbers, and no draw from torch's state"
 
 
-def _first_token(subject: CodecSubject) -> str:
-    return first_token_found(subject.generated())
-
-
 def _after_a_selector(subject: CodecSubject) -> str:
     own, after, half, control = subject.generated()
     require(after.record["kept_sha256"] == half.record["kept_sha256"], "the selector keeps other entries")
@@ -209,7 +205,7 @@ CODEC_CHECKS = (
     Check("other layers", "two layers of one size in turn, one of them alone in another process", same_after_others),
     Check("another process", ELSEWHERE, same_elsewhere),
     Check("identity", "each parameter changed", identity_found),
-    Check("first token", "8 pairs of continuations, alone and after selector 'snapkv'", _first_token),
+    Check("first token", "8 pairs of continuations, alone and after selector 'snapkv'", first_token_found),
     Check("after a selector", "half of the entries, beside that selector and the control", _after_a_selector),
     Check("generated entries", "4 pairs of 12 tokens with generated = true", _generated_entries),
     Check("embedded model", "2 pairs of 8 tokens after a needle prompt of 396", _embedded_model),

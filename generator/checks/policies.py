@@ -232,10 +232,6 @@ def _distances(
 _NOTHING_SHARED = Savings(**{field.name: False for field in fields(Savings) if field.name != "fused"})
 
 
-def _first_token(subject: PolicySubject) -> str:
-    return first_token_found(subject.generated())
-
-
 def _nothing_dropped(subject: PolicySubject) -> str:
     *_, above, whole, control = subject.generated()
     more = subject.budgets[-1] - subject.entries  # tokens that are fed before the first entry is dropped
@@ -285,7 +281,7 @@ _BUDGETS = "m of half of the prompt, few, and above n"
 POLICY_CHECKS = (
     Check("entries read", f"{_BUDGETS}; 1, 2 and 4 KV heads, bfloat16", _entries_read),
     Check("real removal", f"{_BUDGETS}; a cache from which entries are taken out", _real_removal),
-    Check("first token", "4 pairs of continuations", _first_token),
+    Check("first token", "4 pairs of continuations", first_token_found),
     Check("nothing dropped", "m = n + H - 1, the control, and m above n", _nothing_dropped),
     Check("repetition", "a second run, and a twin's", _repetition),
     Check("other prompts", IN_TURN, same_after_others),

@@ -188,10 +188,6 @@ def options_of(selector: Selector) -> dict[str, Any]:
     return dict([*own["options"], *own["inner_options"]]) if "options" in own else own
 
 
-def _first_token(subject: Subject) -> str:
-    return first_token_found(subject.generated())
-
-
 def _full_retention(subject: Subject) -> str:
     some, whole, control = subject.generated()
     for unit, name in ((whole, "the selector's own path"), (control, "the control")):
@@ -226,7 +222,7 @@ CHECKS = (
     Check("another process", ELSEWHERE, same_elsewhere),
     Check("chunks", "the prompt's queries at once, and in 5 chunks", _chunks),
     Check("identity", "each parameter changed", _identity),
-    Check("first token", "8 pairs of continuations", _first_token),
+    Check("first token", "8 pairs of continuations", first_token_found),
     Check("full retention", 'keep = "all" through the selector\'s action, 8 pairs', _full_retention),
     Check("embedded model", "2 pairs of 8 tokens after a needle prompt of 396", _embedded_model),
 )

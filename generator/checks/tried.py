@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -156,9 +156,9 @@ def _other_values(value: Any) -> Iterator[Any]:
             yield from (value / 2, value + 0.125)
 
 
-def first_token_found(units: Sequence[Unit]) -> str:
-    """Check that units of one prompt, the control's too, have equal first tokens; return the result's line."""
-    firsts = [[row for row in unit.events.to_pylist() if row["t"] == 1] for unit in units]
+def first_token_found(tried: Tried[Any]) -> str:
+    """Check that the generated units, the control's too, have equal first tokens; return the result's line."""
+    firsts = [[row for row in unit.events.to_pylist() if row["t"] == 1] for unit in tried.generated()]
     tokens = {tuple(row[side] for row in rows) for rows in firsts for side in ("x_token", "y_token")}
     require(len(tokens) == 1, "the first tokens are not the control's")
     moved = {row[name] for rows in firsts for row in rows for name in ("delta", "f")} - {0.0}

@@ -52,7 +52,7 @@ def verify(
 
     within = None if since is None else seconds_of(since)
     if repair and since is not None:
-        raise InputError("--since: only reads files; --repair mends a store after all of them were read")
+        raise InputError("--since and --repair: a repair reads all files first; leave one of the two out")
     said: list[str] = []
     tell = said.append if as_json else typer.echo
     with ConsoleProgress() as console:

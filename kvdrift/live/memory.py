@@ -21,7 +21,7 @@ _GLIBC = {-8: 2, -3: 1 << 16}  # M_ARENA_MAX, M_MMAP_THRESHOLD
 
 
 def bound_memory() -> None:
-    """Let allocators keep little memory, if called before pyarrow and deltalake, which read the settings once, load.
+    """Make allocators keep little memory; call this before pyarrow and deltalake load, which then read the settings.
 
     Settings in the user's environment win. Child processes inherit the settings.
     """

@@ -135,8 +135,6 @@ class TableVersions(DataFiles):
         uri = join(self.location, table)
         if self._local and Path(self.location).is_file():
             raise InputError(f"{self.location} is a file, not a store; give the store's folder")
-        if self._local and not Path(self.location).exists():
-            raise MissingStoreError(f"{self.location} is not a kvdrift store: there is no such folder")
         if self._local and not Path(uri, "_delta_log").is_dir():
             raise MissingStoreError(self._without(table))
         try:

@@ -4,9 +4,9 @@ delta-rs refuses a commit if a later commit than its snapshot has one of its app
 id for each (study, model, doc, action, revision, estimator). So only one writer at a time can extend such a group; the
 others check again which units are still missing.
 
-By these ids, the log files that came since a writer has read all rows of ``units`` tell it whether any later commit is
-of one of its own groups, so that it need not read the rows: with a thousand writers, rows of others come by the
-thousand between two commits of one.
+A writer reads all rows of ``units`` once. By these ids, later log files show whether any later commit is of one of the
+writer's groups. If none is, the writer need not read the new rows: with a thousand writers, thousands of rows come
+between two commits of one writer.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Touched:
             self._seen = {snapshot.table: snapshot.version for snapshot in base}
 
     def base_of(self, groups: Collection[str], now: Collection[Snapshot]) -> Base | None:
-        """Return the base if it has all that later versions have of some groups; if not, there is no base any more."""
+        """Return the base if later commits only appended units of other groups; if not, forget it and return None."""
         with self._at_work:
             if self._base is not None and not (all(map(self._follow, now)) and self._ids.isdisjoint(groups)):
                 self._base = None

@@ -30,14 +30,12 @@ REPLICATES_AT_ONCE: Final = 4
 
 _LOST: Final = 3  # lost answers, of different documents, for an action within a stratum or over all strata
 
-KINDS: Final = ("earliest", "median", "latest", "exposure", "agreement", "lost")
-
 
 @dataclass(frozen=True)
 class Jump:
     """The trajectories that a jump leads to."""
 
-    kind: str  # one of ``KINDS``
+    kind: str  # earliest, median, latest, exposure, agreement or lost
     stratum: int | None  # an index into the list of strata; None for all strata
     action: int  # an index into the list of actions
     # indices into the outcomes: one trajectory, or lost answers, first one of each document, then a second of each

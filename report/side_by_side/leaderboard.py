@@ -24,11 +24,6 @@ class Place:
     share: float | None  # its cache as a share of the full cache; None if unknown
     bytes: float | None  # mean bytes of a document's kept prompt; None if unknown
 
-    @property
-    def label(self) -> str:
-        """The action's name in a figure."""
-        return f"{self.entry.name}: {self.action}"
-
     def estimate(self, quantity: str) -> Estimate:
         """Return a quantity's estimate over the pooled strata; without a number if there is no estimate."""
         return self.entry.content.estimates.get(quantity, self.action)

@@ -10,7 +10,7 @@ from report.printing.canvas import Axes, Figure, action_styles, new_figure
 from report.printing.estimate_tables import QuantityColumns
 from report.printing.strokes import WIDTH, action_legend, errors, round_ticks
 from report.printing.tables import PrintedTable, label_column, table_row
-from report.reading.estimates import ESTIMATE_COLUMNS, Estimate
+from report.reading.estimates import Estimate
 from report.side_by_side.content import Comparison, Entry
 from stats.quantities import ALL_QUANTITIES
 
@@ -93,8 +93,7 @@ def temperatures_table(shown: Temperatures, name: str) -> PrintedTable:
         for (action, entry), *own in zip(places, *columns.cells, strict=True)
     ]
     records = tuple(
-        {"study": entry.study, "model": entry.model, "temperature": temperature_of(entry)}
-        | {column: getattr(estimate, column) for column in ESTIMATE_COLUMNS}
+        {"study": entry.study, "model": entry.model, "temperature": temperature_of(entry)} | estimate.as_row()
         for estimates in columns.estimates.values()
         for (_, entry), estimate in zip(places, estimates, strict=True)
     )

@@ -155,7 +155,7 @@ class ActionSection(Section):
             if getattr(self, name) is not None:
                 raise InputError(f'{where}.{name}: belongs to an engine; write engine = "llama.cpp" under [model]')
         if finite and given:
-            raise InputError(f"{where}.{min(given)}: unknown key; a finite-state system's actions are laws")
+            raise InputError(f"{where}.{min(given)}: unknown key; an action of a finite-state system has only a name")
         for name in () if finite else ("selector", "keep"):
             if name not in given:
                 raise InputError(missing(type(self), where, name, self.parameters))
@@ -171,7 +171,7 @@ class ActionSection(Section):
         if self.name == FLOOR_ACTION:
             others = (self.settings, self.weights, self.url, self.codec, self.policy)
             if self.selector != NUMERICS or any(one is not None for one in others) or self.parameters:
-                raise InputError(f"{where}: '{FLOOR_ACTION}' is the reference again, which a study adds by itself")
+                raise InputError(f"{where}: an engine's study has '{FLOOR_ACTION}' by itself; remove the action")
             return
         whole = {"selector": self.selector, "keep": self.keep} == _WHOLE
         given = [name for name in ("codec", "policy") if getattr(self, name) is not None]
@@ -182,10 +182,10 @@ class ActionSection(Section):
             raise InputError(f'{where}.url: belongs to servers; write engine = "http" under [model]')
         elif self.settings is None and self.weights is None:
             raise InputError(
-                f'{where}: says nothing of {engine}; write settings = {{ type_k = "q8_0" }} or weights = "OTHER.gguf"'
+                f'{where}: no settings and no weights; write settings = {{ type_k = "q8_0" }} or weights = "OTHER.gguf"'
             )
         if other:
-            raise InputError(f"{where}.{other[0]}: {engine} decodes, and what it keeps are its settings and weights")
+            raise InputError(f"{where}.{other[0]}: does not apply to {engine}; an action has settings or weights there")
 
     def _check_server(self, where: str) -> None:
         """Check that the action names a server and no weights, since the server has its own weights."""

@@ -121,4 +121,4 @@ class PlanSection(Section):
         if self.stopping == "sequential" and self.interval == "percentile":
             raise InputError('plan.interval = "percentile": the intervals of looks are studentized; remove it')
         if self.stopping == "sequential" and self.variance == "reduced":
-            raise InputError('plan.variance = "reduced": looks are at the estimates as they are; remove it')
+            raise InputError('plan.variance = "reduced": a sequential study looks at plain estimates alone; remove it')

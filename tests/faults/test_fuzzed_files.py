@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fixtures.event_logs import documents_csv, make_log
-from fixtures.random_models import ARCHITECTURES, save_random_model
 from fixtures.small_study import write_study
 from fixtures.table_systems import table_system
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from generator.checks.random_models import ARCHITECTURES, save_random_model
 from generator.documents.files import read_object, read_rows
 from generator.finite.tables import read_system_file
 from generator.transformer.files.configuration import head_size, position_limit, vocabulary_size

@@ -202,7 +202,7 @@ def refusals() -> Iterator[tuple[str, str]]:
     yield f'{stopping}resolve = "equivalence"', "plan.margin: missing"
     yield f"{stopping}margin = 0.1", 'plan.margin: belongs to resolve = "equivalence", not to "half_width"'
     yield f'{stopping}interval = "percentile"', "the intervals of looks are studentized; remove it"
-    yield f'{stopping}variance = "reduced"', "looks are at the estimates as they are; remove it"
+    yield f'{stopping}variance = "reduced"', "a sequential study looks at plain estimates alone; remove it"
 
 
 @pytest.mark.parametrize(("lines", "message"), list(refusals()))

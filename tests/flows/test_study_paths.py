@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from fixtures.finite_study import write_finite_study
-from fixtures.random_models import save_random_model
 from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
@@ -16,6 +15,7 @@ from fixtures.table_systems import table_system, write_systems
 from flows.generate.local import LocalGenerator
 from flows.run import stages
 from flows.run.comparison import check_agrees
+from generator.checks.random_models import save_random_model
 from generator.transformer.files.local_folders import EMBEDDED_ID, model_location
 from generator.transformer.other_weights.model import load_transformer
 from schema.errors import PlanError

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fixtures.random_models import save_random_model
+
+from generator.checks.random_models import save_random_model
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ from fixtures.devices import DEVICES, Device, one_of
 from fixtures.house import ROOT
 from fixtures.laws import large_laws
 from fixtures.processes import run_command
-from fixtures.random_models import random_document, save_random_model
 from fixtures.small_study import write_study
 from fixtures.stored_rows import assert_same
 from fixtures.study_files import load_study
 from torch import Tensor
 
+from generator.checks.random_models import random_document, save_random_model
 from generator.coupling.fused_draws import NOTHING, fused_draws
 from generator.coupling.laws import LawTable
 from generator.coupling.streams import ALL_SAVINGS, Savings

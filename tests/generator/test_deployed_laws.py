@@ -19,7 +19,6 @@ from fixtures.common_actions import (
     plain_twin,
     steps_of,
 )
-from fixtures.random_models import random_document, random_model, save_random_model
 from oracles.plain_generator import (
     first_pairs,
     greedy_tokens,
@@ -31,6 +30,7 @@ from oracles.plain_generator import (
 from scipy import stats
 
 from generator.actions import Action
+from generator.checks.random_models import random_document, random_model, save_random_model
 from generator.documents.registry import stratum_documents
 from generator.generation import PendingUnit, StudyLaw, generate_together, generate_units
 from generator.selectors import Full

@@ -14,13 +14,13 @@ import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, Steps, steps_of
 from fixtures.families import FAMILIES, TOWERS, saved_family, saved_tower
-from fixtures.random_models import random_document
 from oracles.plain_generator import load_eager
 from transformers import AutoModelForImageTextToText, DynamicCache
 
 from generator.actions import Action
 from generator.attention.holding import AsComputed
 from generator.attention.layer_terms import LayerTerms
+from generator.checks.random_models import random_document
 from generator.codecs import CODECS
 from generator.generation import PendingUnit, generate_units
 from generator.generation.units import generate_together

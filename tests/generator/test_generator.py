@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, Steps, assert_like_plain, plain_twin, steps_of
-from fixtures.random_models import ARCHITECTURES, EOS_TOKENS, random_document, random_model, save_random_model
 from oracles.plain_generator import Chooser, PlainSteps, keep_all, keep_recent, keep_snapkv, load_eager
 
 from generator.actions import Action
+from generator.checks.random_models import ARCHITECTURES, EOS_TOKENS, random_document, random_model, save_random_model
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SnapKV
 from generator.transformer.loading import load_model

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
-from fixtures.random_models import random_document, random_model
 
 from generator.actions import Action
 from generator.attention.recording import PromptLayer
+from generator.checks.random_models import random_document, random_model
 from generator.coupling.streams import ALL_SAVINGS
 from generator.generation import PendingUnit, generate_documents, generate_together, generate_units, together
 from generator.generation import units as generation

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from fixtures.pretend_device import SECOND, TwoDevices
 
+from benchmarks.pretend_device import SECOND, TwoDevices
 from benchmarks.step_operations import Operations, StepOperations, changed_steps
-from benchmarks.step_profile import CASE, LAYERS, PRETEND, STEPS, _on, main, profile_steps
+from benchmarks.step_profile import CASE, LAYERS, PRETEND, STEPS, _on, profile_steps
 from generator.coupling.streams import Savings
 from schema.tables import PLAIN, SWRB
 
@@ -94,6 +93,7 @@ def test_a_step_exchanges_two_copies_with_the_device(estimator: str, horizon: in
     assert (sum(found["up"].values()), sum(found["down"].values()) + sum(found["later"].values())) == (1, 1)
     assert found["waiting"] == {}
     assert found["launches_a_layer"] <= 12
+    assert found["launches"] == LAYERS * found["launches_a_layer"] + found["launches_outside"]
 
 
 @pytest.mark.parametrize(("estimator", "buckets"), [(PLAIN, 1), (SWRB, 4)])
@@ -111,20 +111,3 @@ def test_steps_that_keep_their_streams_repeat_each_other(estimator: str, buckets
     assert (found["changed"], found["moved"]) == (0, 0)
     assert found["buckets"] == buckets
     assert found["down"] == found["waiting"] == {}
-
-
-def test_the_profile_prints_a_table_or_an_object(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = profile(PLAIN, STEPS + 1)
-    monkeypatch.setattr("benchmarks.step_profile.profile_steps", lambda *_: made)
-    printed = []
-    for options in ([], ["--json"]):
-        monkeypatch.setattr("sys.argv", ["step_profile", *options])
-        main()
-        printed.append(capsys.readouterr().out)
-    found = json.loads(printed[1])
-    assert found["benchmark"] == "step_profile"
-    assert found["launches"] == LAYERS * found["launches_a_layer"] + found["launches_outside"]
-    assert f"copies a step: {found['copies']} at most" in printed[0]
-    assert all(f"{name} " in printed[0] for name in found["by_operation"]["launches"])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from fixtures.command import call, mistake
-from fixtures.random_models import save_random_model
 from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 from safetensors.numpy import load_file, save_file
@@ -17,6 +16,7 @@ from flows.generate.local import LocalGenerator
 from flows.generate.storing import storing
 from flows.run import stages
 from flows.run.study_run import DocumentLimit, StudyRun
+from generator.checks.random_models import save_random_model
 from generator.transformer.files.local_folders import EMBEDDED_FOLDER
 from log.store import Store
 from schema.tables import SCHEMA_VERSION

@@ -14,7 +14,6 @@ from generator.documents.registry import SOURCES
 from generator.selectors import SELECTORS
 from generator.transformer.files.local_folders import EMBEDDED_ID, cached_models, has_local_weights, local_configuration
 
-ROOT = Path(__file__).parents[2]
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
 
 

@@ -13,9 +13,10 @@ import grimp
 import pytest
 from fixtures.command import call
 from fixtures.house import PACKAGES, ROOT
-from fixtures.random_models import save_random_model
 from fixtures.small_study import write_study
 from importlinter.cli import lint_imports
+
+from generator.checks.random_models import save_random_model
 
 HEAVY = ("torch", "transformers", "matplotlib")
 

@@ -12,7 +12,6 @@ from fixtures.house import PACKAGES, ROOT
 from generator.transformer.files.local_folders import EMBEDDED_ID
 
 ERRORS = re.compile(r"\b(KvdriftError|InputError|PlanError|OperationError|ControlError|DamagedStoreError)\b")
-SECTIONS = re.compile(r"^ *(?:Args|Returns|Yields|Raises|Attributes):$", re.MULTILINE)
 DOCUMENTS = (
     "README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")),
 )  # fmt: skip

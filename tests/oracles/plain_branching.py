@@ -17,8 +17,6 @@ from oracles.plain_generator import Chooser, _advance, _expanded, _prefill, coup
 from generator.coupling.uniforms import uniform_table
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
 
-Law = NDArray[np.float64]
-
 
 @dataclass
 class PlainBranch:

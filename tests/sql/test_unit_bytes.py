@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from fixtures.random_models import random_document, random_model
 
 from generator.actions import Action, build_action
+from generator.checks.random_models import random_document, random_model
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Full
 from log.store import Store, Unit

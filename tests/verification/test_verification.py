@@ -739,7 +739,7 @@ def test_a_scrub_reads_what_was_not_read_lately(made: Store, capsys: pytest.Capt
     ("options", "message"),
     [
         (("--since", "7w"), "--since: '7w' is no age, must be minutes, hours or days such as 90m, 12h or 7d"),
-        (("--since", "7d", "--repair"), "--since: only reads files"),
+        (("--since", "7d", "--repair"), "--since and --repair: a repair reads all files first"),
     ],
 )
 def test_ages_that_are_none(

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from generator.attention.cache_rules import CacheRule, StreamEntries
 from generator.attention.layer_terms import LayerTerms
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Streams of one cache that are computed together: entries ``first .. last - 1`` of the sent slots.
-
-    Entries after the first ``streams`` are copies of the first stream.
-    """
-
-    cache: int
-    first: int
-    last: int
-    streams: int
+from generator.attention.streams.rows import Tile, pack_tiles
 
 
 class RuledStreams:
@@ -46,7 +33,7 @@ class RuledStreams:
         self._rules = {cache: rule for cache, rule in enumerate(rules) if rule is not None}
         self._caches = caches
         self._prompt = max((rule.scores for rule in self._rules.values()), default=0)
-        self._parts: list[_Part] = []
+        self._parts: list[Tile] = []  # of the caches that have rules
         kinds = [(key.device, key.shape[0]) for key, _ in caches[0]] if self._prompt else []
         # Scores of prompt entries end where those of the suffix begin, whatever the cache.
         shapes = {kind: (kinds.count(kind), slots, kind[1], self._prompt + horizon) for kind in kinds}
@@ -79,18 +66,11 @@ class RuledStreams:
     def pack(self, stream_cache: Tensor, slots: Tensor, at_once: Sequence[int], multiple: int) -> Tensor:
         """Take over the open streams; return the slots that ``before_step`` and ``attend`` need on the layers' devices.
 
-        The cache of each stream, ascending, and its slot are int64 [streams] on the CPU. Streams are padded to a
-        multiple; at most ``at_once[cache]`` are computed at once.
+        Arguments are those of ``pack_tiles``.
         """
-        self._parts, packed, first = [], [], 0
-        for cache in self._rules:
-            for some in torch.split(slots[stream_cache == cache], at_once[cache]):
-                if len(some):
-                    last = first + -(-len(some) // multiple) * multiple
-                    self._parts.append(_Part(cache, first, last, len(some)))
-                    packed += [some, some[:1].expand(last - first - len(some))]
-                    first = last
-        return torch.cat(packed) if packed else slots[:0]
+        tiles, indices = pack_tiles(stream_cache, slots, at_once, multiple)
+        self._parts = [tile for tile in tiles if tile.cache in self._rules]
+        return indices["packed"]
 
     def before_step(
         self, slots: Mapping[torch.device, Tensor], suffixes: Sequence[Sequence[Tensor]], length: int

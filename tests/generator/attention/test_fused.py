@@ -12,14 +12,14 @@ import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, assert_near
 from fixtures.decoding_attention import Streams, case_faults
-from fixtures.pretend_device import SECOND, TwoDevices, to_second_device
-from fixtures.random_models import random_document, random_model
 
+from benchmarks.pretend_device import SECOND, TwoDevices, to_second_device
 from generator.attention import parts
 from generator.attention.fused import attention, prompt_attention, suffix_attention, tables
 from generator.attention.holding import AsComputed
 from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
+from generator.checks.random_models import random_document, random_model
 from generator.coupling.fused_draws import fused_fault
 from generator.coupling.streams import ALL_SAVINGS
 from generator.generation import PendingUnit, generate_units

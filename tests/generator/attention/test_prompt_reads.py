@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
-from fixtures.random_models import random_document, random_model
 from torch import Tensor
 
 from generator.attention.row_invariance import find_row_multiple
 from generator.attention.streams import prompt_reads
 from generator.attention.streams.prompt_reads import PrefixLayer, PromptReads, with_packed_keys
+from generator.checks.random_models import random_document, random_model
 
 KV_HEADS, GROUP, SIZE = 2, 3, 16
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from fixtures.common_actions import HALF_SNAPKV
-from fixtures.random_models import random_document, save_random_model
 from torch import nn
 
 from generator.attention import row_invariance
 from generator.attention.cpu_products import SeamlessSiLU
 from generator.attention.row_invariance import TriedSteps
 from generator.attention.streams.rows import tile_of
+from generator.checks.random_models import random_document, save_random_model
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.loading import load_model
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
-from fixtures.random_models import random_document, random_model, save_random_model
 from torch import Tensor
 
 from generator.attention.fused.tables import few_rows
 from generator.attention.row_invariance import TriedSteps
 from generator.attention.streams import prompt_reads
+from generator.checks.random_models import random_document, random_model, save_random_model
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.loading import load_model

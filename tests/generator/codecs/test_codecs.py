@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from fixtures.own_codecs import MODULE as OWN
-from fixtures.random_models import random_document, random_model
 from oracles import plain_codecs
 from oracles.plain_codecs import Stored
 
 from generator.actions import Action, build_action
 from generator.attention.holding import DTYPES
 from generator.attention.shared_prefix import PrefixLayer
+from generator.checks.random_models import random_document, random_model
 from generator.codecs import CODECS, Codec
 from generator.codecs.affine import float16_above, float16_below
 from generator.codecs.kivi import KIVI, Int2, Int4, Int8

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT, assert_like_plain, assert_near, steps_of
-from fixtures.random_models import EOS_TOKENS, random_document, random_model, save_random_model
 from fixtures.refusals import refused
 from oracles.plain_generated import CodedStream, PlainCoder
 from oracles.plain_generator import load_eager
@@ -23,6 +22,7 @@ from generator.attention.cache_rules import StreamEntries
 from generator.attention.recording import PromptLayer
 from generator.attention.shared_prefix import PrefixLayer
 from generator.attention.weights import attend_with_weights
+from generator.checks.random_models import EOS_TOKENS, random_document, random_model, save_random_model
 from generator.codecs import CODECS, Codec
 from generator.codecs.fp8 import FP8
 from generator.codecs.generated import GeneratedEntries

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
-from fixtures.random_models import random_document, random_model
 
 from generator.actions import Action
+from generator.checks.random_models import random_document, random_model
 from generator.coupling.streams import Savings
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent

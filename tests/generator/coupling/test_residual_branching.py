@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
-from fixtures.random_models import EOS_TOKENS, random_document, random_model, save_random_model
 from oracles.plain_branching import PlainBranch, plain_branching
 from oracles.plain_generator import keep_recent, keep_snapkv, load_eager
 
 from generator.actions import Action
+from generator.checks.random_models import EOS_TOKENS, random_document, random_model, save_random_model
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent
 from log.units.unit import Unit

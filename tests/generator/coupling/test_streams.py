@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
-from fixtures.random_models import random_document, random_model
 from fixtures.table_kernels import CASES, Case, TableKernels, actions_for
 
 from generator.actions import Action
+from generator.checks.random_models import random_document, random_model
 from generator.coupling.rollout import CoupledSteps, rollout
 from generator.coupling.streams import ALL_SAVINGS, Savings, distinct_streams
 from generator.coupling.uniforms import uniform_table

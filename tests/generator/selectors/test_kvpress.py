@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from fixtures.families import saved_tower
-from fixtures.random_models import random_document, random_model, save_random_model
 from fixtures.refusals import refused
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -25,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Dyna
 
 from generator.actions import build_action
 from generator.attention.recording import PromptLayer
+from generator.checks.random_models import random_document, random_model, save_random_model
 from generator.selectors import build_selector, kvpress_presses
 from generator.selectors.h2o import AccumulatedAttention
 from generator.selectors.kvpress import AttentionInputs
@@ -398,7 +398,7 @@ sys.path.insert(0, "tests")
 import torch
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from fixtures.random_models import random_document, random_model, save_random_model
+from generator.checks.random_models import random_document, random_model, save_random_model
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from generator.attention.interface import IMPLEMENTATION, _attend

@@ -9,11 +9,11 @@ import pytest
 from fixtures.command import call, mistake
 from fixtures.own_policies import MODULE
 from fixtures.own_selectors import write_distribution, write_module
-from fixtures.random_models import random_document, random_model
 from fixtures.refusals import refused
 
 from generator.actions import Action, build_action
 from generator.attention.row_invariance import TriedSteps
+from generator.checks.random_models import random_document, random_model
 from generator.generation import PendingUnit, generate_units
 from generator.identity import parts_sha256
 from generator.selectors.policies import build_policy

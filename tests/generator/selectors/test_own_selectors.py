@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from fixtures.command import call
 from fixtures.own_selectors import CLASS, IMPORTS, write_distribution, write_module
-from fixtures.random_models import random_document, random_model
 from fixtures.refusals import refused
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
 from generator.actions import build_action, build_actions
+from generator.checks.random_models import random_document, random_model
 from generator.identity import selector_sha256
 from generator.selectors import Selector, build_selector
 from generator.selectors.own.names import source_texts

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, assert_like_plain, assert_near, steps_of
-from fixtures.random_models import EOS_TOKENS, random_document, random_model, save_random_model
 from fixtures.refusals import refused
 from oracles.plain_generator import load_eager
 from oracles.plain_policies import PlainPolicy, PlainStream, plain_policy_rollout
 
 from generator.actions import Action, build_action
+from generator.checks.random_models import EOS_TOKENS, random_document, random_model, save_random_model
 from generator.coupling.streams import ALL_SAVINGS, Savings
 from generator.generation import PendingUnit, generate_units
 from generator.selectors.policies import POLICIES

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from fixtures.random_models import random_document, random_model, save_random_model
 from fixtures.refusals import refused
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
@@ -26,6 +25,7 @@ from transformers import DynamicCache
 
 from generator.actions import Action, build_action
 from generator.attention.recording import PromptLayer
+from generator.checks.random_models import random_document, random_model, save_random_model
 from generator.selectors import SELECTORS, Full, Recent, Selector, SnapKV, build_selector, h2o
 from generator.selectors.expected_attention import QueryMoments
 from generator.selectors.h2o import AccumulatedAttention

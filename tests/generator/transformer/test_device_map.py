@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
-from fixtures.pretend_device import SECOND, TwoDevices, bring_inputs, to_second_device
-from fixtures.random_models import random_document, random_model, save_random_model
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
+from benchmarks.pretend_device import SECOND, TwoDevices, bring_inputs, to_second_device
 from generator.actions import Action
+from generator.checks.random_models import random_document, random_model, save_random_model
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SELECTORS, Full
 from generator.transformer.loading import load_model

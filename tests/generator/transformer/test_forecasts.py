@@ -51,7 +51,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT
-from fixtures.random_models import random_document
+from generator.checks.random_models import random_document
 from generator.attention.row_invariance import TriedSteps
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.loading import load_model

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, assert_like_plain, plain_twin
-from fixtures.random_models import ARCHITECTURES, EOS_TOKENS, VOCABULARY, random_document, save_random_model
 from fixtures.refusals import refused
 from oracles.plain_generator import keep_snapkv, load_eager
 from safetensors import safe_open
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, T5Config
 
 from generator.actions import Action
+from generator.checks.random_models import ARCHITECTURES, EOS_TOKENS, VOCABULARY, random_document, save_random_model
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SnapKV
 from generator.transformer.files.configuration import head_size, position_limit, read_configuration

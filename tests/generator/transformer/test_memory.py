@@ -11,7 +11,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from fixtures.random_models import random_document, random_model, save_random_model
 from fixtures.refusals import refused
 from torch.profiler import ProfilerActivity, profile
 
@@ -19,6 +18,7 @@ from generator.actions import Action
 from generator.attention.fused.tables import chunks_of
 from generator.attention.holding import DTYPES
 from generator.attention.parts import CHUNK
+from generator.checks.random_models import random_document, random_model, save_random_model
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import Recent
 from generator.selectors.kvpress import KVPress

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_like_plain, plain_twin, steps_of
-from fixtures.random_models import random_document, random_model, save_random_model
 from fixtures.refusals import refused
 from oracles.plain_generator import keep_all, load_eager
 from transformers import DynamicCache
@@ -16,6 +15,7 @@ from transformers import DynamicCache
 from generator.actions import Action, build_action
 from generator.attention import shared_prefix
 from generator.attention.shared_prefix import PrefixLayer, SharedPrefix
+from generator.checks.random_models import random_document, random_model, save_random_model
 from generator.generation import PendingUnit, generate_units
 from generator.identity import selector_sha256
 from generator.transformer.footprint import plan_memory

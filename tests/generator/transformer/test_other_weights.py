@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import assert_like_plain, plain_twin, steps_of
-from fixtures.random_models import random_document, save_random_model
 from fixtures.refusals import refused
 from fixtures.study_files import load_study
 from oracles.plain_generator import keep_all, keep_recent, keep_snapkv, load_eager
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from generator.actions import build_actions
+from generator.checks.random_models import random_document, save_random_model
 from generator.coupling.streams import Savings
 from generator.generation import PendingUnit, generate_units
 from generator.generation.units import generate_together

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
-from fixtures.random_models import random_document, save_random_model
 
 from generator.actions import Action
+from generator.checks.random_models import random_document, save_random_model
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SnapKV
 from generator.selectors.expected_attention import ExpectedAttention

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT, steps_of
-from fixtures.random_models import random_document
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TorchAoConfig
 
+from generator.checks.random_models import random_document
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.files import remembered_proofs as proofs
 from generator.transformer.loading import load_model

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
-from fixtures.random_models import random_document, random_model
 from torch import Tensor
 
 from generator.actions import Action
 from generator.attention.recording import PromptLayer
+from generator.checks.random_models import random_document, random_model
 from generator.selectors import Knorm, Recent, SnapKV
 from generator.selectors.selector import ScoringSelector
 from schema.retention import Retention

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
-from fixtures.pretend_device import SECOND, bring_inputs, to_second_device
-from fixtures.random_models import ARCHITECTURES, random_document, random_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.pretend_device import SECOND, bring_inputs, to_second_device
+from generator.checks.random_models import ARCHITECTURES, random_document, random_model
 from generator.coupling.streams import Savings
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.fused import layers
