@@ -42,7 +42,7 @@ DOCUMENTS = 2  # of a commit
 
 
 class Workers(NamedTuple):
-    """Some of ``together`` simulated workers: the numbers of each one's commits, and their pace; None for no sleep."""
+    """Some of ``together`` simulated workers: the numbers of each worker's commits, and the pace (None: no sleep)."""
 
     numbers: Sequence[range]
     together: int

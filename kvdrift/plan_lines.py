@@ -38,8 +38,8 @@ def plan_lines(plan: FrozenPlan) -> list[str]:
     if plan.looks is not None:
         counts = [str(sum(look.values())) for look in plan.looks.documents]
         facts["looks"] = (
-            f"at {', '.join(counts)} documents; the evaluation stops where this holds of every primary endpoint, at "
-            f"the latest at N: {plan.looks.resolution}"
+            f"at {', '.join(counts)} documents; the evaluation stops at the first look at which every primary endpoint "
+            f"meets this condition, at the latest at N: {plan.looks.resolution}"
         )
     facts = {name: text for name, text in facts.items() if text}
     width = max(map(len, facts))

@@ -160,7 +160,7 @@ _DOCUMENTS_REVISION = _int(
 
 _INTERVAL = _text(
     "interval",
-    "how the interval was made: studentized, alike, expanded, percentile, or repeated (the interval of a look)",
+    "how the interval was made: studentized, skewed, alike, expanded, percentile, simultaneous, repeated (of a look)",
     since=7,
     default="percentile",
 )

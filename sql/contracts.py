@@ -36,7 +36,7 @@ KEYS = {
     **{name: DOCUMENTS.meanings[name] for name in ("split", "cluster")},
     "stratum": "stratum, or pooled: the mean of the strata with equal weight",
     "baseline": "the action that the contrast subtracts",
-    "partner": "another action; the row pools the documents that this action has too",
+    "partner": "another action; the row pools only documents that both actions have",
 }
 
 # Stored tables whose rows users find in other views: the newest rows in estimates, plan and sequence, means in swrb.

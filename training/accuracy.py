@@ -25,7 +25,7 @@ GENERATION_LIMIT = 96
 class Accuracy:
     """Counts over documents of one stratum, from sampled answers: one answer a document.
 
-    Records are those asked, of which some are stated right; statements may be wrong too. Finished answers reached
+    Records are the asked records; right ones are stated right. Statements include wrong ones. Finished answers reached
     ``<eos>`` within the limit. Generated tokens include ``<eos>``.
     """
 

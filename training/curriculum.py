@@ -87,8 +87,8 @@ class TrainingProgress:
 def run_curriculum(model: Qwen2ForCausalLM, seed: int) -> Trainer:
     """Train on growing documents at the peak rate.
 
-    A stage ends when retrieval and the choice of asked keys both pass. A model that goes on before it chooses the asked
-    keys never learns to.
+    A stage ends when retrieval and the choice of asked keys both pass. A model that moves on before it chooses the
+    asked keys never learns to choose them.
     """
     trainer = Trainer(model, CHOICE_WEIGHT)
     progress = TrainingProgress(sum(_tokens(stage) for stage in CURRICULUM))

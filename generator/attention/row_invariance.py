@@ -89,7 +89,7 @@ class TriedSteps:
 
 
 def step_deviation(kernels: FilledKernels, suffixes: Tensor, streams: int) -> float:
-    """Compare the laws of equal streams, for several numbers of streams, at most ``streams``, beside them.
+    """Compare the laws of equal streams in steps of several sizes, of at most ``streams`` streams.
 
     The kernels are of three caches: a prompt, a copy of the prompt, and another prompt. ``suffixes`` are those of
     streams before the step, [kinds, KV heads, entries, size]. Returns the largest difference, relative to the largest
@@ -149,7 +149,7 @@ def _find_few(network: Any, multiple: int) -> int:
 
 
 def _layer_deviations(network: Any, multiple: int) -> Iterator[float]:
-    """Yield the deviations of so many rows' products and activations, and of multiples, from those of eight times."""
+    """Yield how far results of multiples of ``multiple`` rows differ from those of 8 x ``multiple`` rows."""
     generator = torch.Generator().manual_seed(0)
     embedding = next(network.parameters())
     for module, width in _modules(network):
@@ -162,7 +162,7 @@ def _layer_deviations(network: Any, multiple: int) -> Iterator[float]:
 
 
 def _tile_deviations(network: Any, multiple: int) -> Iterator[float]:
-    """Yield the deviations of attention of multiples of so many streams from that of a whole tile."""
+    """Yield how far attention of some numbers of streams differs from that of a whole tile."""
     tile = tile_of(next(network.parameters()), multiple)
     counts = [*range(multiple, TILE, multiple), *range(TILE, tile, TILE // 2)]
     yield from _attention_deviations(network, tile, counts)

@@ -1,4 +1,6 @@
-"""The floor of an engine: the reference once more, sharing nothing with it; exactly 0 if the adapter promises so.
+"""The floor of an engine: a second run of the reference that shares nothing with the first.
+
+The floor is exactly 0 if the adapter promises it.
 
 A second cache alone would repeat the reference's calls row for row and show no difference. Each stream therefore has a
 double beside it, which is decoded and ignored. Calls then have twice as many rows, as calls of an action with parted

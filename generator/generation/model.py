@@ -40,7 +40,7 @@ class Model(Protocol):
 
     @property
     def batch_deviation(self) -> float | None:
-        """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all.
+        """The most that other rows of a batch change a row's results, relative to the largest result; 0 if nothing.
 
         None if they depend on each other by an unknown amount.
         """

@@ -31,7 +31,7 @@ from schema.errors import InputError, OperationError
 PACKAGE: Final = "xllamacpp"
 KNOWN: Final = {"2026.10.11549": "0.6.0-dev"}
 """The versions of the package whose structures are those of ``structures``, each with the library's own version."""
-INSTALL: Final = "pip install 'kvdrift[llama-cpp]'"
+INSTALL: Final = "pip install -e '.[llama-cpp]'"
 
 _INFO, _WARNING, _ERROR = 2, 3, 4  # levels of the library's log; 1 is for its makers, and 5 goes on with a line
 _LINES = 200  # of the log that are kept: what a context says of itself, and the last errors

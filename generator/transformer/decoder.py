@@ -75,7 +75,7 @@ class Decoder:
 
     @property
     def batch_deviation(self) -> float:
-        """How much a row's results depend on the rows computed with it, relative to the largest; 0 if not at all."""
+        """The most that other rows of a batch change a row's results, relative to the largest result; 0 if nothing."""
         return max(self.rows.deviation, self.steps.deviation)
 
     @contextmanager

@@ -139,11 +139,11 @@ def _line(verdict: Verdict, *, named: bool) -> str:
     if verdict.unseen is not None:
         parts.append(
             "these documents differ by more than the margin, and do not exclude rare failures that none of them shows: "
-            f"{count(verdict.unseen)} documents would"
+            f"excluding such failures takes {count(verdict.unseen)} documents in all"
         )
     if verdict.from_floor is not None:
         ends = [scaled(one, Scale.POINTS, 2) for one in verdict.from_floor]
-        told = "told" if verdict.told_from_floor else "not told"
+        told = "distinguishable" if verdict.told_from_floor else "not distinguishable"
         parts.append(f"{told} from the floor in R: {' to '.join(ends)} pp, 95% over all pairs")
     return "; ".join([*parts, verdict.status, *([f"study {asked.study}"] if named else [])])
 

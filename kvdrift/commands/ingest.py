@@ -50,8 +50,8 @@ def ingest(
 ) -> None:
     """Check the events that another generator made, and append those without errors.
 
-    With --pieces a replicate may be spread over files, in any order: it goes in once all its positions are there. With
-    --watch files are taken as they appear.
+    With --pieces the rows of a replicate may be in several files, in any order: the replicate is appended once all its
+    positions have come. With --watch files are taken as they appear.
     """
     if pieces or watch:
         report = _pieces(store, files, documents, facts, horizon, interval if watch else None)
@@ -99,7 +99,7 @@ def _pieces(
         for line in _lines(report):
             typer.echo(f"kvdrift: {printable(line)}", err=True)
         if interval is not None:
-            said = f"{path}: {_count(report.taken)} were added, {_replicates(report)} wait"
+            said = f"{path}: {_count(report.taken)} were added, {_replicates(report)} wait for positions"
             typer.echo(printable(said), err=True)
 
     def wait() -> bool:

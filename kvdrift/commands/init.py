@@ -69,5 +69,5 @@ def init(
     write_study(study, new_study(study, model, documents, task or [], length, asked, horizon, chosen))
     named = shlex.quote(str(study))
     typer.echo(f"wrote {study}")
-    typer.echo(f"what it would do and take: kvdrift run {named} --dry-run")
-    typer.echo(f"to the report:             kvdrift run {named}")
+    typer.echo(f"to forecast the study: kvdrift run {named} --dry-run")
+    typer.echo(f"to run the study:      kvdrift run {named}")

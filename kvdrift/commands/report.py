@@ -41,8 +41,8 @@ def report(
 ) -> None:
     """Write the report of a store's studies, one page each, or one page that compares several stores.
 
-    Several stores, or with --side-by-side the studies of one, are compared on a leaderboard: models, for example, or
-    versions of a selector. If two of them have the same documents, their actions are subtracted over these documents.
+    A leaderboard compares several stores, or the studies of one store with --side-by-side: for example models, or
+    versions of a selector. If two studies share documents, the page has the differences of their actions over these.
     Studies that differ only in temperature have a figure of divergence against temperature.
 
     With --live a running study has a page of its present results, in the folder live of its report. The page says that
@@ -54,7 +54,7 @@ def report(
         raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
     if live:
         if len(stores) > 1 or side_by_side or output_format != "html":
-            raise InputError("--live: one store, in HTML; leave the others, --side-by-side and --format out")
+            raise InputError("--live: takes one store and writes HTML; leave others, --side-by-side and --format out")
         from kvdrift.live.pages import write_live_pages
 
         write_live_pages(stores[0], output, study, interval)
@@ -77,7 +77,7 @@ def _compare(stores: list[str], output: Path | None, study: str | None, *, latex
     from kvdrift.console import ConsoleProgress
 
     if latex:
-        raise InputError("--format latex: a comparison of several stores has CSV tables alone; leave it out")
+        raise InputError("--format latex: a comparison writes only CSV tables; leave out --format")
     with ConsoleProgress() as console:
         studies = None if study is None else [study]
         return write_comparison(stores, output or comparison_folder(stores), studies, console)

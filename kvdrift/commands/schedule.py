@@ -63,7 +63,7 @@ def schedule(
     from schema.study import load_studies
 
     if serve and work_pool is not None:
-        raise InputError(f"--work-pool {work_pool}: chooses who runs it, and so does --serve; give one of them")
+        raise InputError(f"--work-pool {work_pool}: --serve also chooses the process that runs it; give one")
     studies = load_studies(study)
     service = named_service(endpoint or [], token_file, tls_root_certs, timeout=60.0)
     if gpus is None or cluster is not None or service is not None:

@@ -43,7 +43,7 @@ def status(
     from log.store import Store
 
     if watch and as_json:
-        raise InputError("--json: is of one look; leave --watch out")
+        raise InputError("--json: prints the status once; leave --watch out")
     if watch:
         from flows.estimate.live import LiveStore
         from kvdrift.live.display import show_live
@@ -64,7 +64,7 @@ def status_lines(store: Store) -> Iterator[str]:
     yield f"store: {held['store']}"
     yield f"events: version {held['events_version']}, {held['units']} units; {held['underived']} still to derive"
     if held["event_files"] >= _MANY_FILES:
-        yield f"files: {held['event_files']} of events; kvdrift compact {store.location} makes it open sooner"
+        yield f"files: {held['event_files']} of events; kvdrift compact {store.location} makes the store open faster"
     for study in held["studies"]:
         yield f"study {study['study']}, model {study['model']}:"
         yield from _study_lines(study)
@@ -167,7 +167,7 @@ def _study_lines(study: Row) -> Iterator[str]:
     for work in pending or ():
         yield f"  pending: {work['split']} of {work['action']}, {work['units']} units ({work['reason']})"
     if pending == []:
-        evaluation = "" if plan else "; what the evaluation takes is not known before the plan"
+        evaluation = "" if plan else "; the work of the evaluation is not known before the plan"
         yield f"  pending: nothing, according to the documents, actions and plan in the store{evaluation}"
     yield f"  derived: {study['derived_units']} of {study['units']} units"
     if answers is not None:
@@ -182,7 +182,7 @@ def _study_lines(study: Row) -> Iterator[str]:
     for old in study["superseded"]:
         yield f"  superseded: {old['action']}, revision {old['revision']}, {old['units']} units ({old['reason']})"
     if unknown := study["units_of_unknown_identity"]:
-        yield f"  identity: unknown of {unknown} units, of an earlier version of kvdrift or another generator"
+        yield f"  identity: unknown for {unknown} units, made by an earlier version of kvdrift or another generator"
     done = "nothing to do; kvdrift run STUDY.toml --dry-run compares the study file"
     yield f"  next: {study['next'] or done}"
 

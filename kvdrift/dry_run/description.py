@@ -72,7 +72,7 @@ def describe_studies(
         elif any(split.work for split in found.splits):
             yield from need_lines(run.material, found, served=served, gpus=gpus)
             if study.name != study.name_in_file and len(studies) > 1:
-                yield "    prompts are prefilled once for all temperatures, and here with each"
+                yield "    the run prefills prompts once for all temperatures; this forecast has a prefill for each"
 
 
 def _plan_line(found: Forecast) -> str:

@@ -49,8 +49,8 @@ def need_lines(material: Material, found: Forecast, *, served: bool, gpus: int) 
     if material.nominal:
         strata = [stratum for stratum in material.documents["evaluation"] if stratum in material.nominal]
         yield (
-            f"  lengths are nominal in {', '.join(strata)}: a prompt has at most this many tokens; retention follows "
-            "its own length, known once it is tokenized"
+            f"  lengths are nominal in {', '.join(strata)}: the study file's length is the most tokens of a prompt; "
+            "retention follows the true length, known once the prompt is tokenized"
         )
         positions = (local_configuration(location, model.revision) or {}).get("max_position_embeddings", sys.maxsize)
         room, nominal = positions - material.study.study.horizon, material.documents["evaluation"]

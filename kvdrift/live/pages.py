@@ -72,4 +72,4 @@ def _folder(store: Store, look: StudyLook, output: Path | None, pages: Sequence[
 
 
 def _said(look: StudyLook) -> str:
-    return f"The study still moves: {progress_text(look)}, at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC."
+    return f"The study is still running: {progress_text(look)}, at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC."

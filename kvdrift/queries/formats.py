@@ -75,7 +75,7 @@ def _check_names(rows: pa.Table) -> None:
     names = rows.column_names
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise InputError(
-            f"{names.count(repeated[0])} columns are called '{repeated[0]}': write x as name for one of them"
+            f"{names.count(repeated[0])} columns are called '{repeated[0]}': rename one, as in: select x as y"
         )
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LEAVE = (".quit", ".exit", "quit", "exit")
 _HELP = """\
 a query ends with ';'
-.views          the views, and what each has a row of
+.views          the views, and what one row of each stands for
 .schema VIEW    a view's columns, their types and meanings
 .help           this
 .quit           leave, as Ctrl-D does"""

@@ -55,7 +55,7 @@ def commented_study(draft: Draft, file_name: str) -> str:
         "plan": [draft.plan],
     }  # fmt: skip
     head = [
-        "Written by kvdrift init. What the study would do and take, and then the study itself:",
+        "Written by kvdrift init. The first command forecasts work, time and memory; the second runs the study:",
         f"  kvdrift run {file_name} --dry-run",
         f"  kvdrift run {file_name}",
         "docs/study-file.md has all keys. Paths begin at this file's folder.",

@@ -58,14 +58,16 @@ def new_study(
     embedded = model == EMBEDDED_ID if engine is None else engine.embedded
     if engine is not None and (model != EMBEDDED_ID or actions):
         raise InputError(
-            f"--{'action' if actions else 'model'}: {engine.engine} has --gguf, --cache-types and --weights"
+            f"--{'action' if actions else 'model'}: not for engine {engine.engine}; "
+            "use --gguf, --cache-types and --weights"
         )
     if documents is not None:
         if tasks:
             raise InputError("--task: names prompts that kvdrift makes; leave --documents out, or --task")
         if embedded:
             raise InputError(f"--documents {documents}: {EMBEDDED_ID} reads no text; give --model too, or --gguf")
-        strata, remark = _file_strata(documents, folder, length), f"Of {documents.name}, as many as it has."
+        strata = _file_strata(documents, folder, length)
+        remark = f"The prompts are from {documents.name}; the counts follow from its rows."
     else:
         strata, remark = _made_strata(tasks, length, embedded=embedded), ""
     return commented_study(

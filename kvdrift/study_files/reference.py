@@ -27,10 +27,11 @@ nearest known key.
 Paths are relative to the study file's folder, wherever the command runs: files of prompts, a model's folder, your own
 modules. `~` is your home folder. A store knows a model by its `id` as written in the file, so keep the `id` when you
 move the file. The paths of prompts and tables may change, since a store knows prompts and laws by their content.
-Commands over a store alone, such as `kvdrift report`, look for a model's tokenizer from the working folder on.
+Commands that take only a store, such as `kvdrift report`, look for a model's tokenizer relative to the working folder.
 
-The settings that decide events are fixed once the first event is stored: `[study]`, `[model]`, and in `[[documents]]`
-everything except the counts, `path` and `exclude`. Documents, replicates and actions may be added later;
+The settings that decide events are fixed once the first event is stored: `[study]` except `store_prompts`, `[model]`
+except `mixed_gpus`, `url`, `requests` and the path of `tables`, and in `[[documents]]` everything except the counts,
+`path` and `exclude`. `[windows]` is fixed too. Documents, replicates and actions may be added later;
 `kvdrift run --redo` takes a changed action, and `--replan` a changed plan.
 """
 
@@ -55,7 +56,7 @@ def study_reference() -> str:
     for heading in headings().values():
         parts.append(f"## {heading.title}\n\n{heading.meaning}\n")
         if heading.name == "model":
-            parts.append("`[[model]]`, several times, makes a study of each of several models in one store.\n")
+            parts.append("Several `[[model]]` sections make one study for each model, all in one store.\n")
         parts.append(_keys(heading))
         if heading.name == "study":
             parts.append(_SEVERAL_TEMPERATURES)
@@ -117,7 +118,7 @@ def _codecs() -> str:
     return (
         "### Codecs and their parameters\n\nParameters stand in the codec's own table, as in "
         '`codec = { name = "int4", group = 64 }`. [codecs.md](codecs.md) has the formulas, and\n'
-        "[adding-a-codec.md](adding-a-codec.md) codecs of your own. Every codec of the table takes\n"
+        "[adding-a-codec.md](adding-a-codec.md) codecs of your own. Every codec of the table but hqq's takes\n"
         "`generated` (`false`) besides: whether generated entries are coded, too, as they leave the window.\n\n"
         + _table(("codec", "stored form of entries", "parameters"), rows)
     )

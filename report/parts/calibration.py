@@ -28,13 +28,13 @@ _UNCALIBRATED = (
 
 TEMPLATE = """
 {% if tables.calibration is defined %}
-{% call figure("calibration") %}<b>Whether a cheaper observation can replace R.</b> {% if chosen %}Of each contrast the predictors that development selected are drawn, and the table has all of them. {% endif %}Those with the least error come first. Each predictor sees only fixed-history TV (F) or the first {{ windows.first_block_last }} positions. It is fitted on development documents and judged on evaluation documents. The cell mean uses only stratum and action. Flat takes the observation itself for R. Ridge weights it.{% if not chosen %} The filled marker is the predictor that development selected.{% endif %} A predictor whose interval is inside the shaded margin is equivalent; one whose interval is wholly outside is different; any other is unresolved.{% endcall %}
+{% call figure("calibration") %}<b>Whether a cheaper observation can replace R.</b> {% if chosen %}For each contrast only the predictors selected on development documents are drawn; the table has all predictors. {% endif %}Those with the least error come first. Each predictor sees only fixed-history TV (F) or the first {{ windows.first_block_last }} positions. It is fitted on development documents and judged on evaluation documents. The cell mean uses only stratum and action. Flat takes the observation itself as R. Ridge weights the observation.{% if not chosen %} The filled marker is the predictor that development selected.{% endif %} A predictor whose interval is inside the shaded margin is equivalent; one whose interval is wholly outside is different; any other is unresolved.{% endcall %}
 {{ table(tables.calibration) }}
 {% else %}
 <p class="absent">No predictor has been judged: the view <code>calibration</code> has no row for these contrasts. <code>kvdrift analyze</code> makes the rows from development and evaluation documents.</p>
 {% endif %}
 {% if tables.uncalibrated is defined %}
-<p class="how">The next table needs no fitting. It has the gap in R (TV), the gap in F, and the gap of block 1 extrapolated flat to H. The last two numbers of each action are what F and the extrapolation miss. Where the interval of one of them excludes 0, the replacement misses part of the gap.</p>
+<p class="how">The next table needs no fitting. It has the gap in R (TV), the gap in F, and the gap of block 1 extrapolated flat to H. The last two numbers of each action are the gap in R (TV) less the gap in F, and less the extrapolated gap. If the interval of one of these two numbers excludes 0, that replacement misses part of the gap.</p>
 {{ table(tables.uncalibrated) }}
 {% endif %}
 """  # noqa: E501

@@ -76,10 +76,11 @@ def enclosure_sentence(content: PageContent, depths: Depths) -> str:
     if row["depth"] != content.windows.horizon or not risk.has_interval:
         return ""
     return (
-        f"At L = {count(row['depth'])} it is of the same R as the interval in the other sections, and wider: under "
-        f"{action}, {_range(row, 'enclosure')} beside {interval(risk, Scale.PERCENT, 1)}. The enclosure supposes only "
-        "that R is between 0 and 1, and holds for any number of documents. The interval follows from how the documents "
-        "of this study differ, and holds nearly. Compare actions by intervals; use the enclosure where it must hold."
+        f"At L = {count(row['depth'])} the enclosure is for the same R as the interval in the other sections, and is "
+        f"wider: under {action}, {_range(row, 'enclosure')} beside {interval(risk, Scale.PERCENT, 1)}. The enclosure "
+        "supposes only that R is between 0 and 1, and is valid for any number of documents. The interval follows from "
+        "the differences between the documents of this study, and its level is approximate. Compare actions by "
+        "intervals; use the enclosure if the level must be guaranteed."
     )
 
 

@@ -43,7 +43,7 @@ _REST = {
 }  # fmt: skip
 
 _OF_REVISION = "evaluation documents of this study had been generated when this revision of the plan was frozen"
-_OF_DOCUMENTS = "another study of this store had evaluated documents of the plan when it was frozen"
+_OF_DOCUMENTS = "another study of this store had evaluated documents of the plan before the plan was frozen"
 _OF_ACTIONS = "their action, or its baseline, was redone after its evaluation documents had been generated"
 _OF_ANSWERS = "answers of their documents were corrected after the plan was frozen"
 
@@ -167,7 +167,7 @@ def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
         Column("expected half-width", "", "of the interval, at the plan’s K and N"),
     ]
     if ratios:
-        meaning = "variance between replicates of the reduced estimate, as a share of the estimate’s"
+        meaning = "variance between replicates: the reduced estimate’s divided by the plain estimate’s"
         columns.append(Column("reduced variance", "", meaning))
     note = "From development documents alone; the standard deviations decided K and N."
     return PrintedTable(
@@ -237,7 +237,7 @@ def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None
     """Make a table with an estimate in each row; None without estimates."""
     if not rows:
         return None
-    lines, mark, meaning = [], marks(rows), "the same less control variates of mean zero"
+    lines, mark, meaning = [], marks(rows), "the estimate less control variates of mean zero"
     reduced = [Column("reduced", "", meaning)] if any(row.estimate_reduced is not None for row in rows) else []
     for row in rows:
         known, scale = _known(row.quantity)

@@ -22,7 +22,7 @@ _DECOMPOSITION_PAGE = """
 {% endif %}
 {{ table(tables.decomposition) }}
 {{ by_stratum("Decomposition in each stratum", tables.decomposition_by_stratum) -}}
-<p>R and E count all positions up to H. After both texts have ended the positions agree by construction; the written positions are those up to the later end alone.</p>
+<p>R and E count all positions up to H. After both texts have ended, positions agree by construction. The written positions are only the positions up to the later end.</p>
 {{ table(tables.written) }}
 {% if widths %}
 <details><summary>Variance-reduced estimates</summary>
@@ -76,21 +76,23 @@ def _floor(content: PageContent) -> str:
 
     still = [name for name in floors if content.estimates.get("rollout_tv", name).estimate == 0]
     how = (
-        "the reference once more, in a cache and with streams of its own"
+        "a second run of the reference, in a cache and with streams of its own"
         if content.facts.engine
         else "nothing is left out or coded, and the whole cache is computed another way"
     )
     said = (
-        f"Noise floor: {how}. Of continuations, "
-        f"{', '.join(map(parting, floors))} diverge within {content.windows.horizon} tokens by numerics alone"
+        f"Noise floor: {how}. The share of continuations that diverge within {content.windows.horizon} tokens by "
+        f"numerics alone is {', '.join(map(parting, floors))}"
     )
     others = [name for name in content.actions if name not in floors]
     if len(others) > _MOST:
         known = {name: content.estimates.get("divergence_probability", name).estimate or 0.0 for name in others}
-        said += f"; of the {len(others)} others, the least is {parting(min(others, key=lambda name: known[name]))}"
+        least = min(others, key=lambda name: known[name])
+        said += f"; the smallest share of the {len(others)} other actions is {parting(least)}"
     elif others:
         said += f"; {', '.join(map(parting, others))}"
-    return said + "." + (f" δ is exactly 0 under {', '.join(still)}: this path is invariant." if still else "")
+    exact = f" δ is exactly 0 under {', '.join(still)}, so this way of computing changes nothing." if still else ""
+    return f"{said}.{exact}"
 
 
 def saturation(content: PageContent) -> Section | None:
@@ -115,4 +117,4 @@ def _width_sentence(content: PageContent) -> str:
     if not ratios:
         return ""
     least, middle, most = (fixed(100 * one, 0) for one in (min(ratios), statistics.median(ratios), max(ratios)))
-    return f"Their intervals are {least}% to {most}% as wide as those above, {middle}% in the middle."
+    return f"Their intervals are {least}% to {most}% as wide as the intervals above (median {middle}%)."

@@ -48,7 +48,7 @@ _PANELS = (
 )
 
 TEMPLATE = """
-<p>Survival-weighted residual branching (SWRB) is another estimator of the same R. A replicate walks a prefix that both continuations share, and adds up the probability at each position that the pair diverges there; M is the sum. It starts one branch at a position drawn with these probabilities, and multiplies the mismatches of the branch by M. Pairs that agree to the end contribute 0 to R; SWRB counts them by their probability, where plain coupling has to draw them.</p>
+<p>Survival-weighted residual branching (SWRB) is another estimator of the same R. A replicate walks a prefix that both continuations share, and at each position adds the probability that the pair diverges there; M is the sum. It starts one branch at a position drawn with these probabilities, and multiplies the mismatches of the branch by M. Pairs that agree to the end contribute 0 to R; SWRB accounts for such pairs by their probability, while plain coupling has to draw them.</p>
 {% for sentence in pays %}
 <p>{{ sentence }}</p>
 {% endfor %}

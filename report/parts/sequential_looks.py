@@ -190,8 +190,8 @@ def _stopped(rows: list[ViewRow], looks: int) -> str:
     last = [row for row in rows if row["look"] == reached]
     where = f"look {reached} of {looks}"
     if all(row["resolved"] for row in last):
-        return f"It stopped at {where}, where all were."
-    unresolved = f"{sum(not row['resolved'] for row in last)} of {len(last)} are unresolved"
+        return f"It stopped at {where}, where all primary endpoints were resolved."
+    unresolved = f"{sum(not row['resolved'] for row in last)} of {len(last)} endpoints are unresolved"
     return f"At {where}, with all documents of the plan, {unresolved}." if reached == looks else (
         f"So far {where} was taken; {unresolved}."
     )  # fmt: skip

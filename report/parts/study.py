@@ -18,7 +18,7 @@ TEMPLATE = """
 {% if facts.finite %}
 <p>Each document is a system that is small enough to enumerate: the next-token law P of the reference and the next-token law Q of the action are known for every history. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ.{% if content.others %} Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).{% endif %}</p>
 {% elif facts.engine %}
-<p>Each side, the reference and every action, is the engine with its own settings or weights, and decodes each document’s prompt once. The reference X continues with its cache, and the action’s side Y with its own. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ.{% if facts.noise_floors %} <b>{{ facts.noise_floors[0] }}</b> is the reference’s side once more, in a cache and with streams of its own: what differs there is what batches and the placement of entries do.{% endif %} Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
+<p>Each side, the reference and every action, is the engine with its own settings or weights, and decodes each document’s prompt once. The reference X continues with its cache, and the action’s side Y with its own. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ.{% if facts.noise_floors %} <b>{{ facts.noise_floors[0] }}</b> decodes the reference’s side a second time, in a cache and with streams of its own: its difference shows the effect of batches and of the placement of entries.{% endif %} Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
 {% elif facts.own_weights %}
 <p>The reference’s weights read each document’s prompt once, and so do the weights of every action that has its own. The reference X continues with its full key–value cache. The other side Y continues with what its action makes of the cache that its own weights have computed: all of it, fewer entries, entries in fewer bits, or at most so many entries in every step. The first token is drawn from two laws, so a pair may part there. At each position the two tokens are drawn jointly, so that they are equal with the largest possible probability. τ is the first position where they differ. Contrasts subtract <b>{{ content.baseline }}</b> ({{ content.baseline_reason }}).</p>
 {% else %}
@@ -96,7 +96,7 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
         Column(facts.cache, "", "the two together: stored once a document, and read by all of its replicates"),
         Column("each replicate adds", "", "mean bytes of the generated entries of one replicate, up to the horizon"),
         Column("K", "", "replicates per document"),
-        Column("time to measure", "", "prefill and decoding of all units, by this program: no cost of the action"),
+        Column("time to measure", "", "kvdrift’s time for prefill and decoding of all units; not the action’s speed"),
     )
     note = (
         "Measured; means over documents. A prompt’s cache is stored once, whatever K is. The time is what this study "
@@ -105,7 +105,7 @@ def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
     if any(action["policy"] is not None for action in facts.actions):
         note += (
             " A decode-time policy keeps m entries after prefill. Its bytes are those of the most entries that a step "
-            "reads; generated ones are within them, and they may be more than the prompt has."
+            "reads, including generated entries; a step may read more entries than the prompt has."
         )
     return PrintedTable("actions", "Actions", columns, tuple(rows), note)
 

@@ -25,21 +25,21 @@ def capital(text: str) -> str:
 
 _MEANINGS = {
     "mismatch": "R is the share of positions whose token differs from that of {whole}",
-    "divergence_probability": "P(τ ≤ H) the share of continuations that part within {horizon} tokens",
-    "mean_entry": "mean τ the position where these part",
-    "exposure": "E the share of positions after that, up to the horizon",
-    "exposure_written": "E, written the same up to the later end of both texts",
-    "accuracy": "accuracy of Y the mean score of {other}’s answers",
-    "lost_share": "lost share the share of the right answers of {whole} that it loses",
+    "divergence_probability": "P(τ ≤ H) is the share of continuations that part within {horizon} tokens",
+    "mean_entry": "Mean τ is the mean position at which these continuations part",
+    "exposure": "E is the share of positions after the first mismatch, up to the horizon",
+    "exposure_written": "E, written is this share of the positions up to the later end of both texts",
+    "accuracy": "Accuracy of Y is the mean score of {other}’s answers",
+    "lost_share": "Lost share is the share of {whole}’s right answers that {other} loses",
 }
 
 
 def meanings(whole: str, other: str, horizon: str, quantities: Collection[str]) -> str:
-    """Explain the columns of ranked actions in a sentence, for readers who have not met the symbols.
+    """Explain the columns of ranked actions in sentences, for readers who have not met the symbols.
 
     Both sides are given in words, and the horizon as it stands in a sentence, such as ``H = 64``.
     """
     said = [
         text.format(whole=whole, other=other, horizon=horizon) for name, text in _MEANINGS.items() if name in quantities
     ]
-    return f"{', '.join(said[:-1])}, and {said[-1]}."
+    return " ".join(f"{one}." for one in said)

@@ -87,8 +87,8 @@ def leaderboard_table(places: Sequence[Place]) -> PrintedTable:
         label_column("action"),
         Column(
             "cache", "",
-            "mean bytes of the prompt as it is stored, with scales and indices, or the most that a decode-time policy "
-            "holds, generated entries included; their share of the full prompt's",
+            "share of the full prompt's bytes, and below it the bytes: the mean of the stored prompt, with scales and "
+            "indices, or the most that a decode-time policy holds, generated entries included",
         ),
         *shown.heads,
         Column("documents"), Column("K", "", "replicates per document"), Column("H", "tokens", "horizon"),

@@ -98,7 +98,7 @@
     button.addEventListener("click", function () {
       all = !all;
       document.querySelectorAll("details").forEach(function (one) { one.open = all; });
-      button.textContent = all ? "Close what is folded" : opens;
+      button.textContent = all ? "Close all sections that fold" : opens;
     });
   });
 })();

@@ -20,8 +20,8 @@ class StudySection(Section):
     name: Name = meaning("The study's name in `stores/NAME`, in queries and on the page.", example="my-study")
     horizon: Tokens = meaning(
         "The horizon H: how many tokens after the prompt are compared. It is 2 or more, except for "
-        "finite-state systems. The events of a document and action are in memory together, so H times the "
-        "pairs is at most 2^24.",
+        "finite-state systems, engines and actions of other weights. The events of a document and action are in "
+        "memory together, so H times the pairs is at most 2^24.",
         "tokens",
         example=64,
     )

@@ -73,8 +73,14 @@ def test_the_page_says_nothing_that_is_not_true_of_engines(measured: Path) -> No
     text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style|svg)[\s\S]*?</\1>", "", page))
     for word in ("evict", "full cache", "the full one", "of full", "compressed", "retention", "left out or coded"):
         assert word not in text, word
-    assert re.search(r"own, has a mean δ of \d\.\de-\d\d: other batches", text)
-    for words in ("the reference once more with streams of its own", "Engine", "fake, numpy, 1", "bits 4", "floor"):
+    assert re.search(r"own, has a mean δ of \d\.\de-\d\d, the effect of other batches", text)
+    for words in (
+        "a second run of the reference with streams of its own",
+        "Engine",
+        "fake, numpy, 1",
+        "bits 4",
+        "floor",
+    ):
         assert words in text, words
 
 
@@ -109,8 +115,8 @@ def test_gate_over_the_floor(measured: Path, capsys: pytest.CaptureFixture[str])
     for action, (low, high) in pairs.items():
         told = low > 0 or high < 0
         _, line, _ = call(capsys, *asked[:5], action, *asked[6:], "--over-floor")
-        assert ("; told from the floor in R: " in line) == told
-        assert ("; not told from the floor in R: " in line) == (not told)
+        assert ("; distinguishable from the floor in R: " in line) == told
+        assert ("; not distinguishable from the floor in R: " in line) == (not told)
         assert (near is not None and action in near[1]) == (not told)
         answer = json.loads(call(capsys, *asked[:5], action, *asked[6:], "--over-floor", "--json")[1])
         assert (answer["told_from_floor"], answer["from_floor"]) == (told, [low, high])
@@ -141,7 +147,7 @@ def test_the_floor_is_0_where_the_engine_promises_it(tmp_path: Path) -> None:
     assert floor_line(run.store, run.study) == "floor: exactly 0"
     stages.report(run)
     page = (tmp_path / "store" / "report" / "engine" / "index.html").read_text(encoding="utf-8")
-    assert "with streams of its own, has δ = 0 exactly: other batches" in page
+    assert "with streams of its own, has δ = 0 exactly, so other batches" in page
 
 
 def test_a_promise_that_does_not_hold_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +174,8 @@ def test_the_dry_run_says_memory_and_sides(tmp_path: Path, capsys: pytest.Captur
     [
         (('engine = "fake"\n', ""), "model.settings: belongs to an engine"),
         (("settings = { bits = 4 }", 'selector = "recent"\nkeep = "1/2"'), "actions[0]"),
-        (("settings = { bits = 4 }", "settings = { bits = 4 }\nkeep = 3"), "actions[0].keep: fake decodes"),
-        (("settings = { bits = 4 }", 'settings = { bits = 4 }\ncodec = "int8"'), "actions[0].codec: fake decodes"),
+        (("settings = { bits = 4 }", "settings = { bits = 4 }\nkeep = 3"), "actions[0].keep: does not apply to fake"),
+        (("settings = { bits = 4 }", 'settings = { bits = 4 }\ncodec = "int8"'), "actions[0].codec: does not apply to fake"),
         (("settings = { bits = 12 }", 'dtype = "bfloat16"'), "model.dtype: says how kvdrift computes"),
         (('name = "bits-4"\nsettings = { bits = 4 }', 'name = "floor"\nsettings = { bits = 4 }'), "'floor'"),
     ],

@@ -120,7 +120,7 @@ def test_the_study_that_is_shipped(tmp_path: Path) -> None:
     assert risk["weights-Q8_0"] < risk["weights-Q4_0"]
     assert ends[0][0] >= len(risk) - 1  # the floor is no primary endpoint
     page = tmp_path / "whole" / "report" / "llama-cpp" / "index.html"
-    assert "the reference once more with streams of its own" in page.read_text(encoding="utf-8")
+    assert "a second run of the reference with streams of its own" in page.read_text(encoding="utf-8")
     units = Store.open(str(tmp_path / "whole")).units("llama-cpp", "kvdrift/tiny-F32.gguf")
     said = json.loads(units["engine"][0].as_py())
     assert said["libraries"].keys() == {"xllamacpp.abi3.so"}

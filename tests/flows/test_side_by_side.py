@@ -280,7 +280,8 @@ def test_the_command_writes_one_page(
     own = [link for link in check(pages[0]).links if link.endswith(".html")]
     assert [(folder / link).resolve() for link in own] == [finished / "report" / "small" / "index.html"]
     assert (
-        "R is the share of positions whose token differs from that of the full cache, P(τ ≤ H) the share " in pages[0]
+        "R is the share of positions whose token differs from that of the full cache. P(τ ≤ H) is the share "
+        in pages[0]
     )
     with (folder / "tables" / "leaderboard.csv").open() as file:
         lines = list(csv.DictReader(file))

@@ -231,11 +231,11 @@ def test_files_are_taken_as_they_appear(
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    waiting = "0 units, 0 events were added, 32 replicates wait"
+    waiting = "0 units, 0 events were added, 32 replicates wait for positions"
     said = (
         f"1.parquet: {waiting}",
         f"3.parquet: {waiting}",
-        "2.parquet: 8 units, 384 events were added, 0 replicates wait",
+        "2.parquet: 8 units, 384 events were added, 0 replicates wait for positions",
     )
     assert err.splitlines() == [f"{folder}/{line}" for line in said]
     assert (code, "went in:       8 units, 384 events" in out) == (0, True)

@@ -322,7 +322,7 @@ def test_a_compacted_study_is_as_finished_as_before(
     assert 1 < files < 30, "a run puts files together"
     monkeypatch.setattr(commands_status, "_MANY_FILES", files)
     (said,) = set(status_lines(Store.open(copied))) - set(before)
-    assert said == f"files: {files} of events; kvdrift compact {copied} makes it open sooner"
+    assert said == f"files: {files} of events; kvdrift compact {copied} makes the store open faster"
     code, out, _ = call(capsys, "compact", copied)
     assert code == 0
     assert out.startswith(f"events: {files} files, ")

@@ -135,7 +135,7 @@ def test_status_as_json_says_what_its_lines_say(finished: Path, capsys: pytest.C
     assert study["splits"][1] == {"split": "evaluation", "documents": 6, "generated": 6, "units": 18}
     assert (study["pending"], study["next"]) == ([], None)
     assert any(study["plan"]["sha256"][:12] in line for line in status_lines(Store.open(finished)))
-    assert "--json: is of one look" in mistake(capsys, "status", finished, "--json", "--watch")
+    assert "--json: prints the status once" in mistake(capsys, "status", finished, "--json", "--watch")
 
 
 def test_verify_and_list_as_json(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

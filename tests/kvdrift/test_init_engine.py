@@ -61,8 +61,14 @@ def test_cache_types_and_weights_are_an_action_each(tmp_path: Path, capsys: pyte
         ((*ENGINE, "--cache-types", "q8_0/q9_0"), "--cache-types q8_0/q9_0: type_v = 'q9_0': did you mean"),
         ((*ENGINE, "--gguf", "none.gguf"), "--gguf none.gguf: no such file"),
         ((*ENGINE, "--weights", "none.gguf"), "--weights none.gguf: no such file"),
-        ((*ENGINE, "--model", "org/model"), "--model: llama.cpp has --gguf, --cache-types and --weights"),
-        ((*ENGINE, "--action", "half=snapkv:1/2"), "--action: llama.cpp has --gguf, --cache-types and --weights"),
+        (
+            (*ENGINE, "--model", "org/model"),
+            "--model: not for engine llama.cpp; use --gguf, --cache-types and --weights",
+        ),
+        (
+            (*ENGINE, "--action", "half=snapkv:1/2"),
+            "--action: not for engine llama.cpp; use --gguf, --cache-types and --weights",
+        ),
         (("--gguf", "model.gguf"), "--gguf: belongs to an engine; add --engine llama.cpp"),
         (("--cache-types", "q8_0"), "--cache-types: belongs to an engine; add --engine llama.cpp"),
         (("--weights", "model.gguf"), "--weights: belongs to an engine; add --engine llama.cpp"),

@@ -124,7 +124,7 @@ def test_the_ending_of_a_file_names_its_format(capsys: pytest.CaptureFixture[str
     assert (tmp_path / "rows.txt").read_text().split() == ["seven", "7"]
     for name in ("rows.json", "rows.parquet"):  # an object would keep one of them
         line = mistake(capsys, "sql", store, "select 1 as a, 2 as a", "-o", tmp_path / name)
-        assert line.endswith("2 columns are called 'a': write x as name for one of them\n")
+        assert line.endswith("2 columns are called 'a': rename one, as in: select x as y\n")
     assert call(capsys, "sql", store, "select 1 as a, 2 as a", "--format", "csv")[1] == '"a","a"\n1,2\n'
     assert "its ending names no format; give --format" in mistake(capsys, "sql", store, "select 7", "-o", "rows.xlsx")
     call(capsys, "sql", store, "select 7 as seven", "--format", "csv", "-o", tmp_path / "rows.json")

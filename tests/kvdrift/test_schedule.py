@@ -28,7 +28,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     [
         (("--cron", "every night"), "--cron 'every night': write minute, hour, day, month and weekday, as \"0 3 * * *\""),
         (("--cron", "0 3 * * *", "--timezone", "Berlin"), "--timezone Berlin: there is no such zone; write one such as Europe/Berlin"),
-        (("--serve", "--work-pool", "mine"), "--work-pool mine: chooses who runs it, and so does --serve; give one of them"),
+        (("--serve", "--work-pool", "mine"), "--work-pool mine: --serve also chooses the process that runs it; give one"),
         (("--token-file", "t"), "--token-file: says how to reach an endpoint; add --endpoint grpc://HOST:PORT"),
         (("--endpoint", "grpc://a:1", "--endpoint", "grpc://b:1"), "--endpoint grpc://a:1 --endpoint grpc://b:1: give one; --cluster generates on many machines"),
         (("--cluster", "here"), "--cluster 'here': write tcp://HOST:PORT of a Dask scheduler, or local:N for N workers here"),

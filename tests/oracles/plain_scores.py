@@ -34,7 +34,7 @@ def up_to_eos(tokens: Sequence[int], eos: int) -> list[int]:
 
 
 def plain_span(tokens: Sequence[int], answers: Sequence[str], scoring: str, decode: Decode) -> tuple[int, int] | None:
-    """The tokens without which less is stated: of beginnings and of ends. Answers are stated once in the text."""
+    """Return the first and last token needed to state the answers; each answer is stated once in the text."""
     whole = decode(tokens).lower()
     stated = [answer.lower() for answer in answers if answer.lower() in whole]
     if not stated:

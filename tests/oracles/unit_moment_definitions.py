@@ -15,13 +15,13 @@ COMPUTED_UNIT = -1
 
 
 def waiting(analysis: Analysis) -> list[tuple[str, ...]]:
-    """Every third document and action of the log, of those whose replicates all have a unit."""
+    """Return every third (document, action) among those whose replicates all have a unit."""
     known = [key for key, paths in analysis.by_document(analysis.paths).items() if all(path.unit for path in paths)]
     return sorted(known)[::3]
 
 
 def unit_moments(analysis: Analysis) -> list[Row]:
-    """One row a unit of the documents that do not wait, and one row of each document that does."""
+    """Return a row for each unit of documents that do not wait, and one row for each document that waits."""
     waits, rows = waiting(analysis), computed_moments(analysis)
     for key, paths in analysis.by_document(analysis.paths).items():
         if key not in waits:

@@ -703,7 +703,7 @@ def stored(table: str) -> Callable[[Analysis], list[Row]]:
 
 
 def superseded(_: Analysis) -> list[Row]:
-    """Nothing is, in logs of one revision; tests/sql/test_revisions.py has others."""
+    """Return no rows: these logs have one revision; tests/sql/test_revisions.py has logs with several."""
     return []
 
 

@@ -90,9 +90,10 @@ def test_records_of_lost_answers_in_words() -> None:
 
     assert said({"recent-half": (1995, 0.899, 0, 0.101, 0.63, 0, 0.37), "snapkv-half": (0, 0, 0, 0, 0, 0.7, 0.3)}) == (
         "recent-half loses 1,995 answers: the record of 89.9% was wholly evicted, that of 0.0% in part, and 10.1% have "
-        "their whole record. Of all answers, lost or not, these shares are 63.0%, 0.0% and 37.0%. The further these "
-        "shares are from those of all answers, the more of the loss goes with eviction. In part means that some layers "
-        "or KV heads lack some tokens of the record, which others may still read. An answer whose record is whole is "
+        "their whole record. Of all answers, lost or not, these shares are 63.0%, 0.0% and 37.0%. The more these "
+        "shares differ from the shares of all answers, the more of the loss is associated with eviction. “In part” "
+        "means that some layers or KV heads lack some tokens of the record; other layers or heads may still read these "
+        "tokens. An answer whose record is whole is "
         "lost by something else: entries by which the model finds the record are missing or less exact; or the pair "
         "had parted, and Y drew other tokens by chance."
     )
@@ -111,7 +112,7 @@ def test_the_page_has_accuracy_and_when_answers_are_lost(tmp_path: Path) -> None
     views.views["answers"] = answer_rows()
     page = build_report(views, STUDY, MODEL, tmp_path).read_text()
     assert "Does it matter?" in page
-    assert "11 of 12 evaluation documents know their answers; those without, 1, are not scored." in page
+    assert "11 of 12 evaluation documents have known answers; the rest (1) is not scored." in page
     lines = (tmp_path / "tables" / "answers.csv").read_text().splitlines()
     assert any(line.startswith("pooled,recent-half,,lost_share,,0.41,") for line in lines)
     assert (tmp_path / "figures" / "answers.svg").is_file()

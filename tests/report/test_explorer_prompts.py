@@ -155,8 +155,8 @@ def test_numbers_of_tokens_are_found_whole(content: PageContent, tabs: Tabs, vie
 
 
 LEFT_OUT = (
-    "This document’s prompt is not in this file, which has those of {} of 6 documents: those that jumps lead to, then the "
-    "first ones of each stratum, until they take 1.5 MB."
+    "This document’s prompt is not in this file, which has the prompts of {} of 6 documents: first the documents "
+    "that jumps lead to, then the first documents of each stratum, up to 1.5 MB."
 )
 TOO_LONG = (
     "The store’s prompts are too long for this file, which has 1.5 MB for them; kvdrift show prints the records of the "

@@ -357,7 +357,7 @@ def test_a_study_that_moves_says_what_its_numbers_leave_out(undrawn_page: Page) 
         for row in rows:
             if row.get("stratum") == "VT-4K":
                 row |= {name: None for name in ("mismatch", "estimate") if name in row}
-    html = undrawn_page(views, preliminary="The study still moves.")
+    html = undrawn_page(views, preliminary="The study is still running.")
     assert "No evaluation document is measured of VT-4K: numbers over all strata leave it out." in html
     assert "By R, over all strata but those without a measured document." in html
     assert "kvdrift run goes on to the end of the study." in html
@@ -532,7 +532,7 @@ def test_plan_section_has_spreads_and_what_precision_costs(three: tuple[Path, st
 def test_reduced_estimates_have_a_table_and_their_plan_a_column(three: tuple[Path, str]) -> None:
     folder, html = three
     tables = check(html).tables
-    assert "Their intervals are 75% to 75% as wide as those above, 75% in the middle." in html
+    assert "Their intervals are 75% to 75% as wide as the intervals above (median 75%)." in html
     rows = {row[0]: row for row in tables["table-reduced"][1:]}
     for action in THREE:
         value = 100 * action_numbers(action, 0.0)["mismatch"]
@@ -556,7 +556,8 @@ def test_windows_say_from_where_actions_are_ordered(three: tuple[Path, str]) -> 
     depths = [row[0] for row in tables["table-identified_interval"][1:] if len(row) > 1]
     assert depths == ["1", "8", "16", "32", "64"] * 3
     assert (
-        "At L = 64 it is of the same R as the interval in the other sections, and wider: under snapkv-half" in three[1]
+        "At L = 64 the enclosure is for the same R as the interval in the other sections, and is wider: under snapkv-half"
+        in three[1]
     )
 
 
@@ -755,11 +756,11 @@ def test_a_noise_floor_is_marked_and_said(undrawn_page: Page) -> None:
     views = make_views(("snapkv-half", "recent-half", "numerics-floor"), strata=ONE)
     html = undrawn_page(views)
     assert html.count("numerics-floor<small>noise floor</small>") >= 2
-    said = re.search(r"Of continuations, ([\d.]+)% [^ ]+ [^ ]+ under numerics-floor diverge", html)
+    said = re.search(r"by numerics alone is ([\d.]+)% [^ ]+ [^ ]+ under numerics-floor", html)
     (floor,) = [
         row for row in views.views["decomposition"] if (row["action"], row["stratum"]) == ("numerics-floor", "pooled")
     ]
     assert said is not None
     assert float(said.group(1)) == pytest.approx(100 * floor["divergence_probability"], abs=0.06)
-    assert "this path is invariant" not in html
+    assert "this way of computing changes nothing" not in html
     assert "noise floor" not in undrawn_page(make_views(strata=ONE)).lower()

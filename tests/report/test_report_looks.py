@@ -64,10 +64,10 @@ def test_the_page_begins_with_what_is_open_between_looks(rows: list[Row], words:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (looks(None, 0.2, 0.1), "It stopped at look 3 of 3, where all were."),
-        (looks(None, 0.05), "It stopped at look 2 of 3, where all were."),
-        (looks(None, 0.3, 0.2), "At look 3 of 3, with all documents of the plan, 2 of 2 are unresolved."),
-        (looks(None, 0.3), "So far look 2 of 3 was taken; 2 of 2 are unresolved."),
+        (looks(None, 0.2, 0.1), "It stopped at look 3 of 3, where all primary endpoints were resolved."),
+        (looks(None, 0.05), "It stopped at look 2 of 3, where all primary endpoints were resolved."),
+        (looks(None, 0.3, 0.2), "At look 3 of 3, with all documents of the plan, 2 of 2 endpoints are unresolved."),
+        (looks(None, 0.3), "So far look 2 of 3 was taken; 2 of 2 endpoints are unresolved."),
         ([], "No look has been taken yet."),
     ],
 )

@@ -93,7 +93,7 @@ def test_fewer_bytes_for_more_divergence_is_a_choice_and_a_worse_one_is_ruled_ou
     assert (choice.recommended, choice.ruled_out) == (["snapkv-half", "snapkv-10"], {"recent-half": "snapkv-half"})
     words = said(views)
     assert words.startswith(
-        "The choice is one of bytes: take snapkv-half where 597 KiB of prompt cache fit and snapkv-10 "
+        "The choice is one of bytes: take snapkv-half if 597 KiB of prompt cache fit and snapkv-10 "
     )
     assert (
         "recent-half is ruled out by snapkv-half: it holds the same bytes and disagrees on more positions, by 33."
@@ -238,7 +238,7 @@ def test_what_loses_most_right_answers_is_not_recommended() -> None:
 @pytest.mark.parametrize(
     ("views", "words"),
     [
-        (make_views(("snapkv-half",)), "snapkv-half is the only one, and there is none to hold it against."),
+        (make_views(("snapkv-half",)), "snapkv-half is the only action, and nothing can be compared with it."),
         (make_views(split="development", analyzed=False), "no evaluation document has been measured yet."),
         (make_views(analyzed=False), "there are no intervals yet."),
         (make_views(("numerics-floor",)), "nothing is left out or coded, so there is nothing to choose."),
@@ -296,7 +296,8 @@ def test_the_table_is_ranked_and_ends_with_the_full_cache() -> None:
     )
     assert cells["snapkv-half"]["verdict"].under == "", "R has its status in the note"
     assert (
-        "R is the share of positions whose token differs from that of the full cache, P(τ ≤ H) the share " in table.note
+        "R is the share of positions whose token differs from that of the full cache. P(τ ≤ H) is the share "
+        in table.note
     )
     assert "lost share" not in table.note
     (record, *_) = table.records
@@ -371,10 +372,10 @@ def test_what_fewer_bits_cost_is_said_of_each_family() -> None:
     views = coded(make_views(THREE), codecs, {"snapkv-half": 0.2, "recent-half": 0.01})
     falling, *_ = bits_sentences(content_of(gaps(views, low=-0.1, high=0.1)))
     assert falling.startswith(
-        "Mean δ, the distance of the two next-token laws, does not rise with every bit less: it is 20.0% ["
+        "Mean δ, the distance of the two next-token laws, does not rise each time bits fall: it is 20.0% ["
     )
     assert falling.endswith(
-        "That of recent-half is not above that of snapkv-half, and the interval of their difference in R includes 0."
+        "Mean δ of recent-half is not above that of snapkv-half, and the interval of their difference in R includes 0."
     )
     assert bits_sentences(content_of(make_views(THREE))) == []
 
@@ -387,13 +388,15 @@ def test_what_the_bytes_of_a_policy_count_is_said() -> None:
             row.update(selector="full", policy="sliding", policy_parameters='{"sinks": 4}')
     content = content_of(views)
     words = policies_sentence(content)
-    assert words.startswith("The bytes of recent-half are the most that it ever holds, generated entries among them; ")
+    assert words.startswith(
+        "The bytes of recent-half are the largest size during generation, including generated entries; "
+    )
     assert "100%" not in words
     heads = [column.head for column in ranked_table(content, choose(content)).columns]
     assert "cache" in heads
     assert "prompt cache" not in heads
     above = policies_sentence(content_of(bytes_of(views, "recent-half", 4)))
-    assert above.endswith(" recent-half may hold more entries than a prompt has, and so more than 100%.")
+    assert above.endswith(" recent-half may hold more entries than the prompt has, so the share may exceed 100%.")
 
 
 # --- Windows and states -----------------------------------------------------------------------------------------------
@@ -409,7 +412,7 @@ def test_what_no_action_can_evict_is_told_beside_the_bytes() -> None:
     assert [row.cells[2].under for row in ranking.rows] == [
         "54% of full; 100 KiB not evictable", "54% of full; 100 KiB not evictable", "100% of full; 100 KiB not evictable"
     ]  # fmt: skip
-    assert "what is not evictable are windows and states" in ranking.columns[2].meaning
+    assert "windows and states are not evictable" in ranking.columns[2].meaning
     assert [record["fixed_bytes"] for record in ranking.records] == [100 * 2**10] * 2
     payloads = [row.cells[3] for row in actions_table(content.facts, content.actions).rows]
     assert {cell.under for cell in payloads} == {"100 KiB not evictable"}
@@ -449,10 +452,8 @@ def test_a_choice_of_bytes_names_those_of_weights_too() -> None:
     """If all actions have the same weights, weights are not mentioned; else bytes of cache and of weights are both given."""
     views = weighted(make_views(THREE, documents_each=12), snapkv_half=2**21, recent_half=2**21, snapkv_10=2**20)
     words = said(views)
-    assert (
-        "take snapkv-half where 597 KiB of prompt cache and 2.0 MiB of weights fit and snapkv-10 where no more" in words
-    )
-    assert "of prompt cache and 1.0 MiB of weights do" in words
+    assert "take snapkv-half if 597 KiB of prompt cache and 2.0 MiB of weights fit and snapkv-10 if no more" in words
+    assert "of prompt cache and 1.0 MiB of weights fit" in words
     content = content_of(views)
     (verdict,) = (one for one in ranked_table(content, choose(content)).columns if one.head == "verdict")
     assert "no more bytes of cache and of weights" in verdict.meaning

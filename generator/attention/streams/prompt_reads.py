@@ -98,7 +98,7 @@ class PromptReads:
         return indices
 
     def _size(self, tile: Tile) -> tuple[Any, ...]:
-        """Return what tiles of few streams that are attended to together have in common."""
+        """Return a key: tiles with equal keys are attended to together; a tile of many streams has its own key."""
         few = tile.streams <= self._multiple
         return self._entries[tile.cache], rounded(tile.streams, self._few), 0 if few else tile.first
 

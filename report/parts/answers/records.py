@@ -37,8 +37,9 @@ def records_sentence(content: PageContent) -> str:
     told = [_sentence(row) for row in named]
     if told:
         told.append(
-            "The further these shares are from those of all answers, the more of the loss goes with eviction. In part "
-            "means that some layers or KV heads lack some tokens of the record, which others may still read."
+            "The more these shares differ from the shares of all answers, the more of the loss is associated with "
+            "eviction. “In part” means that some layers or KV heads lack some tokens of the record; other layers or "
+            "heads may still read these tokens."
         )
     if any(row["lost_whole"] > 0 for row in rows):
         told.append(

@@ -30,23 +30,23 @@ _PLACE_WORDS = {
 TEMPLATE = """
 {% if rows %}
 <p><b>{{ sentence }}</b> {{ correlation }}</p>
-<p>{{ basis }} A continuation is scored by its text up to EOS: by the share of its document's answers that occur in it or, where any of them is enough, by whether one does. It is right if its score is 1: every answer of the document is stated, where it asks for several. A right answer is lost if the reference X is right and Y is not, and gained the other way round; the change of accuracy has both.</p>
+<p>{{ basis }} The score of a continuation depends on its text up to EOS. The score is the share of the document's answers that occur in the text. If one answer is enough, the score is 1 if any answer occurs, else 0. A continuation is right if its score is 1. A right answer is lost if the reference X is right and Y is not, and gained if Y is right and X is not; the change of accuracy includes both.</p>
 {{ table(tables.answers) }}
 {% call figure("answers") %}<b>Right answers lost against positions that differ.</b> Each large mark is an action over all strata{% if content.estimates.have_intervals %}, with both intervals{% endif %}; small pale marks are its strata. To the right an action diverges more, and above it loses more of what the reference had right.{% endcall %}
-<p class="how">When answers are lost: of the pairs whose reference is right, the share that parts before, inside and after the tokens of X that state the answer; and how many of those are lost. Up to τ both sides state the same. So where a pair parts after the answer, none is lost.</p>
+<p class="how">The next table shows when answers are lost. It counts the pairs whose reference is right: the shares that part before, inside and after the tokens of X that state the answer, and the share of each group whose answer is lost. Up to τ both sides write the same text, so a pair that parts after the answer loses no answer.</p>
 {{ table(tables.answers_when) }}
 {% if tables.answer_differences is defined %}{{ table(tables.answer_differences) }}
 {% endif %}
 {% if tables.lost_records is defined %}<p>{{ records }}</p>
 {% if losing %}<p>In the trajectory explorer, a pair that loses a right answer, above its prompt: {% for action in losing %}<a href="trajectories.html#action={{ action | urlencode }}&amp;jump=lost">{{ action }}</a>{{ "." if loop.last else ", " }}{% endfor %}</p>
 {% endif %}
-<p class="how">The record of an answer is where the prompt states it. An answer that the prompt states in several pieces needs all of them, and the piece counts of which least is kept; of several places of a piece the best one counts. Every lost answer counts once a pair, over all strata alike.</p>
+<p class="how">The record of an answer is the place where the prompt states the answer. If the prompt states an answer in several pieces, the piece with the smallest kept share counts. If the prompt states a piece at several places, the place with the largest kept share counts. A lost answer counts once for each pair, and the counts of all strata are added up.</p>
 {{ table(tables.lost_records) }}
 {% endif %}
 {{ by_stratum("Answers in each stratum", tables.answers_by_stratum) -}}
 {{ by_stratum("When answers are lost in each stratum", tables.answers_when_by_stratum) -}}
 {% else %}
-<p class="absent">The answers of {{ answered }} documents are known, and no continuation of theirs is scored yet: kvdrift analyze scores them where the model's tokenizer can be loaded.</p>
+<p class="absent">The answers of {{ answered }} documents are known, and no continuation of these documents is scored yet. kvdrift analyze scores the continuations if the model's tokenizer can be loaded.</p>
 {% endif %}
 """  # noqa: E501
 
@@ -170,5 +170,5 @@ def _basis_sentence(content: PageContent, rows: list[ViewRow]) -> str:
     pooled = [row for row in rows if row["stratum"] == POOLED and row["action"] in content.actions]
     total = content.facts.count(content.split)
     scored = max((row["documents"] for row in pooled), default=0)
-    without = f"; those without, {count(total - scored)}, are not scored" if scored < total else ""
-    return f"{count(scored)} of {count(total)} {content.split} documents know their answers{without}."
+    without = f"; the rest ({count(total - scored)}) is not scored" if scored < total else ""
+    return f"{count(scored)} of {count(total)} {content.split} documents have known answers{without}."

@@ -174,7 +174,7 @@ def _obstacle(content: PageContent, candidates: list[str]) -> str:
         (not estimates.have_intervals, "there are no intervals yet"),
         (lacks_pairs(content), "there are no intervals yet that hold for all pairs of actions together"),
         (bool(estimates.stale), "the estimates do not cover all events"),
-        (len(candidates) == 1, f"{''.join(candidates[:1])} is the only one, and there is none to hold it against"),
+        (len(candidates) == 1, f"{''.join(candidates[:1])} is the only action, and nothing can be compared with it"),
         (unknown, "the bytes that the actions hold are not recorded, or they have no document in common"),
     )
     return next((words for is_there, words in obstacles if is_there), "")

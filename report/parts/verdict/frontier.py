@@ -77,11 +77,10 @@ def policies_sentence(content: PageContent) -> str:
     named = [action for action in content.actions if action in content.facts.policies]
     if not named:
         return ""
-    most = "it ever holds" if len(named) == 1 else "they ever hold"
-    counted = f"The bytes of {listed(named)} are the most that {most}, generated entries among them"
+    counted = f"The bytes of {listed(named)} are the largest size during generation, including generated entries"
     above = [action for action in named if (share_of_whole(content, action) or 0.0) > 1]
-    over = f" {listed(above)} may hold more entries than a prompt has, and so more than 100%." if above else ""
-    return f"{counted}; what other actions generate comes on top of theirs.{over}"
+    over = f" {listed(above)} may hold more entries than the prompt has, so the share may exceed 100%." if above else ""
+    return f"{counted}; the bytes of other actions exclude generated entries.{over}"
 
 
 def bits_sentences(content: PageContent) -> list[str]:
@@ -111,11 +110,11 @@ def _bits_sentence(content: PageContent, by_bits: list[str]) -> str:
     if not wrong:
         return f"Fewer bits, more distance: {what} is {told}."
     because = [
-        f"that of {other} is not above that of {one}, and the interval of their difference in R "
+        f"mean δ of {other} is not above that of {one}, and the interval of their difference in R "
         + ("excludes 0" if difference(content.estimates, other, one).excludes_zero() else "includes 0")
         for one, other in wrong
     ]  # fmt: skip
-    return f"{capital(what)} does not rise with every bit less: it is {told}. {capital('; '.join(because))}."
+    return f"{capital(what)} does not rise each time bits fall: it is {told}. {capital('; '.join(because))}."
 
 
 def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, float]]:

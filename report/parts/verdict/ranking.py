@@ -72,11 +72,11 @@ def _prompt_cache(content: PageContent, order: list[str]) -> CellColumn:
         share = share_of_whole(content, action)
         of_full = "" if share is None else f"{fixed(100 * share, 0 if share >= 0.1 else 1)}% of {full}"
         cells[POOLED, action] = _held_bytes(content.facts.storage.get(action), of_full)
-    meaning = "mean bytes of the prompt as it is stored, with scales and indices; once, however many replicates read it"
+    meaning = "mean bytes of the stored prompt, with scales and indices; counted once for all replicates"
     if content.facts.policies:
-        meaning += "; of a decode-time policy the most that one continuation holds, generated entries included"
+        meaning += "; for a decode-time policy, the most that one continuation holds, generated entries included"
     if any(held.fixed_bytes for held in content.facts.storage.values()):
-        meaning += "; what is not evictable are windows and states"
+        meaning += "; windows and states are not evictable"
     return CellColumn(Column(content.facts.cache, "", meaning), cells)
 
 
@@ -129,7 +129,7 @@ def _verdicts(content: PageContent, choice: Choice, order: list[str]) -> CellCol
     both = " of cache and of weights" if content.facts.own_weights else ""
     meaning = (
         f"ruled out: another action holds no more bytes{both} and has surely less R; not settled: an interval includes "
-        "0; below it which one, and the level and the status of the interval that says so"
+        "0. Below: the action that rules it out, and the level and the status of the deciding interval"
     )
     return CellColumn(Column("verdict", "", meaning, left=True), cells)
 

@@ -92,9 +92,9 @@ def _several(content: PageContent, choice: Choice) -> str:
     if choice.unsettled:
         at = listed([f"{action} at {_held(content, action)}" for action in taken])
         return f"Take {at}{also_open}{rests_on}."
-    first = [f"{action} where {_held(content, action)} fit" for action in taken[:-1]]
+    first = [f"{action} if {_held(content, action)} fit" for action in taken[:-1]]
     least = _held(content, taken[-1]) if content.facts.own_weights else _bytes(content, taken[-1])
-    last = f"{taken[-1]} where no more than {least} do"
+    last = f"{taken[-1]} if no more than {least} fit"
     return f"The choice is one of bytes: take {listed([*first, last])}{rests_on}."
 
 
@@ -121,7 +121,7 @@ def _holding(content: PageContent, action: str, other: str) -> str:
         return f" holds the same {compared} and "
     if times == 1:
         return f" holds about the same {compared} and "
-    return f" holds {fixed(times, 2)} times its {compared} and "
+    return f" holds {fixed(times, 2)} times the {compared} of {other} and "
 
 
 def _bytes(content: PageContent, action: str) -> str:
@@ -237,13 +237,13 @@ def _engine_floor(content: PageContent, floor: str) -> Iterator[str]:
     """Give the distance between an engine's reference and its twin, and the actions not told apart from it."""
     distance = content.estimates.get("rollout_tv", floor)
     if distance.estimate is not None:
-        made = "has δ = 0 exactly: other batches and another placement of entries change nothing."
+        made = "has δ = 0 exactly, so other batches and another placement of entries change nothing."
         if distance.estimate:
             made = (
-                f"has a mean δ of {distance.estimate:.1e}: other batches and another placement of entries make this "
-                "difference."
+                f"has a mean δ of {distance.estimate:.1e}, the effect of other batches and another placement of "
+                "entries."
             )
-        yield f"{capital(floor)}, the reference once more with streams of its own, {made}"
+        yield f"{capital(floor)}, a second run of the reference with streams of its own, {made}"
     others = [action for action in content.actions if action not in content.facts.noise_floors]
     rows = {action: content.estimates.get(SIMULTANEOUS_GAP, action, floor) for action in others}
     near = [action for action, row in rows.items() if not row.excludes_zero()]

@@ -33,7 +33,7 @@ def settled_by(content: PageContent, one: str, other: str) -> str:
     """Say what would tell two actions apart."""
     gap = difference(content.estimates, one, other)
     if gap.estimate is None or not gap.has_interval:
-        return f"{one} and {other} need documents of both, and kvdrift analyze."
+        return f"{one} and {other} need documents that both actions have; then run kvdrift analyze."
     return _documents(gap, one, other)
 
 
@@ -78,7 +78,7 @@ def fresh(content: PageContent, choice: Choice) -> list[str]:
     standings = [row.standing for row in rows]
     if set(standings) <= {PRESPECIFIED}:
         return []
-    anew = "kvdrift confirm writes a study of documents that nobody has seen, whose plan names the actions."
+    anew = "kvdrift confirm writes a study of documents that nobody has seen; the plan of that study names the actions."
     if set(standings) == {SEEN}:
         return [f"The plan named these differences when outcomes were known. {anew}"]
     answers = " Intervals of lost answers hold for one action at a time." if choice.unfit else ""
@@ -101,9 +101,9 @@ def obstacle_settles(content: PageContent, choice: Choice) -> list[str]:
     if content.preliminary or content.split != EVALUATION or unfinished(content):
         return ["kvdrift run goes on to the end of the study."]
     if any(not control.zero for control in facts.controls):
-        return ["A control that is exactly 0 is needed first; a noise floor beside it says what numerics alone do."]
+        return ["First the control must be exactly 0; a noise floor beside the control shows the effect of numerics."]
     if not content.estimates.have_intervals or content.estimates.stale or lacks_pairs(content):
         return ["kvdrift analyze makes the intervals."]
     if len(choice.candidates) == 1:
-        return ["A second action in the study file, at the same bytes, is generated alone by kvdrift run."]
-    return ["Units that record payload_bytes on the same documents settle it."]
+        return ["Add a second action at the same bytes to the study file; kvdrift run then generates only that action."]
+    return ["The comparison needs units that record payload_bytes, on documents that the actions share."]

@@ -385,7 +385,7 @@ class Explorer {
       + `${data.split} documents under the compared actions${all ? "." : `, chosen by a rule and not by hand: first those that the `
         + "jumps lead to, then the other actions on the same document and replicate, then replicates 0 to 3 of the first document "
         + "of each stratum, of the second, and so on, then replicates 4 to 7 likewise, until the file is full."}`
-      + (data.texts ? "" : " The model's tokenizer was not where this page was written, so tokens are numbers.");
+      + (data.texts ? "" : " The model's tokenizer was not on the machine that wrote this page, so tokens are shown as numbers.");
   }
 }
 

@@ -23,7 +23,7 @@ class PromptView {
       this.held = null;
       byId("prompt").hidden = true;
       byId("prompt-note").textContent = data.prompts.length
-        ? `This document’s prompt is not in this file, which has those of ${many(data.prompts.length)} of ${many(data.documents.length)} documents: those that jumps lead to, then the first ones of each stratum, until they take 1.5 MB.`
+        ? `This document’s prompt is not in this file, which has the prompts of ${many(data.prompts.length)} of ${many(data.documents.length)} documents: first the documents that jumps lead to, then the first documents of each stratum, up to 1.5 MB.`
         : data.stored
           ? "The store’s prompts are too long for this file, which has 1.5 MB for them; kvdrift show prints the records of the answers."
           : "The store has no prompts: it was written without them, or store_prompts = false is in its study file.";
