@@ -175,7 +175,10 @@ def test_the_dry_run_says_memory_and_sides(tmp_path: Path, capsys: pytest.Captur
         (('engine = "fake"\n', ""), "model.settings: belongs to an engine"),
         (("settings = { bits = 4 }", 'selector = "recent"\nkeep = "1/2"'), "actions[0]"),
         (("settings = { bits = 4 }", "settings = { bits = 4 }\nkeep = 3"), "actions[0].keep: does not apply to fake"),
-        (("settings = { bits = 4 }", 'settings = { bits = 4 }\ncodec = "int8"'), "actions[0].codec: does not apply to fake"),
+        (
+            ("settings = { bits = 4 }", 'settings = { bits = 4 }\ncodec = "int8"'),
+            "actions[0].codec: does not apply to fake",
+        ),
         (("settings = { bits = 12 }", 'dtype = "bfloat16"'), "model.dtype: says how kvdrift computes"),
         (('name = "bits-4"\nsettings = { bits = 4 }', 'name = "floor"\nsettings = { bits = 4 }'), "'floor'"),
     ],
