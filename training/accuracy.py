@@ -25,8 +25,9 @@ GENERATION_LIMIT = 96
 class Accuracy:
     """Counts over documents of one stratum, from sampled answers: one answer a document.
 
-    Records are the asked records; right ones are stated right. Statements include wrong ones. Finished answers reached
-    ``<eos>`` within the limit. Generated tokens include ``<eos>``.
+    ``records`` are the records that documents ask for, ``right`` those that an answer states correctly. ``statements``
+    counts wrong statements too. ``finished`` answers reached ``<eos>`` within the limit. ``generated`` tokens include
+    ``<eos>``.
     """
 
     stratum: str

@@ -162,7 +162,7 @@ def _layer_deviations(network: Any, multiple: int) -> Iterator[float]:
 
 
 def _tile_deviations(network: Any, multiple: int) -> Iterator[float]:
-    """Yield how far attention of some numbers of streams differs from that of a whole tile."""
+    """Yield differences between the attention of fewer streams, in steps of ``multiple``, and of a whole tile."""
     tile = tile_of(next(network.parameters()), multiple)
     counts = [*range(multiple, TILE, multiple), *range(TILE, tile, TILE // 2)]
     yield from _attention_deviations(network, tile, counts)

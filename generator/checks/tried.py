@@ -157,7 +157,7 @@ def _other_values(value: Any) -> Iterator[Any]:
 
 
 def first_token_found(tried: Tried[Any]) -> str:
-    """Check that the generated units, the control's too, have equal first tokens; return the result's line."""
+    """Check that all generated units, including the control, have equal first tokens; return the line to print."""
     firsts = [[row for row in unit.events.to_pylist() if row["t"] == 1] for unit in tried.generated()]
     tokens = {tuple(row[side] for row in rows) for rows in firsts for side in ("x_token", "y_token")}
     require(len(tokens) == 1, "the first tokens are not the control's")

@@ -1,6 +1,6 @@
 """The floor of an engine: a second run of the reference that shares nothing with the first.
 
-The floor is exactly 0 if the adapter promises it.
+If the adapter promises ``row_invariant``, every distance of the floor must be exactly 0.
 
 A second cache alone would repeat the reference's calls row for row and show no difference. Each stream therefore has a
 double beside it, which is decoded and ignored. Calls then have twice as many rows, as calls of an action with parted

@@ -28,7 +28,7 @@ _MEANINGS = {
     "divergence_probability": "P(τ ≤ H) is the share of continuations that part within {horizon} tokens",
     "mean_entry": "Mean τ is the mean position at which these continuations part",
     "exposure": "E is the share of positions after the first mismatch, up to the horizon",
-    "exposure_written": "E, written is this share of the positions up to the later end of both texts",
+    "exposure_written": "“E, written” is this share of the positions up to the later end of both texts",
     "accuracy": "Accuracy of Y is the mean score of {other}’s answers",
     "lost_share": "Lost share is the share of {whole}’s right answers that {other} loses",
 }

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.measurement import benchmark_parser, run
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STUDY = ("--strata=2", "--documents=4", "--replicates=4", "--horizon=8")
 SMALLEST = {
@@ -52,3 +54,17 @@ def test_it_prints_a_table_or_an_object() -> None:
     assert found["benchmark"] == "derivation"
     assert all(f"{row['part']} " in table for row in found["rows"])
     assert any(row["peer"] and row["ratio"] > 0 for row in found["rows"])
+
+
+def test_a_long_group_of_facts_has_a_line_for_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the operations of ``benchmarks.step_profile``, which has no rows; names of groups are printed as words."""
+    operations = {f"aten::op_{number}": {"launches": number, "a_layer": 1.0} for number in range(9)}
+    for options in ([], ["--json"]):
+        monkeypatch.setattr("sys.argv", ["profile", *options])
+        run(benchmark_parser("profile", "-"), "steps", lambda *_: [([], {"copies": 2, "by_operation": operations})])
+    table, printed = capsys.readouterr().out.split("\n{")
+    assert json.loads("{" + printed)["by_operation"] == operations
+    assert table.startswith("profile\ncopies: 2\nby operation:\n")
+    assert all(f"\n  {name}: {cost}" in table for name, cost in operations.items())

@@ -15,13 +15,13 @@ COMPUTED_UNIT = -1
 
 
 def waiting(analysis: Analysis) -> list[tuple[str, ...]]:
-    """Return every third (document, action) among those whose replicates all have a unit."""
+    """Return the keys of every third document and action; replicates without a unit rule a key out."""
     known = [key for key, paths in analysis.by_document(analysis.paths).items() if all(path.unit for path in paths)]
     return sorted(known)[::3]
 
 
 def unit_moments(analysis: Analysis) -> list[Row]:
-    """Return a row for each unit of documents that do not wait, and one row for each document that waits."""
+    """Return one row for each unit; a document of ``waiting`` has one row, the sum over its units."""
     waits, rows = waiting(analysis), computed_moments(analysis)
     for key, paths in analysis.by_document(analysis.paths).items():
         if key not in waits:

@@ -98,7 +98,7 @@ class SlotSession(TokenStreams):
         return [found[stream] for stream in streams]
 
     def _read_prompt(self, slot: _Slot, history: Tokens) -> None:
-        """Let a slot read the prompt if the slot does not hold it; one slot at a time, so that no two share a batch."""
+        """Make a slot read the prompt, unless the slot has read it. Slots read in turn, so no two share a batch."""
         while _common(slot.held, history) < len(self._prompt):
             try:
                 self._api.take(self._connection, slot.number, self._prompt, cached=False)
