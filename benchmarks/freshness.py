@@ -2,7 +2,7 @@
 
     python -m benchmarks.freshness                              # 50 units a second for a minute; the peer too
     python -m benchmarks.freshness --seconds 20 --no-peer --json
-    python -m benchmarks.freshness --commits 2400               # memory: one unit a commit, about 2 minutes
+    python -m benchmarks.freshness --commits 2400               # memory: one unit a commit, about 5 minutes
 
 Processes work at once, as beside a real run: writers commit units at a stated rate; ``kvdrift derive --watch`` derives
 them; a reader opens the views of one ``Store`` anew a few times a second, and asks ``trajectories`` which units it has.
