@@ -34,10 +34,11 @@ from log.readable_store import ReadableStore
 from log.small_tables import KEYED, append_new_rows
 from log.units.commits import UnitCommits
 from log.units.derived import DerivedFile, commit_derived, withdraw_units
+from log.units.numbers import NUMBERED
 from log.units.unit import DERIVED_TABLES, Unit
-from log.upgrade import upgrade
+from log.upgrade import is_older, upgrade
 from schema.errors import InputError, nearest
-from schema.tables import TABLES
+from schema.tables import TABLES, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -186,6 +187,12 @@ class Store(ReadableStore):
         """Make missing tables and upgrade older tables."""
         upgrade(self._folder, self._units, self._commits)
         self._current.update(TABLES)
+
+    def prepare_derivation(self) -> None:
+        """Upgrade an older store as ``make_tables`` does; only tables with rows of units are opened to tell."""
+        if is_older(self._folder):
+            self.make_tables()
+        self._prepare(*NUMBERED, UNITS.name)
 
     def _prepare(self, *tables: str) -> None:
         """Upgrade the store if one of the tables is missing or lacks a declared column."""

@@ -61,7 +61,7 @@ def run_derivation(
     """
     begun = time.perf_counter()
     store = Store.open(store_location)
-    store.make_tables()
+    store.prepare_derivation()
     store.reconcile()  # rows of units tell what is to derive
     work = pending(store, SEGMENT_ROWS)
     version, todo = work.events_version, work.segments

@@ -44,7 +44,7 @@ def watch(
     """
     begun = time.perf_counter()
     store = Store.open(store_location)
-    store.make_tables()
+    store.prepare_derivation()
     total = DerivationReport.of([], store.version("events"), 0.0)
     seen = -1  # the events version after which nothing was left to do
     failed: set[int] = set()  # units
