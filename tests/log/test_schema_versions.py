@@ -34,6 +34,7 @@ from schema.errors import InputError
 from schema.tables import SCHEMA_VERSION, TABLES
 from sql.catalog import open_views
 from sql.catalog_file import write_catalog
+from transforms.pipeline import run_derivation
 
 PRESENT = str(SCHEMA_VERSION)
 
@@ -147,6 +148,13 @@ def test_what_a_table_has_got_since_is_written_after_an_upgrade(old: str) -> Non
     assert store.append_rows("documents", pa.Table.from_pylist([row], schema=TABLES["documents"].schema)) == 1
     assert set(schema_versions(store).values()) == {PRESENT}
     assert derive(store) == 3, "the derived tables have got a column since"
+    assert store.all_underived().size == 0
+
+
+def test_a_derivation_upgrades_an_older_store(old: str) -> None:
+    assert run_derivation(old).units == 3
+    store = Store.open(old)
+    assert set(schema_versions(store).values()) == {PRESENT}
     assert store.all_underived().size == 0
 
 

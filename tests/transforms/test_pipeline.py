@@ -26,9 +26,10 @@ from fixtures.processes import forked
 from fixtures.random_units import branched_unit, unit
 
 from log.store import Store
+from log.units.numbers import NUMBERED
 from schema.errors import InputError, OperationError
 from schema.location import filesystem_of
-from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TRAJECTORIES, Table
+from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TABLES, TRAJECTORIES, Table
 from transforms import pipeline, segments
 from transforms.compaction import Gathering
 from transforms.derivation import derive_trajectories
@@ -127,6 +128,14 @@ def test_batches_are_bounded_and_only_the_last_one_covers(store: Store, monkeypa
     assert run_derivation(store.location, progress=progress).units == UNITS
     assert seen == [(8, UNITS), (16, UNITS), (UNITS, UNITS)]
     assert covered == [None, None, store.version("events")]
+    assert_derived_once(store)
+
+
+def test_only_tables_with_rows_of_units_are_opened(store: Store) -> None:
+    """A derivation costs less so, and damage elsewhere, which ``verify`` names, does not keep units from the views."""
+    for table in sorted({*TABLES} - {*NUMBERED, "units", "studies"}):
+        (Path(store.location) / table / "_delta_log" / f"{0:020}.json").write_text("damaged")
+    assert run_derivation(store.location).units == UNITS
     assert_derived_once(store)
 
 
