@@ -189,7 +189,7 @@ class Store(ReadableStore):
         self._current.update(TABLES)
 
     def prepare_derivation(self) -> None:
-        """Upgrade an older store as ``make_tables`` does; only tables with rows of units are opened to tell."""
+        """Upgrade an older store as ``make_tables`` does. Whether it is older is read from the tables of units alone."""
         if is_older(self._folder):
             self.make_tables()
         self._prepare(*NUMBERED, UNITS.name)
