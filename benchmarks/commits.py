@@ -42,7 +42,11 @@ DOCUMENTS = 2  # of a commit
 
 
 class Workers(NamedTuple):
-    """Some of ``together`` simulated workers: the numbers of each worker's commits, and the pace (None: no sleep)."""
+    """Some of the simulated workers; ``together`` is the number of all.
+
+    ``numbers`` are the numbers of each worker's commits. Workers sleep between commits as ``pace`` says; if it is None,
+    they never sleep.
+    """
 
     numbers: Sequence[range]
     together: int

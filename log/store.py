@@ -189,7 +189,10 @@ class Store(ReadableStore):
         self._current.update(TABLES)
 
     def prepare_derivation(self) -> None:
-        """Upgrade an older store as ``make_tables`` does. Whether it is older is read from the tables of units alone."""
+        """Upgrade an older store as ``make_tables`` does, and make missing tables of derived rows.
+
+        Only ``events``, ``units`` and the derived tables are opened to tell whether the store is older.
+        """
         if is_older(self._folder):
             self.make_tables()
         self._prepare(*NUMBERED, UNITS.name)

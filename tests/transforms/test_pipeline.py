@@ -132,7 +132,7 @@ def test_batches_are_bounded_and_only_the_last_one_covers(store: Store, monkeypa
 
 
 def test_only_tables_with_rows_of_units_are_opened(store: Store) -> None:
-    """A derivation reads no other table, so damage to another table, which ``verify`` names, does not stop it."""
+    """Damage to a table that a derivation does not need does not stop the derivation; ``verify`` names the damage."""
     for table in sorted({*TABLES} - {*NUMBERED, "units", "studies"}):
         (Path(store.location) / table / "_delta_log" / f"{0:020}.json").write_text("damaged")
     assert run_derivation(store.location).units == UNITS
