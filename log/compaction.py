@@ -79,7 +79,7 @@ def compact(folder: DeltaFolder, rows: UnitRows, table: str, done: Callable[[int
     loaded = folder.load(table)
     small = [file for file in loaded.files() if (file.rows or 0) < PACK_ROWS // 2 and file.size < _LARGE_BYTES // 2]
     replaced, damaged = 0, list[str]()
-    for part in cut(_in_order(folder, table, small), PACK_ROWS):
+    for part in cut(_in_order(folder, loaded, small), PACK_ROWS):
         found = put_together(folder, rows, table, part)
         replaced += found.replaced
         damaged += found.damaged
@@ -162,10 +162,10 @@ def _ranks(column: pa.ChunkedArray) -> tuple[Wide, int]:
     return ranks[coded.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)], len(words) + 1
 
 
-def _in_order(folder: DeltaFolder, table: str, files: Sequence[StoredFile]) -> list[StoredFile]:
-    """Sort files by the key of their first row, as far as the key is text."""
-    loaded = folder.load(table)
-    names = [name for name in TABLES[table].key if TABLES[table].schema.field(name).type == pa.string()]
+def _in_order(folder: DeltaFolder, loaded: Snapshot, files: Sequence[StoredFile]) -> list[StoredFile]:
+    """Sort visible files by the key of their first row, as far as the key is text."""
+    declared = TABLES[loaded.table]
+    names = [name for name in declared.key if declared.schema.field(name).type == pa.string()]
 
     def first(file: StoredFile) -> tuple[Any, ...]:
         try:

@@ -19,6 +19,7 @@ from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
 
+from log import compaction
 from log.compaction import too_many
 from log.delta.folder import DeltaFolder
 from log.delta.parquet_files import StoredFile, encode_parquet
@@ -30,6 +31,7 @@ from schema.windows import Windows
 from sql.catalog import open_views, view_texts
 from transforms.compaction import compact
 from transforms.pipeline import run_derivation
+from verification.unit_rows import rows_by_unit
 
 H = 6
 NAMES = {"study": "s", "model": "m"}
@@ -248,6 +250,35 @@ def test_two_at_once(store: Store) -> None:
     assert rows(store) == held
     compact(store)
     assert_compacted(store)
+
+
+def test_a_compaction_that_another_overtakes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, real = rows(store), compaction._in_order
+
+    def overtaken(*files: Any) -> list[StoredFile]:
+        with monkeypatch.context() as other:
+            other.setattr(compaction, "_in_order", real)
+            compact(Store.open(store.location))
+        return real(*files)
+
+    monkeypatch.setattr(compaction, "_in_order", overtaken)
+    compact(store)
+    assert_compacted(store)
+    assert rows(store) == held
+
+
+def test_rows_are_counted_while_files_are_replaced(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, real = rows_by_unit(store, "events"), Store.paths
+
+    def overtaken(of: Store, table: str, version: int | None = None) -> list[str]:
+        found = real(of, table, version)
+        with monkeypatch.context() as other:
+            other.setattr(Store, "paths", real)
+            compact(Store.open(store.location))
+        return found
+
+    monkeypatch.setattr(Store, "paths", overtaken)
+    assert rows_by_unit(Store.open(store.location), "events") == counted
 
 
 def test_the_command(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
