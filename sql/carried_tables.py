@@ -73,13 +73,15 @@ def fill_catalog(
         connection.execute("set threads = 1")  # the same bits in every run
         carried_views = (*CARRIED_VIEWS, "moments") if few else CARRIED_VIEWS
         keep_views(connection, [view for view in carried_views if view not in refused])
+        for view in set(carried_views).difference(refused):
+            connection.execute(comments(contract(view), "table"))
     for table, sources in files.items():
         if table not in carried:
             guard_stored_view(connection, table, sources, condition)
 
 
 def keep_views(connection: duckdb.DuckDBPyConnection, views: Collection[str]) -> None:
-    """Compute views, and replace each view by a table of its rows.
+    """Compute views, and replace each view by a table of its rows, which has no comments.
 
     The rows are sorted by the view's grain, so that sums over documents have the same last bit in every run.
     """
@@ -90,7 +92,6 @@ def keep_views(connection: duckdb.DuckDBPyConnection, views: Collection[str]) ->
             connection.execute(f"create table {promised.schema}.kept as from {promised.relation} order by {order}")
             connection.execute(f"drop view {promised.relation}")
             connection.execute(f"alter table {promised.schema}.kept rename to {quoted(name)}")
-            connection.execute(comments(promised, "table"))
 
 
 def _size(store: Store, table: str, version: int) -> int:

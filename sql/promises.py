@@ -5,7 +5,6 @@ This module runs a contract's predicates in DuckDB; it does not know what they m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,26 +42,16 @@ def breaches(views: Views, view: str) -> list[Breach]:
     An identity may read other views, even once for every row. Open ``views`` with these views ``kept``.
     """
     promised = contract(view)
-    grain = ", ".join(quoted(name) for name in promised.grain)
+    grain, rows = ", ".join(map(quoted, promised.grain)), f"from {promised.relation} as view"
     broken = {f"{name} is never null": f"{quoted(name)} is null" for name in promised.not_null}
     broken |= {name: f"({predicate}) is not true" for name, predicate in promised.identities.items()}
-    repeated = f"{grain} from {promised.relation} group by {grain} having count(*) > 1"
-    found = {f"one row for each {', '.join(promised.grain)}": repeated}
-    for promise in _broken_by_some(views, view, broken):
-        found[promise] = f"{grain} from {promised.relation} as view where {broken[promise]}"
-    rows = {promise: views.table(f"select {query}") for promise, query in found.items()}
+    found = {f"one row for each {', '.join(promised.grain)}": f"{rows} select {grain} group by all having count(*) > 1"}
+    # A query of many conditions takes half the time of one that counts the rows of each condition.
+    if views.table(f"{rows} where {' or '.join(broken.values())} limit 1").num_rows:
+        found |= {promise: f"{rows} select {grain} where {condition}" for promise, condition in broken.items()}
+    examples = {promise: views.table(query) for promise, query in found.items()}
     return [
         Breach(view, promise, table.num_rows, table.slice(0, 1).to_pylist()[0])
-        for promise, table in rows.items()
+        for promise, table in examples.items()
         if table.num_rows
     ]
-
-
-def _broken_by_some(views: Views, view: str, conditions: Mapping[str, str]) -> list[str]:
-    """Return the names of the conditions that hold in at least one row of a view, found in one pass."""
-    names = [f"broken_{number}" for number in range(len(conditions))]
-    judged = ", ".join(f"{condition} as {name}" for name, condition in zip(names, conditions.values(), strict=True))
-    counts = ", ".join(f"count_if({name}) as {name}" for name in names)
-    query = f"select {counts} from (select {judged} from {contract(view).relation} as view)"  # noqa: S608 - of the contract's own
-    (row,) = views.table(query).to_pylist()
-    return [promise for promise, name in zip(conditions, names, strict=True) if row[name]]
