@@ -72,8 +72,9 @@ def fill_catalog(
         few = not waiting or store.row_count("steps") <= _MOST_STEPS
         connection.execute("set threads = 1")  # the same bits in every run
         carried_views = (*CARRIED_VIEWS, "moments") if few else CARRIED_VIEWS
-        keep_views(connection, [view for view in carried_views if view not in refused])
-        for view in set(carried_views).difference(refused):
+        kept = [view for view in carried_views if view not in refused]
+        keep_views(connection, kept)
+        for view in kept:
             connection.execute(comments(contract(view), "table"))
     for table, sources in files.items():
         if table not in carried:
