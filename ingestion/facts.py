@@ -27,7 +27,7 @@ _KIND = RecordKind("a row of facts", "a facts file", COLUMNS, ("action",))
 
 
 class FactRows:
-    """The rows of a facts file. If two rows give a unit the same column, the row with more keys wins."""
+    """The rows of a facts file. If two rows set the same column of a unit, the row with more keys wins."""
 
     def __init__(self, rows: Iterable[Record] = (), unknown: Iterable[str] = ()) -> None:
         """Index the rows; ``unknown`` are names of columns that no table takes."""

@@ -163,7 +163,7 @@ def _ranks(column: pa.ChunkedArray) -> tuple[Wide, int]:
 
 
 def _in_order(folder: DeltaFolder, loaded: Snapshot, files: Sequence[StoredFile]) -> list[StoredFile]:
-    """Sort visible files by the key of their first row, as far as the key is text."""
+    """Sort visible files by the text columns of their table's key, in the first row of each file."""
     declared = TABLES[loaded.table]
     names = [name for name in declared.key if declared.schema.field(name).type == pa.string()]
 

@@ -191,7 +191,7 @@ class Store(ReadableStore):
     def prepare_derivation(self) -> None:
         """Upgrade an older store as ``make_tables`` does, and make missing tables of derived rows.
 
-        Only ``events``, ``units`` and the derived tables are opened to tell whether the store is older.
+        A store is older if rows of ``events``, ``units`` or a derived table lack unit numbers. Only these are opened.
         """
         if is_older(self._folder):
             self.make_tables()

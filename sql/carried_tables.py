@@ -82,7 +82,7 @@ def fill_catalog(
 
 
 def keep_views(connection: duckdb.DuckDBPyConnection, views: Collection[str]) -> None:
-    """Compute views, and replace each view by a table of its rows, which has no comments.
+    """Compute views, and replace each view by a table of its rows. The tables have no comments.
 
     The rows are sorted by the view's grain, so that sums over documents have the same last bit in every run.
     """

@@ -49,7 +49,7 @@ def rows_by_unit(
     -1 counts rows without a unit.
     """
     found, readable = Counter[int](), not without
-    version = store.version(table) if version is None else version  # a compaction may replace files meanwhile
+    version = store.version(table) if version is None else version  # the same for all files
     for path in store.paths(table, version):
         try:
             found.update({} if path in without else store.rows_by_unit(table, path, version))

@@ -15,13 +15,13 @@ COMPUTED_UNIT = -1
 
 
 def waiting(analysis: Analysis) -> list[tuple[str, ...]]:
-    """Return every third key of a document and action whose replicates all have a unit."""
+    """Return every third key, of a document and an action; a key is left out first if a replicate has no unit."""
     known = [key for key, paths in analysis.by_document(analysis.paths).items() if all(path.unit for path in paths)]
     return sorted(known)[::3]
 
 
 def unit_moments(analysis: Analysis) -> list[Row]:
-    """Return one row for each unit; but for a key in ``waiting`` one row, the sum over the units of the key."""
+    """Return one row for each unit. The units of a key in ``waiting`` have one row together, the sum of their moments."""
     waits, rows = waiting(analysis), computed_moments(analysis)
     for key, paths in analysis.by_document(analysis.paths).items():
         if key not in waits:
