@@ -1,35 +1,31 @@
--- The moments of each unit of a document that has a row in documents, if replicates of the unit enter. Moments of a unit
--- that was derived before its study was declared, with other windows, are refused.
+-- The moments of each unit, if replicates of the unit enter. Units of documents without a row in documents are here too:
+-- the views that read this view leave these out. Moments of a unit that was derived before its study was declared, with
+-- other windows, are refused. A study that was never declared has the windows of its longest horizon, as in windows.
 with
 
-windows as (
-    select windows.*, studies.study is not null as declared
-    from main.windows
-    left join main.studies using (study, model)
-),
-
 enter as (
-    select
-        own.*,
-        declared,
-        (own.horizon, own.cohort_bound, own.early_last, own.late_first, own.first_block_last, own.second_block_last,
-            own.agreement_run, own.saturation_threshold)
-        = (windows.horizon, windows.cohort_bound, windows.early_last, windows.late_first, windows.first_block_last,
-            windows.second_block_last, windows.agreement_run, windows.saturation_threshold) as of_windows
+    select own.*
     from stored.unit_moments as own
-    inner join windows using (study, model)
-    semi join main.documents using (study, model, doc)
     anti join internal.superseded using (study, action, action_revision)
     where replicates > 0
-)
+),
 
-select * exclude (declared, of_windows)
+longest as (select study, model, max(horizon) as horizon from enter group by study, model)
+
+select enter.*
 from enter
+inner join longest using (study, model)
+left join stored.studies as declared using (study, model)
 where case
-    when of_windows then true
-    when declared then error(
-        'study ''' || study || ''' was declared after its units were derived, with other windows: '
+    when declared.study is null then enter.horizon = longest.horizon
+    when (enter.horizon, enter.cohort_bound, enter.early_last, enter.late_first, enter.first_block_last,
+            enter.second_block_last, enter.agreement_run, enter.saturation_threshold)
+        = (declared.horizon, declared.cohort_bound, declared.early_last, declared.late_first,
+            declared.first_block_last, declared.second_block_last, declared.agreement_run,
+            declared.saturation_threshold)
+        then true
+    else error(
+        'study ''' || enter.study || ''' was declared after its units were derived, with other windows: '
         || 'kvdrift verify STORE --repair makes their moments again'
     )
-    else false
 end
