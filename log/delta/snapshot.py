@@ -98,13 +98,12 @@ class Snapshot:
 
     def files(self) -> list[StoredFile]:
         """Return the visible files with the sizes and rows that the log has, sorted by path."""
-        added = zip(*map(self._values, _FILE), strict=True)
-        return sorted((StoredFile(*values) for values in added), key=lambda file: file.path)
+        return sorted(self._files, key=lambda file: file.path)
 
-    def newest_paths(self) -> list[str]:
-        """Return the relative paths of the visible files, newest commit first."""
-        added = zip(self._values("modification_time"), self._values("path"), strict=True)
-        return [path for _, path in sorted(added, reverse=True)]
+    def newest_files(self) -> list[StoredFile]:
+        """Return the visible files as ``files`` does, newest commit first."""
+        made = zip(self._values("modification_time"), self._files, strict=True)
+        return [file for _, file in sorted(made, key=lambda one: (one[0], one[1].path), reverse=True)]
 
     @functools.cached_property
     def row_count(self) -> int | None:
@@ -133,6 +132,10 @@ class Snapshot:
         """Return the text columns that must not be null and that only older schema versions declare."""
         known = TABLES[self.table].columns
         return [field.name for field in self._fields or () if field.name not in known and not field.nullable]
+
+    @functools.cached_property
+    def _files(self) -> list[StoredFile]:
+        return [StoredFile(*values) for values in zip(*map(self._values, _FILE), strict=True)]
 
     @functools.cached_property
     def _paths(self) -> list[str]:

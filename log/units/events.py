@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from log.delta.folder import DeltaFolder
+    from log.delta.parquet_files import StoredFile
     from log.delta.snapshot import Snapshot
 
 
@@ -40,18 +41,22 @@ class RowsOfUnits:
     ) -> pa.Table:
         """Return the rows of some units of some documents, with page checksums verified and names as dictionaries.
 
-        If the number of rows is known, ``count``, the newest files are read first, and reading stops once all rows are
-        found. Rows in unreadable files are missing.
+        If the number of rows is known, ``count``, the newest files are read first, no more at once than can have the
+        rows, and reading stops once all rows are found. Rows in unreadable files are missing.
         """
         names = [*dict.fromkeys((*columns, *keys_of(self._table.table)))]
         wanted = pa.array(sorted(units), pa.int64())
-        paths = [path for path in self._table.newest_paths() if path not in self.unreadable]
-        size, found = _AT_ONCE if count is None else _NEWEST, [self._read([], docs, names)]
-        while paths and (count is None or sum(rows.num_rows for rows in found) < count):
-            rows, paths, size = self._part(paths[:size], docs, names), paths[size:], _AT_ONCE
-            if rows["unit"].null_count:
-                rows = with_numbers(self._table.table, rows, self._spans())
-            found.append(rows.filter(pc.is_in(rows["unit"], wanted)))
+        files = [file for file in self._table.newest_files() if file.path not in self.unreadable]
+        size, found, missing = _AT_ONCE if count is None else _NEWEST, [self._read([], docs, names)], count
+        while files and missing != 0:
+            part, files, size = self._with_documents(files[:size], docs), files[size:], _AT_ONCE
+            while part and missing != 0:
+                number = len(part) if missing is None else _enough(part, missing)
+                rows, part = self._part([file.path for file in part[:number]], docs, names), part[number:]
+                if rows["unit"].null_count:
+                    rows = with_numbers(self._table.table, rows, self._spans())
+                found.append(rows.filter(pc.is_in(rows["unit"], wanted)))
+                missing = None if missing is None else max(0, missing - found[-1].num_rows)
         return pa.concat_tables(found).unify_dictionaries().select(columns)
 
     def read_each(self, units: Sequence[int], docs: Collection[str], columns: Sequence[str]) -> list[pa.Table]:
@@ -74,14 +79,30 @@ class RowsOfUnits:
                 self.unreadable[path] = str(error)
         return pa.concat_tables(found)
 
+    def _with_documents(self, files: Sequence[StoredFile], docs: Collection[str]) -> list[StoredFile]:
+        """Return the files that may have rows of some documents."""
+        if not docs:
+            return []
+        paths = set(self._folder.files_with(self._table, "doc", sorted(docs), [file.path for file in files]))
+        return [file for file in files if file.path in paths]
+
     def _read(self, paths: Sequence[str], docs: Collection[str], names: Sequence[str]) -> pa.Table:
-        wanted = sorted(docs)
-        paths = self._folder.files_with(self._table, "doc", wanted, paths) if wanted else []
         if not paths:
             return self._folder.read(self._table, names, paths=[], coded=True)
-        doc = pc.field("doc")
+        doc, wanted = pc.field("doc"), sorted(docs)
         where = (doc >= wanted[0]) & (doc <= wanted[-1]) & doc.isin(wanted)  # bounds are held against row groups
         return self._folder.read(self._table, names, where=where, paths=paths, coded=True, compared=["doc"])
+
+
+def _enough(files: Sequence[StoredFile], rows: int) -> int:
+    """Return how many of the first files have so many rows in sum; all of the files if the log does not say."""
+    for number, file in enumerate(files, 1):
+        if file.rows is None:
+            break
+        rows -= file.rows
+        if rows <= 0:
+            return number
+    return len(files)
 
 
 class NewRows:

@@ -131,7 +131,7 @@ class UnitRows:
         counted = self.total(units, events.table)
         left = None if counted is None else self._folder.count_rows(events) - counted
         known = set(self.counts(units).number.tolist())
-        for path in events.newest_paths():
+        for path in (file.path for file in events.newest_files()):
             if new := {number: rows for number, rows in self.rows_by_unit(events, path).items() if number not in known}:
                 yield path, new
                 left = left and left - sum(new.values())

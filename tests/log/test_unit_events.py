@@ -167,3 +167,18 @@ def test_files_without_the_documents_are_not_opened_again(store: Store) -> None:
     reader = Store.open(store.location).rows_of_units("events")  # another process knows nothing of the file
     assert reader.read(*asked).num_rows == HORIZON * 4
     assert [*reader.unreadable] == [other.name]
+
+
+def test_older_files_with_the_documents_are_not_read(store: Store) -> None:
+    """Of documents with rows of earlier actions, only the files of the new action are read."""
+    for action in ("first", "second"):
+        store.append_units([make_unit(doc, action) for doc in ("d0", "d1")])
+        if action == "first":
+            (older,) = map(Path, store.files("events"))
+    older.write_bytes(older.read_bytes()[:8] + bytes(64) + older.read_bytes()[72:])
+    numbers = {row["unit"] for row in store.units(columns=("action", "unit")).to_pylist() if row["action"] == "second"}
+    reader = store.rows_of_units("events")
+    assert reader.read(numbers, ["d0", "d1"], ["t"], 2 * HORIZON * 4).num_rows == 2 * HORIZON * 4
+    assert not reader.unreadable
+    assert reader.read(numbers, ["d0", "d1"], ["t"]).num_rows == 2 * HORIZON * 4  # all files are read
+    assert [*reader.unreadable] == [older.name]
