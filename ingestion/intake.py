@@ -185,7 +185,8 @@ class Intake:
 
     def _rows_of(self, held: _Held, key: UnitGroup) -> pa.Table:
         """Read the events of a stored unit of a group."""
-        (rows,) = self._stored_events.read_each([held.unit or 0], [key[2]], VALUES)
+        count = (held.end - held.first) * held.horizon
+        (rows,) = self._stored_events.read_each([held.unit or 0], [key[2]], VALUES, count)
         return rows
 
     def _conflict(

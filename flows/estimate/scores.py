@@ -175,18 +175,20 @@ def score_stored(
 
 
 def _scored_documents(
-    store: Store, units: pa.Table, answers: Mapping[str, KnownAnswers], decode: Decode, progress: Progress
+    store: Store, unscored: pa.Table, answers: Mapping[str, KnownAnswers], decode: Decode, progress: Progress
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of each document in turn, without study and model."""
     events = store.rows_of_units("events")
-    rows = units.to_pylist()
+    rows = unscored.to_pylist()
     begin = 0
     while begin < len(rows):
         doc = rows[begin]["doc"]
         end = next((at for at in range(begin, len(rows)) if rows[at]["doc"] != doc), len(rows))
         named, pairs = list[dict[str, Any]](), list[tuple[Tokens, Tokens]]()
-        own = events.read_each([unit["unit"] for unit in rows[begin:end]], [doc], _TOKENS)
-        for unit, tokens in zip(rows[begin:end], own, strict=True):
+        units = rows[begin:end]
+        count = sum(unit["replicates"] * unit["horizon"] for unit in units)
+        own = events.read_each([unit["unit"] for unit in units], [doc], _TOKENS, count)
+        for unit, tokens in zip(units, own, strict=True):
             pairs += _continuations(tokens, unit["replicates"], unit["horizon"])
             names = {name: unit[name] for name in ("doc", "action", "action_revision")}
             first = unit["first_replicate"]

@@ -59,10 +59,12 @@ class RowsOfUnits:
                 missing = None if missing is None else max(0, missing - found[-1].num_rows)
         return pa.concat_tables(found).unify_dictionaries().select(columns)
 
-    def read_each(self, units: Sequence[int], docs: Collection[str], columns: Sequence[str]) -> list[pa.Table]:
+    def read_each(
+        self, units: Sequence[int], docs: Collection[str], columns: Sequence[str], count: int
+    ) -> list[pa.Table]:
         """Return the events of each unit, sorted by replicate, a scan before its branch, and position; see ``read``."""
         names = [*dict.fromkeys((*columns, "unit", "replicate", "kind", "t"))]
-        rows = self.read(units, docs, names)
+        rows = self.read(units, docs, names, count)
         for why in self.unreadable.values():
             raise InputError(why)
         return [in_order(rows.filter(pc.equal(rows["unit"], number))).select(columns) for number in units]

@@ -179,6 +179,8 @@ def test_older_files_with_the_documents_are_not_read(store: Store) -> None:
     numbers = {row["unit"] for row in store.units(columns=("action", "unit")).to_pylist() if row["action"] == "second"}
     reader = store.rows_of_units("events")
     assert reader.read(numbers, ["d0", "d1"], ["t"], 2 * HORIZON * 4).num_rows == 2 * HORIZON * 4
+    each = reader.read_each([*numbers], ["d0", "d1"], ["t"], 2 * HORIZON * 4)
+    assert [rows.num_rows for rows in each] == [HORIZON * 4] * 2
     assert not reader.unreadable
     assert reader.read(numbers, ["d0", "d1"], ["t"]).num_rows == 2 * HORIZON * 4  # all files are read
     assert [*reader.unreadable] == [older.name]
