@@ -1,6 +1,7 @@
--- The moments of each unit, if replicates of the unit enter. Units of documents without a row in documents are here too:
--- the views that read this view leave these out. Moments of a unit that was derived before its study was declared, with
--- other windows, are refused. A study that was never declared has the windows of its longest horizon, as in windows.
+-- The moments of each unit, if replicates of the unit enter. Units of documents that have no row in documents are
+-- included; the views that read this view leave such units out. Moments of a unit that was derived before its study was
+-- declared, with other windows, are refused. A study that was never declared has the windows of its longest horizon, as
+-- in windows.
 with
 
 enter as (
