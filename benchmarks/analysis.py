@@ -1,6 +1,6 @@
 """From derived tables to every view and every interval, against the project's targets and scipy's bootstrap.
 
-    python -m benchmarks.analysis                     # the paper's size, 7.1 M events: about a minute
+    python -m benchmarks.analysis                     # the paper's size, 7.1 M events: three to four minutes
     python -m benchmarks.analysis --store FOLDER      # a store that benchmarks.synthetic_study made, or any other
     python -m benchmarks.analysis --documents 4 --replicates 8 --horizon 32 --draws 1000 --json
 
@@ -52,7 +52,7 @@ TIMES = 5  # repetitions of each view, and of the measured ratio
 
 
 def each_view(location: str, times: int = 1) -> dict[str, float]:
-    """Return the least seconds of every view over derived tables, measured in one connection that keeps nothing."""
+    """Read each view ``times`` times in one connection that keeps no view; return the seconds of its fastest read."""
     with kvdrift.open(location) as views:  # as `kvdrift sql` does
         rounds = [{name: _seconds(views.table, _query(name)) for name in sorted(view_texts())} for _ in range(times)]
     return {name: min(one[name] for one in rounds) for name in rounds[0]}

@@ -42,7 +42,7 @@ DOCUMENTS = 2  # of a commit
 
 
 class Workers(NamedTuple):
-    """A share of the simulated workers, who are ``together`` workers in all.
+    """Some of the simulated workers; ``together`` is the number of all workers.
 
     ``numbers`` are the numbers of each worker's commits. Workers sleep between commits as ``pace`` says; if it is None,
     they never sleep.

@@ -31,7 +31,7 @@ from verification.whole_store import verify as verified
 
 ANSWERED = {"answers": ["a", "b"], "scoring": "all"}
 DOCUMENTS_PER_COMMIT, COMMITS_PER_RUN = 16, 20
-REPETITIONS = 8  # of a part shorter than a second
+REPETITIONS = 8  # a part shorter than a second runs so often
 APPENDED = [document_row(1, 9_999_999 - number) | ANSWERED for number in range(2 * REPETITIONS)]  # in both forms
 
 Record = dict[str, Any]
@@ -114,7 +114,7 @@ def measure_sizes(folder: Path, sizes: list[int]) -> Iterator[tuple[str, str, in
 
 
 def _repeated(part: Callable[..., float], store: str, new: Iterator[Record]) -> Iterator[Measured[float]]:
-    """Measure a part each time that another measurement is asked for."""
+    """Yield measurements of a part, each made when it is asked for; ``new`` are documents without units."""
     for _ in range(REPETITIONS):
         yield measure(part, store, *([next(new)] if part is append else []))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,16 +48,17 @@ class RowsOfUnits:
         names = [*dict.fromkeys((*columns, *keys_of(self._table.table)))]
         wanted = pa.array(sorted(units), pa.int64())
         files = [file for file in self._table.newest_files() if file.path not in self.unreadable]
-        size, found, missing = _AT_ONCE if count is None else _NEWEST, [self._read([], docs, names)], count
-        while files and missing != 0:
+        size, missing = (_AT_ONCE, math.inf) if count is None else (_NEWEST, count)
+        found = [self._read([], docs, names)]
+        while files and missing > 0:
             part, files, size = self._with_documents(files[:size], docs), files[size:], _AT_ONCE
-            while part and missing != 0:
-                number = len(part) if missing is None else _enough(part, missing)
+            while part and missing > 0:
+                number = _enough(part, missing)
                 rows, part = self._part([file.path for file in part[:number]], docs, names), part[number:]
                 if rows["unit"].null_count:
                     rows = with_numbers(self._table.table, rows, self._spans())
                 found.append(rows.filter(pc.is_in(rows["unit"], wanted)))
-                missing = None if missing is None else max(0, missing - found[-1].num_rows)
+                missing -= found[-1].num_rows
         return pa.concat_tables(found).unify_dictionaries().select(columns)
 
     def read_each(
@@ -96,8 +98,8 @@ class RowsOfUnits:
         return self._folder.read(self._table, names, where=where, paths=paths, coded=True, compared=["doc"])
 
 
-def _enough(files: Sequence[StoredFile], rows: int) -> int:
-    """Return how many of the first files have so many rows in sum; all of the files if the log does not say."""
+def _enough(files: Sequence[StoredFile], rows: float) -> int:
+    """Return how many files, from the first on, have ``rows`` rows together; all files if a file's rows are unknown."""
     for number, file in enumerate(files, 1):
         if file.rows is None:
             break
