@@ -15,7 +15,7 @@ COMPUTED_UNIT = -1
 
 
 def waiting(analysis: Analysis) -> list[tuple[str, ...]]:
-    """Return every third key, of a document and an action; a key is left out first if a replicate has no unit."""
+    """Return every third of the sorted keys (document and action) whose replicates all have a unit."""
     known = [key for key, paths in analysis.by_document(analysis.paths).items() if all(path.unit for path in paths)]
     return sorted(known)[::3]
 
