@@ -10,7 +10,8 @@ import numpy as np
 SPLITS = ("development", "evaluation")
 ALL_ANSWERS = "all"  # a document's answers are scored by the share that occurs
 ANY_ANSWER = "part"  # or by whether any does
-SCORINGS = (ALL_ANSWERS, ANY_ANSWER)
+NORMALIZED = "normalized"  # or by whether any does, both without case, punctuation, articles and further white space
+SCORINGS = (ALL_ANSWERS, ANY_ANSWER, NORMALIZED)
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Document:
             that depends on no other document is a cluster of its own.
         tokens: The prompt's token ids in order, without any generated token.
         answers: The texts that a right continuation states; empty if the source does not know them.
-        scoring: The rule that scores the answers, "all" or "part"; empty without answers.
+        scoring: The rule that scores the answers, one of ``SCORINGS``; empty without answers.
     """
 
     doc: str

@@ -207,8 +207,8 @@ DOCUMENTS = _table(
     _texts("answers", "the texts that a right continuation states; empty if unknown", null=True),
     _text(
         "scoring",
-        "how answers are scored: all (the share that occurs) or part (whether any occurs); null: the rule of "
-        "the document's task",
+        "how answers are scored: all (the share that occurs), part (whether any occurs) or normalized (likewise, "
+        "without case, punctuation and articles); null: the rule of the document's task",
         since=8,
     ),
     _int(
@@ -402,7 +402,7 @@ SCORES = _table(
     ("study", "model", "doc", "action", "action_revision", "replicate", "document_revision"),
     *_PAIR,
     _revision(),
-    _text("scoring", "the rule: all (the share of answers that occurs) or part (whether any does)"),
+    _text("scoring", "the rule: all (the share of answers that occurs), part or normalized (whether any does)"),
     _real("score_x", "score of X; 1 is right", "score, 0..1"),
     _real("score_y", "score of Y", "score, 0..1"),
     _int(

@@ -202,7 +202,7 @@ def _wrong(row: Mapping[str, Any], ranges: _Ranges) -> Iterator[str]:
     if horizon is None:
         yield "its pair is in no unit, must be"
     if row["scoring"] not in SCORINGS:
-        yield f"scoring is '{row['scoring']}', must be {' or '.join(SCORINGS)}"
+        yield f"scoring is '{row['scoring']}', must be {', '.join(SCORINGS[:-1])} or {SCORINGS[-1]}"
     for name in ("score_x", "score_y"):
         if not 0 <= row[name] <= 1:
             yield f"{name} is {row[name]}, must be within 0..1"

@@ -36,7 +36,7 @@ def record_prompts(store: Store, material: Material) -> int:
     for document in missing:
         records = None
         if text is not None:
-            places = find_records([text(token) for token in document.tokens], document.answers)
+            places = find_records([text(token) for token in document.tokens], document.answers, document.scoring)
             records = [asdict(place) for place in places]
         rows.append(_row(document, records) | names | {"document_revision": revision_of[document.doc]})
     return store.append_prompts(rows)

@@ -9,6 +9,7 @@ from flows.material import Material
 from flows.plan.making import primary_endpoints
 from flows.run.study_run import StudyRun
 from generator.actions import Action
+from generator.documents.answers import task_scoring
 from generator.documents.registry import left_out
 from generator.transformer.files.configuration import absent_eos_tokens
 from generator.transformer.files.local_folders import model_location
@@ -25,6 +26,7 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
         lines += _absent_eos_tokens(run.study)
         lines += _equal_replicates(run.study)
         lines += _unreached_bounds(run.study)
+        lines += _unscored_tasks(run.study)
         lines += _whole_caches(run.material)
         lines += _equal_prompts(run.material)
         lines += _single_clusters(run.material)
@@ -93,6 +95,17 @@ def _unreached_bounds(study: Study) -> Iterator[str]:
             f"plan.draws = {planned.draws}: fewer than one draw lies beyond an end of a primary interval, which may be "
             f"too narrow; {round(_DRAWS_BEYOND / tail):,} draws have {_DRAWS_BEYOND} there"
         )
+
+
+def _unscored_tasks(study: Study) -> Iterator[str]:
+    """Name tasks whose benchmark scores them by a rule that is not here."""
+    for section in study.documents:
+        unscored = [task for task in section.tasks if task_scoring(section.source, task) is None]
+        if unscored:
+            yield (
+                f"documents '{section.stratum_name}': answers of {', '.join(unscored)} are not scored, since the rule "
+                f"of {section.source} for them is not here"
+            )
 
 
 def _equal_prompts(material: Material) -> Iterator[str]:

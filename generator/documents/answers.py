@@ -1,8 +1,11 @@
 """Score answers on a decoded text, and find the places that state them (definitions, "Answers").
 
-RULER (NVIDIA/RULER: ``scripts/eval/synthetic/constants.py``) searches its answers in the text without regard to case:
-``all`` is the share of answers that occur, for needles, variables and words; ``part`` is 1 if any answer occurs, for
-questions.
+Each task is scored by its benchmark's own rule. RULER (NVIDIA/RULER: ``scripts/eval/synthetic/constants.py``) searches
+its answers in the text without regard to case: ``all`` is the share of answers that occur, for needles, variables and
+words; ``part`` is 1 if any answer occurs, for questions. (That RULER first strips a continuation and makes line feeds
+of its control characters changes no score of answers without either.) HELMET (princeton-nlp/HELMET: ``utils.py``,
+``substring_exact_match_score`` with ``normalize_answer``) also searches the answers of its questions without
+punctuation, articles and further white space: ``normalized`` is 1 if any answer occurs.
 
 A continuation is decoded up to its EOS, without the prompt and without special tokens. The token of a character is
 found by decoding beginnings of the continuation, since a byte-level tokenizer may need several tokens for a letter.
@@ -10,15 +13,23 @@ found by decoding beginnings of the continuation, since a byte-level tokenizer m
 
 from __future__ import annotations
 
+import re
+import string
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
-from schema.document import ALL_ANSWERS, ANY_ANSWER
+from schema.document import ALL_ANSWERS, ANY_ANSWER, NORMALIZED
 
-_QUESTIONS = {"ruler": ("qa_1", "qa_2"), "helmet": ("nq", "triviaqa", "hotpotqa", "popqa")}
-_CITATIONS = {"helmet": ("asqa", "qampari")}  # which are judged by more than whether an answer occurs
+_NEEDLES = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3")
+_RULES: dict[str, dict[str, str]] = {
+    "ruler": dict.fromkeys((*_NEEDLES, "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe"), ALL_ANSWERS)
+    | dict.fromkeys(("qa_1", "qa_2"), ANY_ANSWER),
+    "helmet": dict.fromkeys(("nq", "triviaqa", "hotpotqa", "popqa"), NORMALIZED),
+}
+_PUNCTUATION = frozenset(string.punctuation)  # ASCII only
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
 Tokens = tuple[int, ...]
 
 Decode = Callable[[Sequence[Tokens]], list[str]]
@@ -28,19 +39,18 @@ Decode = Callable[[Sequence[Tokens]], list[str]]
 def task_scoring(source: str, task: str) -> str | None:
     """Return how the answers of a task are scored if the document does not say; None if they are not scored.
 
-    The answers of a question are alternatives, any of which is right. HELMET's citations are not scored. In all other
-    tasks, such as the embedded tasks and JSON Lines, a right continuation states the whole list of answers.
+    A benchmark's task without a rule here is not scored, such as HELMET's citations, which another model judges. In
+    the embedded tasks and JSON Lines, a right continuation states the whole list of answers.
     """
-    if task in _CITATIONS.get(source, ()):
-        return None
-    return ANY_ANSWER if task in _QUESTIONS.get(source, ()) else ALL_ANSWERS
+    rules = _RULES.get(source)
+    return ALL_ANSWERS if rules is None else rules.get(task)
 
 
 def score_text(text: str, answers: Sequence[str], scoring: str) -> float:
     """Return the score of a decoded text, 0..1; a right text scores exactly 1."""
-    lowered = text.lower()
-    occurs = [answer.lower() in lowered for answer in answers]
-    return float(any(occurs)) if scoring == ANY_ANSWER else sum(occurs) / len(occurs)
+    searched = folded(text, scoring)
+    occurs = [folded(answer, scoring) in searched for answer in answers]
+    return sum(occurs) / len(occurs) if scoring == ALL_ANSWERS else float(any(occurs))
 
 
 def answer_characters(text: str, answers: Sequence[str], scoring: str) -> tuple[int, int] | None:
@@ -49,23 +59,43 @@ def answer_characters(text: str, answers: Sequence[str], scoring: str) -> tuple[
     Each answer counts at its first occurrence. If any answer is enough, the answer that ends first counts.
     """
     lowered = text.lower()
+    searched, places = _normalized(text) if scoring == NORMALIZED else (lowered, range(len(lowered)))
     spans = []
     for answer in answers:
-        wanted = answer.lower()
-        begin = lowered.find(wanted)
-        if begin >= 0:
-            spans.append((begin, begin + len(wanted)))
+        wanted = folded(answer, scoring)
+        first = searched.find(wanted)
+        if first >= 0:
+            spans.append((places[first], places[first + len(wanted) - 1] + 1))
     if not spans:
         return None
-    if scoring == ANY_ANSWER:
-        begin, end = min(spans, key=lambda span: (span[1], span[0]))
-    else:
+    if scoring == ALL_ANSWERS:
         begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
+    else:
+        begin, end = min(spans, key=lambda span: (span[1], span[0]))
     if len(lowered) != len(text):  # some letters have more than one in lower case
         ends = list(accumulate(len(letter.lower()) for letter in text))
         begin = sum(at <= begin for at in ends)
         end = sum(at < end for at in ends) + 1
     return begin, end
+
+
+def folded(text: str, scoring: str) -> str:
+    """Return a text or an answer as a rule of scoring compares it."""
+    return _normalized(text)[0] if scoring == NORMALIZED else text.lower()
+
+
+def _normalized(text: str) -> tuple[str, list[int]]:
+    """Return a text as SQuAD's evaluation normalizes it, with the place of each character in the text's lower case.
+
+    The steps follow each other: lower case, no ASCII punctuation, each article a space, white space one space. The
+    place of a space is that of the letter before it.
+    """
+    lowered = text.lower()
+    kept = [place for place, letter in enumerate(lowered) if letter not in _PUNCTUATION]
+    bare = "".join(lowered[place] for place in kept)
+    words = list(re.finditer(r"\S+", _ARTICLE.sub(lambda article: " " * len(article[0]), bare)))
+    places = [kept[at] for word in words for at in (*range(*word.span()), word.end() - 1)]
+    return " ".join(word[0] for word in words), places[:-1]
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from generator.documents.answers import score_text
 from generator.documents.draws import DocumentDraws
 from generator.documents.files import SourceRow, find_file, read_object, read_rows
 from generator.documents.prompts import PromptText, Tokenizer, longest_prompt
@@ -18,7 +20,7 @@ from generator.documents.source import (
     sampling_order,
     where,
 )
-from schema.document import Document
+from schema.document import NORMALIZED, Document
 from schema.errors import InputError
 from schema.study import DocumentsSection
 
@@ -33,6 +35,7 @@ _RAG_PROMPT = (
     "Use the given documents to write a concise and short answer to the question. "
     "Write your answer in the following format:\nAnswer: [answer]\n\n{shown}{context}\n\nQuestion: {question}"
 )
+_OPENING = "\nAnswer:"
 _RAG_PASSAGE = "Document (Title: {title}): {text}"
 _SYSTEM = "You are a helpful assistant."
 
@@ -135,6 +138,7 @@ class _RagAuthor:
 
     def __init__(self, section: DocumentsSection, task: str) -> None:
         self._shots = _shots(section)
+        self._scored_opening = "" if section.chat_template else _OPENING.strip()
         self._examples: list[SourceRow] = []
         if self._shots:
             file = _path(section, _TASKS[task].examples, f"worked examples of {task} (shots = 0 needs none)")
@@ -159,12 +163,24 @@ class _RagAuthor:
         def write(count: int) -> PromptText:
             context = "\n\n".join(passages[:count])
             text = _RAG_PROMPT.format(shown=shown, context=context, question=question)
-            return PromptText(text, plain_opening="\nAnswer:", system=_SYSTEM)
+            return PromptText(text, plain_opening=_OPENING, system=_SYSTEM)
 
         return write
 
     def answers(self, row: SourceRow) -> tuple[str, ...]:
-        return row.texts("answers")
+        """Return the answers; refuse one that makes HELMET take every text as right (``eval.py``, ``run_test``).
+
+        HELMET scores a continuation with the opening of a plain prompt before it.
+        """
+        answers = row.texts("answers")
+        for answer in answers:
+            if score_text(self._scored_opening, [answer], NORMALIZED):
+                excluded = json.dumps({"clusters": [question_cluster(row.text("question"))]}, ensure_ascii=False)
+                raise row.error(
+                    f"field 'answers': '{answer}', once normalized, is empty or a part of 'Answer:', so that HELMET "
+                    f"takes every continuation as right; name a file with {excluded} as 'exclude'"
+                )
+        return answers
 
 
 class _CitationAuthor:

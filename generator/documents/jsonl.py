@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from generator.documents.answers import score_text
 from generator.documents.files import SourceRow, find_file, read_rows
 from generator.documents.prompts import PromptText, Tokenizer
 from generator.documents.source import Candidate, DocumentSource, document_of, need_tokenizer
@@ -23,7 +24,8 @@ class JsonlSource(DocumentSource):
     A row with a ``stratum`` belongs to that stratum only; a row without one fits every stratum that names the file, but
     a study takes no document twice: ``part`` tells such strata apart. Rows of strata that a study does not name are
     left out, and a line says so. Rows with the same ``cluster`` are in one split. A row's ``answers`` are scored by
-    their share that occurs in a continuation (``scoring`` "all", the default), or by whether any does ("part").
+    their share that occurs in a continuation (``scoring`` "all", the default), or by whether any does ("part", or
+    "normalized" without punctuation, articles and further white space).
     """
 
     takes = ("path", "chat_template")
@@ -86,7 +88,8 @@ class JsonlSource(DocumentSource):
             if len(tokens) > section.length:
                 raise row.error(f"field 'prompt': {len(tokens)} tokens, above the stratum's length = {section.length}")
             item = wanted[number]
-            answers, scoring = _answers(row), _scoring(row)
+            scoring = _scoring(row)
+            answers = _answers(row, scoring)
             made[number] = document_of(section, item, tokens, answers, scoring if answers else None)
         if len(made) < len(wanted):
             raise InputError(f"{section.path}: the file changed while it was read")
@@ -100,10 +103,12 @@ def _name(row: SourceRow, field: str) -> str:
     return text
 
 
-def _answers(row: SourceRow) -> tuple[str, ...]:
+def _answers(row: SourceRow, scoring: str | None) -> tuple[str, ...]:
     answers = row.texts("answers") if row.has("answers") else ()
-    if not all(answer.strip() for answer in answers):
-        raise row.error("field 'answers': an answer is empty, which every continuation states; leave it out")
+    for answer in answers:
+        if not answer.strip() or (scoring and score_text("", [answer], scoring)):
+            what = "an answer is empty" if not answer.strip() else f"'{answer}' is empty once normalized"
+            raise row.error(f"field 'answers': {what}, which every continuation states; leave it out")
     return answers
 
 
@@ -111,7 +116,7 @@ def _scoring(row: SourceRow) -> str | None:
     if not row.has("scoring"):
         return None
     if (named := row.text("scoring")) not in SCORINGS:
-        raise row.error(f"field 'scoring': '{named}' must be {' or '.join(SCORINGS)}")
+        raise row.error(f"field 'scoring': '{named}' must be {', '.join(SCORINGS[:-1])} or {SCORINGS[-1]}")
     return named
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -18,6 +20,7 @@ from schema.study import DocumentsSection
 _FROM_FILES = (
     "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery", "qa_1", "qa_2",
 )  # fmt: skip
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")  # all but the line feed
 _QUESTIONS = ("qa_1", "qa_2")
 
 
@@ -26,8 +29,8 @@ class RulerSource(DocumentSource):
 
     Without ``path``, prompts are generated as long as the length allows, and each is its own cluster. With ``path``,
     all tasks are read from a folder of the benchmark's files, in their order. The cluster of a question task's row is
-    its question, so that one question at several lengths is in one split. Older files, whose input ends with the
-    opening of the answer, can be read too.
+    its question, so that one question at several lengths is in one split. A row's ``answer_prefix``, or ``gen_prefix``
+    in rows of lm-evaluation-harness, opens the answer. Older files, whose input ends with the opening, can be read too.
     """
 
     tasks = (*GENERATED, *_FROM_FILES)
@@ -71,10 +74,8 @@ class RulerSource(DocumentSource):
             wanted = {item.number: item for item in chosen if item.task == task}
             for number, row in read_rows(_file(section, task), wanted):
                 item = wanted[number]
-                opening = row.text("answer_prefix") if row.has("answer_prefix") else ""
-                prompt = PromptText(row.text("input"), opening, opening)
-                tokens = prompt.tokens(text_tokenizer, chat=bool(section.chat_template))
-                made[item] = document_of(section, item, tokens, row.texts("outputs"))
+                tokens = _prompt(row).tokens(text_tokenizer, chat=bool(section.chat_template))
+                made[item] = document_of(section, item, tokens, _answers(row))
         return [made[item] for item in chosen]
 
 
@@ -120,6 +121,41 @@ def _check_row(row: SourceRow, section: DocumentsSection) -> None:
     row.texts("outputs")
     if row.has("length") and row.number("length") > section.length:
         raise row.error(f"field 'length': {row.number('length'):.0f} tokens, above the stratum's {section.length}")
+
+
+def _prompt(row: SourceRow) -> PromptText:
+    """Return a row's prompt with the opening of its answer.
+
+    RULER's ``answer_prefix`` begins with a space (``scripts/data/synthetic/constants.py``). The harness strips it from
+    ``gen_prefix`` and puts a space before a plain prompt's (``lm_eval/api/task.py``, ``build_qa_turn``).
+    """
+    text = row.text("input")
+    opening, harness = (row.text(name) if row.has(name) else "" for name in ("answer_prefix", "gen_prefix"))
+    if opening and harness and opening.strip() != harness.strip():
+        raise row.error(
+            f"fields 'answer_prefix' and 'gen_prefix': '{opening}' and '{harness}' are two openings of the answer; "
+            "leave one of them out"
+        )
+    if opening or not harness:
+        return PromptText(text, opening, opening)
+    apart = text[-1:].isspace() or harness[0].isspace()
+    return PromptText(text, harness if apart else f" {harness}", harness)
+
+
+def _answers(row: SourceRow) -> tuple[str, ...]:
+    """Return a row's answers; refuse one that RULER's scoring treats in another way than ours.
+
+    RULER strips a continuation and makes line feeds of its control characters (``scripts/eval/evaluate.py``,
+    ``postprocess_pred``), and nothing of an answer's.
+    """
+    answers = row.texts("outputs")
+    for answer in answers:
+        if not answer or answer != answer.strip() or _CONTROL.search(answer):
+            raise row.error(
+                f"field 'outputs': {json.dumps(answer)} is empty, begins or ends with white space, or has a control "
+                "character, which RULER takes out of a continuation before it looks for the answer; write it without"
+            )
+    return answers
 
 
 def _question(row: SourceRow) -> str:

@@ -1,5 +1,7 @@
 -- The answers that X states and Y does not, one row per answer of a coupled pair, with the kept share of their records.
--- As in scoring, an answer is searched in the text up to EOS, and white space is ignored.
+-- As in scoring, an answer is searched in the text up to EOS. White space is ignored, and for "normalized" ASCII
+-- punctuation and articles are too: articles may stand between the words of an answer. Without punctuation a word has no
+-- letter that a pattern reads in another way.
 with
 
 pairs as (
@@ -13,7 +15,17 @@ answers as (
     select
         study, model, doc,
         unnest(range(len(answers))) as answer,
-        unnest([regexp_replace(lower(text), '\s', '', 'g') for text in answers]) as wanted
+        coalesce(scoring = 'normalized', false) as normalized,
+        unnest([
+            case
+                when normalized then array_to_string(list_filter(
+                    regexp_split_to_array(regexp_replace(lower(text), '[!-/:-@\[-`{-~]', '', 'g'), '\s+'),
+                    lambda word: word not in ('', 'a', 'an', 'the')
+                ), '(?:a|an|the)*')
+                else regexp_replace(lower(text), '\s', '', 'g')
+            end
+            for text in answers
+        ]) as wanted
     from main.documents
 ),
 
@@ -32,13 +44,27 @@ texts as (
     left join tokens as y on events.study = y.study and events.model = y.model and events.y_token = y.token
     where events.kind = 'coupled'
     group by study, model, pairs.split, pairs.stratum, doc, action, replicate
+),
+
+stated as (
+    select
+        study, model, split, stratum, doc, action, replicate, answer,
+        case
+            when normalized then regexp_matches(regexp_replace(x_text, '[!-/:-@\[-`{-~]', '', 'g'), wanted)
+            else contains(x_text, wanted)
+        end as by_x,
+        case
+            when normalized then regexp_matches(regexp_replace(y_text, '[!-/:-@\[-`{-~]', '', 'g'), wanted)
+            else contains(y_text, wanted)
+        end as by_y
+    from texts
+    inner join answers using (study, model, doc)
 )
 
 select
     study, model, split, stratum, doc, action, replicate,
     cast(answer as integer) as answer,
     records.kept
-from texts
-inner join answers using (study, model, doc)
+from stated
 left join main.answer_records as records using (study, model, split, stratum, doc, action, answer)
-where contains(x_text, wanted) and not contains(coalesce(y_text, ''), wanted)
+where by_x and not coalesce(by_y, false)

@@ -14,7 +14,7 @@ def test_the_records_of_embedded_documents_are_found(task: str) -> None:
     """Each needle is one record of three tokens; each chain has three, and the question is none."""
     document = make_document(task, 384, 4, 7)
     symbols = [vocabulary.SYMBOLS[token] for token in document.tokens]
-    found = find_records([f" {symbol}" for symbol in symbols], document.answers)
+    found = find_records([f" {symbol}" for symbol in symbols], document.answers, document.scoring)
     pieces = 1 if task == "needle" else 3
     assert len(found) == pieces * len(document.answers)
     for number, answer in enumerate(document.answers):
@@ -42,4 +42,21 @@ def test_the_records_of_embedded_documents_are_found(task: str) -> None:
     ],
 )
 def test_places(tokens: list[str], answers: list[str], records: list[Record]) -> None:
-    assert find_records(tokens, answers) == records
+    assert find_records(tokens, answers, "all") == records
+
+
+@pytest.mark.parametrize(
+    ("tokens", "answers", "records"),
+    [
+        (["see", " Beatles", "!"], ["The Beatles"], [Record(0, 0, 2, 2)]),
+        (["3", ",", "677", " seated"], ["3677 seated"], [Record(0, 0, 1, 4)]),
+        (["Lord", "of", "the", "Rings"], ["Lord of the Rings"], [Record(0, 0, 1, 4)]),
+        (["Lord", " of", " Rings"], ["The Lord of the Rings"], [Record(0, 0, 1, 3)]),
+        (["a", "an", "the"], ["the"], []),
+        (["x.", "(y)", "z", "u", "v"], ["x y - u v"], [Record(0, 0, 1, 2), Record(0, 1, 4, 5)]),
+        (["C+", "+"], ["C++"], [Record(0, 0, 1, 1)]),
+    ],
+)
+def test_places_of_normalized_answers(tokens: list[str], answers: list[str], records: list[Record]) -> None:
+    """Single tokens do not determine white space, so that articles may stand between the words of an answer."""
+    assert find_records(tokens, answers, "normalized") == records

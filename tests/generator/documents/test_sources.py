@@ -65,7 +65,8 @@ def helmet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shown = [{"question": q, "answers": ["Somebody"], "ctxs": passages(3)} for q in ["Why?", "When?", QUESTIONS[0]]]
     write_lines(folder / "data/kilt/nq-train-multikilt_1000_k3_dep6.jsonl", shown)
     popular = [
-        {"question": q, "answers": ["A"], "ctxs": passages(3), "s_pop": 10 ** (n % 6)} for n, q in enumerate(QUESTIONS)
+        {"question": q, "answers": ["Ann"], "ctxs": passages(3), "s_pop": 10 ** (n % 6)}
+        for n, q in enumerate(QUESTIONS)
     ]
     write_lines(folder / "data/kilt/popqa_test_1000_k20_dep6.jsonl", popular)
     cited = [
@@ -221,6 +222,51 @@ class TestRulerFiles:
         with pytest.raises(InputError, match=message):
             choose_candidates(section("ruler", tasks=["qa_1"], path=str(tmp_path), evaluation=30), 0)
 
+    @pytest.mark.parametrize(
+        ("row", "plain", "chat"),
+        [
+            # EleutherAI/lm-evaluation-harness#3403, with the space of RULER's own templates
+            ({"gen_prefix": " The number is"}, "What is it? The number is", "What is it?</user><assistant> The number is"),
+            # rows as the harness makes them: without that space, which it puts into plain prompts alone
+            ({"gen_prefix": "The number is"}, "What is it? The number is", "What is it?</user><assistant>The number is"),
+            # EleutherAI/lm-evaluation-harness#3231: a space is not doubled, and one at the end stays
+            ({"input": "What is it?\n", "gen_prefix": "Answer: "}, "What is it?\nAnswer: ", "it?\n</user><assistant>Answer: "),
+            # NVIDIA/RULER#107: a base model went on with the haystack without it
+            ({"answer_prefix": " The number is"}, "What is it? The number is", "What is it?</user><assistant> The number is"),
+            ({"answer_prefix": " N are: ", "gen_prefix": "N are:"}, "What is it? N are: ", "it?</user><assistant> N are: "),
+            ({"answer_prefix": "", "gen_prefix": "N:"}, "What is it? N:", "What is it?</user><assistant>N:"),
+            ({"answer_prefix": None}, "What is it?", "What is it?</user><assistant>"),
+        ],
+    )  # fmt: skip
+    def test_the_opening_of_the_answer_ends_the_prompt(
+        self, tokenizer: Any, tmp_path: Path, row: dict[str, Any], plain: str, chat: str
+    ) -> None:
+        rows = [{"index": n, "input": "What is it?", "outputs": [str(n)], "length": 140} | row for n in range(40)]
+        write_lines(tmp_path / "niah_single_1/validation_4096.jsonl", rows)
+        part = section("ruler", tasks=["niah_single_1"], path=str(tmp_path))
+        for document in everything(part, tokenizer):
+            assert tokenizer.decode(document.tokens) == plain
+        for document in everything(part.model_copy(update={"chat_template": True}), tokenizer):
+            assert tokenizer.decode(document.tokens).endswith(chat)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"answer_prefix": " A:", "gen_prefix": "B:"}, "fields 'answer_prefix' and 'gen_prefix': ' A:' and 'B:' "),
+            ({"gen_prefix": 3}, "field 'gen_prefix': expected text, not 3"),
+            ({"outputs": ["1", ""]}, """field 'outputs': "" is empty, """),
+            ({"outputs": [" 1"]}, """field 'outputs': " 1" is empty, begins """),
+            ({"outputs": ["1\t2"]}, """field 'outputs': "1\\t2" is empty, begins """),
+        ],
+    )
+    def test_openings_and_answers_that_contradict_the_benchmark_are_one_line(
+        self, tokenizer: Any, tmp_path: Path, change: dict[str, Any], message: str
+    ) -> None:
+        rows = [row | change for row in self.rows()]
+        write_lines(tmp_path / "qa_1/validation_4096.jsonl", rows)
+        line = refused(take, section("ruler", tasks=["qa_1"], path=str(tmp_path)), tokenizer)
+        assert re.search(rf"validation_4096.jsonl, line \d+: {re.escape(message)}", line)
+
     def test_broken_json_and_missing_files_are_one_line(self, tmp_path: Path) -> None:
         part = section("ruler", tasks=["qa_1"], path=str(tmp_path))
         expected = "qa_1/validation_4096.jsonl: no such file, expected RULER's qa_1 at length 4096"
@@ -256,7 +302,7 @@ class TestHelmet:
             assert document.prompt_tokens <= 4096 - 20
 
     def test_passages_that_do_not_fit_are_left_out_from_the_last_on(self, tokenizer: Any, tmp_path: Path) -> None:
-        rows = [{"question": q, "answers": ["A"], "ctxs": passages(20, words=80)} for q in QUESTIONS]
+        rows = [{"question": q, "answers": ["Ann"], "ctxs": passages(20, words=80)} for q in QUESTIONS]
         write_lines(tmp_path / "nq-dev-multikilt_1000_k20_dep6.jsonl", rows)  # files may lie in the folder itself
         for document in everything(section("helmet", tasks=["nq"], path=str(tmp_path), shots=0), tokenizer):
             titles = re.findall(r"Title: Title (\d+)", tokenizer.decode(document.tokens))
@@ -277,6 +323,22 @@ class TestHelmet:
             assert document.prompt_tokens <= 4096 - 300
         plain = everything(part.model_copy(update={"chat_template": False}), tokenizer)
         assert all(tokenizer.decode(document.tokens).endswith("\n\nAnswer:") for document in plain)
+
+    @pytest.mark.parametrize(("answer", "chat"), [("The", True), ("The", False), ("!", None), ("E.", False)])
+    def test_an_answer_that_every_continuation_states_is_refused(
+        self, tokenizer: Any, tmp_path: Path, answer: str, *, chat: bool | None
+    ) -> None:
+        """HELMET scores a plain continuation after "Answer:", which states the letter E, and a chat's without it."""
+        rows = [{"question": q, "answers": ["Ann", answer], "ctxs": passages(3)} for q in QUESTIONS]
+        write_lines(tmp_path / "nq-dev-multikilt_1000_k20_dep6.jsonl", rows)
+        part = section("helmet", tasks=["nq"], path=str(tmp_path), shots=0, chat_template=chat)
+        line = refused(take, part, tokenizer)
+        (number,) = re.findall(r"k20_dep6.jsonl, line (\d+): field 'answers': ", line)
+        assert f"'{answer}'" in line
+        (excluded,) = re.findall(r"\{.*\}", line)
+        assert json.loads(excluded)["clusters"] == [QUESTIONS[int(number) - 1].lower().rstrip("?")]
+        if answer == "E.":
+            assert take(part.model_copy(update={"chat_template": True}), tokenizer)
 
     def test_popular_subjects_are_left_out(self, helmet: Path) -> None:
         chosen = choose_candidates(section("helmet", tasks=["popqa"], path=str(helmet)), 0)
@@ -383,7 +445,7 @@ class TestJsonl:
             ({"cluster": ""}, "line 2: field 'cluster': the text is empty; leave it out"),
             ({"stratum": ""}, "line 2: field 'stratum': the text is empty; leave it out"),
             ({"answers": ["1", " "]}, "line 2: field 'answers': an answer is empty, which every continuation states; leave it out"),
-            ({"answers": [], "scoring": "any"}, "line 2: field 'scoring': 'any' must be all or part"),
+            ({"answers": [], "scoring": "any"}, "line 2: field 'scoring': 'any' must be all, part or normalized"),
             ({"prompt": "a \ud800"}, r'line 2: field \'prompt\': has "\\ud800", half of a surrogate pair, which is no character'),
             ({"answers": ["\udfff"]}, r'line 2: field \'answers\': has "\\udfff", half of a surrogate pair'),
             ({"prompt": "word " * 30}, "line 2: field 'prompt': [0-9]+ tokens, above the stratum's length = 20"),
