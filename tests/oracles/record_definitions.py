@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import zlib
 from collections.abc import Iterator
@@ -91,7 +92,14 @@ def text_of(analysis: Analysis, path: Path, side: str) -> str:
              if (row["study"], row["model"]) == (path.study, path.model)}  # fmt: skip
     end = path.eos(side) or path.horizon + 1
     said = "".join(texts.get(path.at[t][f"{side}_token"], "") for t in range(1, end))
-    return "".join(said.lower().split())
+    return compared(path, said)
+
+
+def compared(path: Path, text: str) -> str:
+    """Return a text without what its scoring ignores; the texts of these logs have "a" as an article alone."""
+    if path.document["scoring"] == "normalized":
+        text = re.sub(r"\bthe\b|a|[.']", "", text)
+    return "".join(text.lower().split())
 
 
 def losses(analysis: Analysis) -> Iterator[tuple[Path, int]]:
@@ -101,7 +109,8 @@ def losses(analysis: Analysis) -> Iterator[tuple[Path, int]]:
             continue
         said = {side: text_of(analysis, path, side) for side in "xy"}
         for number, answer in enumerate(path.document["answers"]):
-            if answer in said["x"] and answer not in said["y"]:
+            wanted = compared(path, answer)
+            if wanted in said["x"] and wanted not in said["y"]:
                 yield path, number
 
 
