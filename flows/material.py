@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
 from generator.actions import Action, build_actions
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
-from generator.documents.source import NOTHING_HELD, HeldDocuments, document_of
+from generator.documents.source import NOTHING_HELD, Candidate, HeldDocuments, document_of
 from generator.finite.study_systems import study_systems, system_document
 from generator.generation.engine_models import engine_model
 from generator.transformer.decoder import check_prompt
@@ -70,11 +70,12 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
         def tokenizer() -> Any:
             return load_tokenizer(tokenizer_location(study.model), revision=study.model.revision)
 
-        for section in study.documents:
-            made = _nominal_documents(section, study, tokenizer, held) if offline else None
+        seed = study.study.seed
+        for section, chosen in zip(study.documents, choose_candidates(study.documents, seed, held), strict=True):
+            made = _nominal_documents(section, study, tokenizer, chosen) if offline else None
             if made is not None:
                 nominal.add(section.stratum_name)
-            for split, own in (made or stratum_documents(section, study.study.seed, tokenizer, held)).items():
+            for split, own in (made or stratum_documents(section, seed, tokenizer, chosen)).items():
                 documents[split][section.stratum_name] = own
     material = Material(study, documents, actions, frozenset(nominal))
     check_distinct(document for split in SPLITS for document in material.of_split(split))
@@ -139,13 +140,12 @@ def _check_with_other_weights(material: Material, limit: int | None, *, offline:
 
 
 def _nominal_documents(
-    section: DocumentsSection, study: Study, tokenizer: Callable[[], Any], held: HeldDocuments
+    section: DocumentsSection, study: Study, tokenizer: Callable[[], Any], chosen: Mapping[str, Sequence[Candidate]]
 ) -> dict[str, list[Document]] | None:
     """Return documents of the greatest allowed length if texts cannot be tokenized here; None if they can.
 
     The tokenizer of a Hugging Face id may be downloaded later; a folder without a tokenizer is refused.
     """
-    chosen = choose_candidates(section, study.study.seed, held)
     if not SOURCES[section.source].reads_text:
         return None
     if study.model.engine is not None:

@@ -50,14 +50,17 @@ class Document:
 DEVELOPMENT_FRACTION = 0.25
 
 
-def split_of(cluster: str) -> str:
-    """Return the split that a cluster belongs to: a fixed function of its name, so that no document changes its split.
+def hash_position(cluster: str) -> float:
+    """Return the first 8 bytes of the SHA-256 of a cluster's name, read as a fraction of 2**64."""
+    return int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8], "big") / 2**64
 
-    The first 8 bytes of the SHA-256 of a development cluster, read as a fraction of 2**64, are below
-    ``DEVELOPMENT_FRACTION``.
+
+def split_of(cluster: str) -> str:
+    """Return the split that a cluster belongs to by its hash: a fixed function of its name.
+
+    The positions of development clusters are below ``DEVELOPMENT_FRACTION``.
     """
-    position = int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8], "big") / 2**64
-    return "development" if position < DEVELOPMENT_FRACTION else "evaluation"
+    return "development" if hash_position(cluster) < DEVELOPMENT_FRACTION else "evaluation"
 
 
 def part_of(cluster: str, parts: int) -> int:

@@ -25,9 +25,13 @@ Trait = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class SeenDocuments:
-    """The evaluation documents of a store's studies that have units, superseded units included."""
+    """The documents of a store's studies that have units, superseded units included.
+
+    A development document of a study can be an evaluation document of another study.
+    """
 
     traits: frozenset[Trait]
+    evaluated: frozenset[Trait]  # of evaluation documents alone
 
     @classmethod
     def in_store(cls, store: Store, without: str | None = None) -> SeenDocuments:
@@ -38,15 +42,18 @@ class SeenDocuments:
         columns = ["study", "model", "doc", "split", "cluster", "source", "prompt_tokens", "prompt_sha256"]
         rows = [
             row for row in store.read("documents", columns=columns).to_pylist()
-            if row["split"] == EVALUATION and row["study"] != without
-            and (row["study"], row["model"], row["doc"]) in generated
+            if row["study"] != without and (row["study"], row["model"], row["doc"]) in generated
         ]  # fmt: skip
-        return cls(frozenset(one for row in rows for one in _traits(row, seeds.get((row["study"], row["model"])))))
+        traits = [(row["split"], _traits(row, seeds.get((row["study"], row["model"])))) for row in rows]
+        return cls(
+            frozenset(one for _, own in traits for one in own),
+            frozenset(one for split, own in traits if split == EVALUATION for one in own),
+        )
 
     @property
     def clusters(self) -> set[str]:
-        """Return the clusters of documents that are read from files or that another generator made."""
-        return {str(trait[1]) for trait in self.traits if trait[0] == "cluster"}
+        """Return the clusters of evaluation documents that are read from files or that another generator made."""
+        return {str(trait[1]) for trait in self.evaluated if trait[0] == "cluster"}
 
     def among(self, documents: Iterable[Document], seed: int) -> list[Document]:
         """Return those of a study's documents that were seen; ``seed`` is the study's seed."""

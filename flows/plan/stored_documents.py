@@ -36,7 +36,7 @@ def held_documents(store: Store, study: Study) -> HeldDocuments:
         return NOTHING_HELD
     plan = find_plan(store, study.name, model)
     places = {} if plan is None else _places(store, plan)
-    stored = store.documents(study.name, model, ["doc", "split", "stratum", "task"]).to_pylist()
+    stored = store.documents(study.name, model, ["doc", "split", "stratum", "task", "cluster"]).to_pylist()
     return HeldDocuments(tuple(HeldDocument(**row, place=places.get(row["doc"])) for row in stored))
 
 

@@ -1,16 +1,16 @@
-"""Prompts from a JSON Lines file: id, prompt, and optionally stratum, cluster, answers and scoring."""
+"""Prompts from a JSON Lines file: id, prompt, and optionally stratum, cluster, split, answers and scoring."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from generator.documents.answers import score_text
 from generator.documents.files import SourceRow, find_file, read_rows
 from generator.documents.prompts import PromptText, Tokenizer
 from generator.documents.source import Candidate, DocumentSource, document_of, need_tokenizer
-from schema.document import SCORINGS, Document
+from schema.document import SCORINGS, SPLITS, Document
 from schema.errors import InputError
 from schema.study import DocumentsSection
 
@@ -23,14 +23,17 @@ class JsonlSource(DocumentSource):
 
     A row with a ``stratum`` belongs to that stratum only; a row without one fits every stratum that names the file, but
     a study takes no document twice: ``part`` tells such strata apart. Rows of strata that a study does not name are
-    left out, and a line says so. Rows with the same ``cluster`` are in one split. A row's ``answers`` are scored by
+    left out, and a line says so. Rows with the same ``cluster`` are in one split, which one of them may name
+    (``split``). A row's ``answers`` are scored by
     their share that occurs in a continuation (``scoring`` "all", the default), or by whether any does ("part", or
     "normalized" without punctuation, articles and further white space).
     """
 
     takes = ("path", "chat_template")
     needs = ("path",)
-    summary = "path: a JSON Lines file of id, prompt, and optionally stratum, cluster, answers, scoring; no tasks"
+    summary = (
+        "path: a JSON Lines file of id, prompt, and optionally stratum, cluster, split, answers, scoring; no tasks"
+    )
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:  # noqa: ARG002 - one task
         """Yield the stratum's rows; each ``id`` must occur once."""
@@ -44,7 +47,11 @@ class JsonlSource(DocumentSource):
             first[name] = row.place
             if not row.text("prompt"):
                 raise row.error("field 'prompt': the text is empty")
-            yield Candidate(name, _name(row, "cluster") if row.has("cluster") else name, TASK, number)
+            yield Candidate(name, cluster_of(row), TASK, number)
+
+    def named_splits(self, sections: Sequence[DocumentsSection]) -> dict[str, str]:
+        """Return the splits that rows of the sections' files name for their clusters."""
+        return cluster_splits(map(_file, sections))
 
     def missed(self, section: DocumentsSection) -> str:
         """Return how many rows the file has for the section and, if it has none, the strata of its rows."""
@@ -94,6 +101,28 @@ class JsonlSource(DocumentSource):
         if len(made) < len(wanted):
             raise InputError(f"{section.path}: the file changed while it was read")
         return [made[item.number] for item in chosen]
+
+
+def cluster_splits(files: Iterable[Path]) -> dict[str, str]:
+    """Return the splits that rows of files name for their clusters; the rows of a cluster must agree."""
+    named: dict[str, tuple[str, SourceRow]] = {}
+    for file in dict.fromkeys(files):
+        for row in (row for _, row in read_rows(file) if row.has("split")):
+            if (split := row.text("split")) not in SPLITS:
+                raise row.error(f"field 'split': '{split}' must be {' or '.join(SPLITS)}")
+            cluster = cluster_of(row)
+            other, first = named.setdefault(cluster, (split, row))
+            if split != other:
+                raise row.error(
+                    f"field 'split': '{split}', but {first.place} of {first.file}, of the same cluster '{cluster}', "
+                    f"has '{other}'; a cluster is in one split"
+                )
+    return {cluster: split for cluster, (split, _) in named.items()}
+
+
+def cluster_of(row: SourceRow) -> str:
+    """Return the row's cluster; a row without one is a cluster of its own."""
+    return _name(row, "cluster" if row.has("cluster") else "id")
 
 
 def _name(row: SourceRow, field: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from generator.documents.jsonl import JsonlSource
 from generator.documents.prompts import Tokenizer
 from generator.documents.ruler import RulerSource
 from generator.documents.source import NOTHING_HELD, Candidate, DocumentSource, HeldDocument, HeldDocuments, where
+from generator.documents.splits import divided
 from schema.document import SPLITS, Document, part_of, split_of
 from schema.errors import InputError, nearest
 from schema.study import DocumentsSection
@@ -32,13 +33,14 @@ def stratum_documents(
     section: DocumentsSection,
     seed: int,
     tokenizer: Callable[[], Tokenizer] | None = None,
-    held: HeldDocuments = NOTHING_HELD,
+    chosen: Mapping[str, Sequence[Candidate]] | None = None,
 ) -> dict[str, list[Document]]:
-    """Make a stratum's documents by split: first the documents that the study has, then new ones in the source's order.
+    """Make a stratum's documents by split, of the chosen candidates, or of those that it takes as a study's only one.
 
     ``tokenizer`` loads the model's tokenizer; it is called only for sources of text.
     """
-    chosen = choose_candidates(section, seed, held)
+    if chosen is None:
+        (chosen,) = choose_candidates([section], seed)
     source = SOURCES[section.source]
     loaded = tokenizer() if source.reads_text and tokenizer is not None else None
     made = iter(source.documents(section, [item for split in SPLITS for item in chosen[split]], loaded, seed))
@@ -46,40 +48,100 @@ def stratum_documents(
 
 
 def choose_candidates(
-    section: DocumentsSection, seed: int, held: HeldDocuments = NOTHING_HELD
-) -> dict[str, list[Candidate]]:
-    """Choose a stratum's documents by split before any document is made; the stratum's tasks take turns.
+    sections: Sequence[DocumentsSection], seed: int, held: HeldDocuments = NOTHING_HELD
+) -> list[dict[str, list[Candidate]]]:
+    """Choose the documents of a study's strata by split before any document is made; a stratum's tasks take turns.
 
-    Documents that the study has come first, in their order and in their split. The split of any other document, and its
-    part of the source, are functions of its cluster's name alone. So asking for more documents adds documents and moves
-    none.
+    Documents that the study has come first, in their order and in their split. A row may name the split of its cluster.
+    The split of any other cluster, and its part of the source, are functions of its name alone, unless a stratum would
+    have too few documents on one side (``divided``). So asking for more documents of a large source moves none.
     """
-    check_source(section)
+    for section in sections:
+        check_source(section)
+    named = {
+        cluster: split
+        for name, source in SOURCES.items()
+        for cluster, split in source.named_splits([one for one in sections if one.source == name]).items()
+    }
+    fixed, strata = held.splits() | named, []
+    for section in sections:
+        strata.append(_chosen(section, seed, held, named, fixed))
+        fixed |= {item.cluster: split for split, items in strata[-1].items() for item in items}
+    return strata
+
+
+def _chosen(
+    section: DocumentsSection, seed: int, held: HeldDocuments, named: Mapping[str, str], fixed: dict[str, str]
+) -> dict[str, list[Candidate]]:
+    """Choose a stratum's documents by split; ``fixed`` are the splits of clusters, and gets those of held documents."""
     source = SOURCES[section.source]
     excluded = excluded_clusters(section)
     tasks = [_TaskCandidates(section, source, task, seed, excluded, held) for task in section.tasks or [""]]
     _find_held(section, held, tasks)
-    chosen: dict[str, list[Candidate]] = {}
-    for split, wanted in (("development", section.development), ("evaluation", section.evaluation)):
-        taken = _held_first(split, held.of(section.stratum_name), tasks)[:wanted]
-        counts = {task: len(task.held[split]) for task in tasks}
-        while counts and len(taken) < wanted:
-            task = min(counts, key=lambda one: counts[one])  # of equal ones, the first
-            if (candidate := task.take(split)) is None:
-                del counts[task]
-            else:
-                taken.append(candidate)
-                counts[task] += 1
-        if len(taken) < wanted:
-            clusters = len({candidate.cluster for candidate in taken})
-            part = "" if section.part == "1/1" else f" in part {section.part}"
-            part += f" without the {len(excluded)} cluster(s) that 'exclude' names" if excluded else ""
+    for candidate in (one for task in tasks for split in SPLITS for one in task.held[split]):
+        split = held.of(section.stratum_name)[candidate.doc].split
+        if named.get(candidate.cluster, split) != split:
             raise InputError(
-                f"{where(section)}: {split} = {wanted}, but the source has {len(taken)} document(s) in {clusters} "
-                f"cluster(s) on the {split} side of the split{part}{source.missed(section)}"
+                f"{where(section)}: document '{candidate.doc}' is of the stored study's {split} documents, and a row "
+                f"of its cluster '{candidate.cluster}' in {section.path} has split '{named[candidate.cluster]}'; a "
+                "document keeps its split: take that back, or give the changed study a new name"
             )
-        chosen[split] = taken
+        fixed[candidate.cluster] = split
+    first = {split: _held_first(split, held.of(section.stratum_name), tasks) for split in SPLITS}
+    wanted = {"development": section.development, "evaluation": section.evaluation}
+
+    def choose(splits: Mapping[str, str]) -> dict[str, list[Candidate]]:
+        return {split: _in_turn(split, wanted[split], first[split], tasks, splits) for split in SPLITS}
+
+    chosen = choose(fixed)
+    if all(len(chosen[split]) == wanted[split] for split in SPLITS):
+        return chosen
+    sizes = Counter(candidate.cluster for task in tasks for candidate in task.free())
+    splits = divided(sizes, {split: wanted[split] - len(first[split]) for split in SPLITS}, fixed)
+    chosen = choose(splits)
+    if any(len(chosen[split]) < wanted[split] for split in SPLITS):
+        raise InputError(_too_few(section, wanted, first, sizes, splits, excluded))
     return chosen
+
+
+def _in_turn(
+    split: str, wanted: int, first: Sequence[Candidate], tasks: Sequence[_TaskCandidates], splits: Mapping[str, str]
+) -> list[Candidate]:
+    """Return a split's candidates: those that come first, then others as the tasks take turns, as far as there are."""
+    taken = list(first[:wanted])
+    counts = {task: len(task.held[split]) for task in tasks}
+    others = {task: task.of(split, splits) for task in tasks}
+    while counts and len(taken) < wanted:
+        task = min(counts, key=lambda one: counts[one])  # of equal ones, the first
+        if (candidate := next(others[task], None)) is None:
+            del counts[task]
+        else:
+            taken.append(candidate)
+            counts[task] += 1
+    return taken
+
+
+def _too_few(
+    section: DocumentsSection, wanted: Mapping[str, int], first: Mapping[str, Sequence[Candidate]],
+    sizes: Mapping[str, int], splits: Mapping[str, str], excluded: frozenset[str],
+) -> str:  # fmt: skip
+    """Return the line about a stratum whose source has too few documents."""
+    there = Counter({split: len(first[split]) for split in SPLITS})
+    for cluster, size in sizes.items():
+        there[splits[cluster]] += size
+    clusters = len({item.cluster for split in SPLITS for item in first[split]} | set(sizes))
+    part = "" if section.part == "1/1" else f" in part {section.part}"
+    part += f" without the {len(excluded)} cluster(s) that 'exclude' names" if excluded else ""
+    asked = " and ".join(f"{split} = {count}" for split, count in wanted.items())
+    if there.total() < sum(wanted.values()):
+        right = f"; ask for at most {there.total()} in all" if there.total() else ""
+    else:
+        sides = " and ".join(f"{there[split]} for {split}" for split in SPLITS)
+        right = f"; clusters stay whole, and in a split that a row or the store gives them, which leaves {sides}"
+    return (
+        f"{where(section)}: {asked}, but the source has {there.total()} document(s) in {clusters} cluster(s)"
+        f"{part}{right}{SOURCES[section.source].missed(section)}"
+    )
 
 
 def _find_held(section: DocumentsSection, held: HeldDocuments, tasks: Sequence[_TaskCandidates]) -> None:
@@ -148,7 +210,7 @@ def check_source(section: DocumentsSection) -> None:
 
 
 class _TaskCandidates:
-    """One task's candidates in their order; held candidates are kept apart, others are sorted into splits."""
+    """One task's candidates in their order; held candidates are kept apart."""
 
     def __init__(
         self,
@@ -167,8 +229,7 @@ class _TaskCandidates:
         self._excluded = excluded
         self._which, self._parts = section.part_of_clusters
         self._held, self._elsewhere = held.of(section.stratum_name), held.elsewhere(section.stratum_name)
-        self._splits: dict[str, str] = {}  # of the clusters of held documents
-        self._waiting: dict[str, deque[Candidate]] = {split: deque() for split in SPLITS}
+        self._read: list[Candidate] = []  # candidates that are free, so far
 
     def find_held(self, names: set[str]) -> set[str]:
         """Read candidates until all names are found; return the names that exist and are not excluded."""
@@ -179,23 +240,22 @@ class _TaskCandidates:
                 continue
             left.remove(candidate.doc)
             if candidate.cluster not in self._excluded:
-                split = self._held[candidate.doc].split
-                self.held[split].append(candidate)
-                self._splits[candidate.cluster] = split
+                self.held[self._held[candidate.doc].split].append(candidate)
                 found.add(candidate.doc)
         self._candidates = chain(passed, self._candidates)
         return found
 
-    def take(self, split: str) -> Candidate | None:
-        """Return the split's next candidate that is not held; None if there is none left."""
-        while not self._waiting[split]:
-            candidate = next(self._candidates, None)
-            if candidate is None:
-                return None
+    def of(self, split: str, splits: Mapping[str, str]) -> Iterator[Candidate]:
+        """Yield the free candidates of a split: that of their cluster in ``splits``, or by its hash."""
+        return (one for one in self.free() if (splits.get(one.cluster) or split_of(one.cluster)) == split)
+
+    def free(self) -> Iterator[Candidate]:
+        """Yield the candidates that may be taken and are not held, reading as many as are asked for."""
+        yield from self._read
+        while (candidate := next(self._candidates, None)) is not None:
             if self._is_free(candidate):
-                own = self._splits.get(candidate.cluster) or split_of(candidate.cluster)
-                self._waiting[own].append(candidate)
-        return self._waiting[split].popleft()
+                self._read.append(candidate)
+                yield candidate
 
     def _is_free(self, candidate: Candidate) -> bool:
         """Tell whether a candidate is of the section's part, and neither excluded nor held."""

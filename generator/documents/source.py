@@ -58,6 +58,10 @@ class DocumentSource(ABC):
         """Return a line on each file with rows that belong to none of a study's sections of this source."""
         return []
 
+    def named_splits(self, sections: Sequence[DocumentsSection]) -> dict[str, str]:  # noqa: ARG002 - as above
+        """Return the splits of clusters that the files of a study's sections of this source name."""
+        return {}
+
     @abstractmethod
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
         """Yield the task's candidates in the source's own order; generated documents have no end."""
@@ -132,6 +136,7 @@ class HeldDocument:
     split: str
     stratum: str
     task: str | None
+    cluster: str
     place: int | None = None
 
 
@@ -148,6 +153,10 @@ class HeldDocuments:
     def elsewhere(self, stratum: str) -> frozenset[str]:
         """Return the ids of the documents of all other strata."""
         return frozenset(one.doc for one in self.documents if one.stratum != stratum)
+
+    def splits(self) -> dict[str, str]:
+        """Return the splits of the documents' clusters, as they are stored."""
+        return {one.cluster: one.split for one in self.documents}
 
 
 NOTHING_HELD = HeldDocuments()

@@ -12,11 +12,12 @@ from typing import Any
 
 from flows.material import checked_actions
 from generator.documents.files import read_rows
+from generator.documents.jsonl import cluster_of, cluster_splits
 from generator.documents.registry import SOURCES, check_source
+from generator.documents.splits import divided
 from generator.transformer.files.local_folders import EMBEDDED_ID, check_hub_id, local_folder
 from kvdrift.study_files.commented import Draft, Table, commented_study
 from kvdrift.study_files.engine_study import EngineChoice
-from schema.document import split_of
 from schema.errors import InputError, nearest
 from schema.study import load_studies
 from schema.study.reading import expanded
@@ -27,6 +28,7 @@ _EMBEDDED_LENGTHS = (384, 768)
 _RULER_LENGTH = 4096
 _RULER_TASKS = ("niah_single_1", "vt")
 _COUNTS = {"development": 3, "evaluation": 10}  # documents of a stratum whose prompts are made here
+_LEAST = 2  # documents of a stratum in each split
 _MOST = {"development": 8, "evaluation": 48}  # documents of a stratum that is read from a file
 _SPECIAL_TOKENS = 64  # most tokens that a tokenizer adds to a prompt, a chat template's included
 _BLOCK = 64  # lengths are multiples of this many tokens
@@ -144,17 +146,21 @@ def _file_strata(documents: Path, folder: Path, length: int | None) -> list[Tabl
     most = length or -(-longest // _BLOCK) * _BLOCK
     named = list(dict.fromkeys(row.text("stratum") for row in rows if row.has("stratum")))
     relative = os.path.relpath(expanded(str(documents)).absolute(), folder)
+    splits = cluster_splits([documents])
     strata: list[Table] = []
     for stratum in named or [re.sub(r"[^A-Za-z0-9._-]+", "-", documents.stem).lstrip("._-") or "prompts"]:
         own = [row for row in rows if not named or not row.has("stratum") or row.text("stratum") == stratum]
-        there = Counter(split_of(row.text("cluster") if row.has("cluster") else row.text("id")) for row in own)
+        sizes = Counter(map(cluster_of, own))
+        taken, there = divided(sizes, dict.fromkeys(_MOST, _LEAST), splits), Counter[str]()
+        for cluster, size in sizes.items():
+            there[taken[cluster]] += size
         counts = {split: min(there[split], at_most) for split, at_most in _MOST.items()}
         for split, count in counts.items():
-            if count < 2:
+            if count < _LEAST:
                 raise InputError(
                     f"--documents {documents}: {len(own)} row(s) of '{stratum}' are too few: {there[split]} on the "
-                    f"{split} side of the split, and a study needs 2 there; about a quarter of the clusters is "
-                    "development"
+                    f"{split} side of the split, and a study needs {_LEAST} on each side; rows of one cluster stay "
+                    "together"
                 )
         strata.append({"source": "jsonl", "path": relative, "length": most, "stratum": stratum, **counts})
     return strata

@@ -172,6 +172,25 @@ def test_another_order_of_the_source_changes_nothing(study: tuple[Path, Rows]) -
     assert after.store.row_count("documents") == 4
 
 
+def test_rows_that_come_later_move_no_document_of_a_small_file(tmp_path: Path) -> None:
+    """By hash all four rows are for evaluation; with the others, the hashes alone would give both splits enough."""
+    evaluation = [name for name in map(str, range(99)) if split_of(name) == "evaluation"]
+    development = [name for name in map(str, range(99)) if split_of(name) == "development"]
+    ids = [*evaluation[:4], *development[:4], *evaluation[4:8]]
+    rows = [row | {"id": name} for row, name in zip(prompts(12), ids, strict=True)]
+    folder = tmp_path / "small"
+    first = own_run(folder, rows[:4])
+    assert sorted(name for own in named(first).values() for name in own) == sorted(ids[:4])
+    finish(first)
+    after = own_run(folder, rows[::-1])
+    assert named(after) == named(first)
+    assert is_done(after)
+    moved = named(first)["development"][0]
+    edited = [row | {"split": "evaluation"} if row["id"] == moved else row for row in rows]
+    line = refused(lambda: own_run(folder, edited).material)
+    assert f"document '{moved}' is of the stored study's development documents" in line
+
+
 def test_the_plan_has_the_documents_with_hashes_clusters_and_answers(study: tuple[Path, Rows]) -> None:
     run = own_run(*study)
     plan = find_plan(run.store, "own", "model")

@@ -189,6 +189,17 @@ def test_a_document_is_the_same_by_its_prompt_or_its_cluster(
     assert SeenDocuments.in_store(store, without="s").among([other], seed) == []
 
 
-def test_development_documents_were_not_seen(tmp_path: Path) -> None:
-    one = document("a", "a", "jsonl")
-    assert SeenDocuments.in_store(stored(tmp_path / "development", one, split="development")).traits == frozenset()
+def test_development_documents_of_another_study_confirm_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a small file, a document for development of one study may be for evaluation of another one."""
+    monkeypatch.setattr(material, "load_tokenizer", lambda *_, **__: Bytes())
+    study = prompts_study(tmp_path, 40)
+    developed = gather_material(load_study(study)).of_split("evaluation")
+    store = stored(tmp_path / "store", *developed, split="development")
+    seen = SeenDocuments.in_store(store)
+    assert seen.among(developed, 3) == developed
+    assert seen.clusters == set(), "they may be for development again"
+    fresh = gather_material(load_study(write_confirmation(study, ["recent-half"], store).path)).of_split("evaluation")
+    assert len(fresh) == 3
+    assert {one.cluster for one in fresh}.isdisjoint({one.cluster for one in developed})

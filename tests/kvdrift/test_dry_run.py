@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +50,12 @@ def dry_run(capsys: pytest.CaptureFixture[str], study: Path, *options: str | Pat
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder on a machine without models, with files of as many prompts as are asked for."""
 
-    def candidates(section: DocumentsSection, _seed: int, _held: HeldDocuments) -> dict[str, list[Candidate]]:
+    def candidates(
+        sections: Sequence[DocumentsSection], _seed: int, _held: HeldDocuments
+    ) -> list[dict[str, list[Candidate]]]:
+        return [candidates_of(section) for section in sections]
+
+    def candidates_of(section: DocumentsSection) -> dict[str, list[Candidate]]:
         names = {
             split: [f"{section.stratum_name}-{split}-{number}" for number in range(getattr(section, split))]
             for split in SPLITS
@@ -207,7 +212,9 @@ def test_files_that_are_here_are_checked(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
     text = f'source = "jsonl"\npath = "{tmp_path}/mine.jsonl"\nlength = 384\nstratum = "needle"'
     study = write_study(tmp_path, ('source = "embedded"\ntasks = ["needle"]\nlength = 384\nstratum = "needle"', text))
-    with pytest.raises(InputError, match=r"documents 'needle': development = 2, but the source has \d document"):
+    with pytest.raises(
+        InputError, match=r"documents 'needle': development = 2 and evaluation = 3, but the source has \d document"
+    ):
         gather_material(load_study(study), offline=True)
 
 

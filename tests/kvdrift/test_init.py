@@ -12,9 +12,11 @@ from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
 from flows.plan.size import EvaluatedSize, size_bounds
+from generator.documents.registry import choose_candidates
 from kvdrift.examples import EXAMPLES
 from kvdrift.study_files.keys import headings
 from kvdrift.study_files.reference import study_reference
+from schema.document import split_of
 from schema.study import PlanSection
 
 
@@ -147,6 +149,25 @@ def test_few_prompts_are_all_measured(capsys: pytest.CaptureFixture[str], tmp_pa
         init(capsys, path, "--documents", tmp_path / f"{count}.jsonl", "--model", "org/model")
         _, documents = size_bounds(load_study(path), EvaluatedSize(0, 0))
         assert documents == expected
+
+
+@pytest.mark.parametrize("rows", [4, 5, 12])
+def test_a_few_rows_are_split_so_that_a_run_takes_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: int
+) -> None:
+    """By hash all of them are for evaluation; the counts are those that a run finds."""
+    ids = [name for name in map(str, range(40)) if split_of(name) == "evaluation"][:rows]
+    file = tmp_path / "p.jsonl"
+    file.write_text("".join(json.dumps({"id": name, "prompt": "word"}) + "\n" for name in ids))
+    init(capsys, tmp_path / "p.toml", "--documents", file, "--model", "org/model")
+    (part,) = load_study(tmp_path / "p.toml").documents
+    assert (part.development, part.evaluation) == (2, rows - 2)
+    (chosen,) = choose_candidates([part], 0)
+    assert {split: len(items) for split, items in chosen.items()} == {"development": 2, "evaluation": rows - 2}
+    file.write_text(file.read_text().replace('"word"', '"word", "split": "evaluation"'))
+    assert "0 on the development side" in mistake(
+        capsys, "init", tmp_path / "q.toml", "--documents", file, "--model", "org/model"
+    )
 
 
 def test_a_model_that_no_folder_and_no_hub_has_is_refused_at_once(

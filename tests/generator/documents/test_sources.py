@@ -13,9 +13,10 @@ from fixtures.byte_level import CHAT, byte_level_tokenizer
 from fixtures.refusals import refused
 from transformers import PreTrainedTokenizerFast
 
-from generator.documents import files
-from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
+from generator.documents import files, registry
+from generator.documents.registry import SOURCES, stratum_documents
 from generator.documents.ruler_tasks import GENERATED
+from generator.documents.source import Candidate
 from generator.embedded.documents import make_document
 from generator.transformer.files.tokenizer import load_tokenizer
 from schema.document import Document, part_of, split_of
@@ -32,6 +33,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def section(source: str, **keys: Any) -> DocumentsSection:
     return DocumentsSection(**({"source": source, "length": 4096, "development": 2, "evaluation": 5} | keys))
+
+
+def choose_candidates(part: DocumentsSection, seed: int) -> dict[str, list[Candidate]]:
+    """Choose the documents of a study of one section."""
+    (chosen,) = registry.choose_candidates([part], seed)
+    return chosen
 
 
 def take(part: DocumentsSection, tokenizer: Any, seed: int = 0) -> dict[str, list[Document]]:
@@ -354,11 +361,13 @@ class TestHelmet:
         assert not taken[0] & taken[1]
 
     def test_a_source_with_too_few_clusters_says_so(self, helmet: Path) -> None:
-        line = refused(
-            choose_candidates, section("helmet", tasks=["nq"], path=str(helmet), development=90, stratum="h"), 0
+        part = section("helmet", tasks=["nq"], path=str(helmet), development=90, evaluation=90, stratum="h")
+        assert [len({item.cluster for item in items}) for items in choose_candidates(part, 0).values()] == [30, 30]
+        line = refused(choose_candidates, part.model_copy(update={"evaluation": 91}), 0)
+        assert line == (
+            "documents 'h': development = 90 and evaluation = 91, but the source has 180 document(s) in 60 cluster(s); "
+            "ask for at most 180 in all"
         )
-        has = r"the source has \d+ document\(s\) in \d+ cluster\(s\) on the development side of the split$"
-        assert re.search(f"development = 90, but {has}", line)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -412,7 +421,7 @@ class TestJsonl:
         chosen = choose_candidates(section("jsonl", path=str(path), stratum="one"), 0)
         assert all(item.number % 2 for items in chosen.values() for item in items)
         line = refused(choose_candidates, section("jsonl", path=str(path)), 0)
-        assert line.startswith("documents 'JSONL-4096': development = 2, but the source has 0 document(s)")
+        assert line.startswith("documents 'JSONL-4096': development = 2 and evaluation = 5, but the source has 0 ")
         assert line.endswith(
             f"""; the rows of {path} are of 'one', 'two': write stratum = "one", or leave it out of the rows"""
         )
