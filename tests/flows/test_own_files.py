@@ -102,6 +102,24 @@ def test_rows_without_a_stratum_fit_sections_that_share_a_file_by_parts(tmp_path
     assert said(write_own_study(tmp_path, prompts(80), *parts)) == []
 
 
+def test_tasks_whose_benchmark_scores_by_a_rule_that_is_not_here_are_said(tmp_path: Path) -> None:
+    words = prompts(12)
+    docs = [{"title": "k01", "text": row["prompt"]} for row in words[:2]]
+    rows = [{"question": row["prompt"], "answers": ["v01"], "docs": docs} for row in words]
+    (tmp_path / "qampari_eval_gtr_top2000.json").write_text(json.dumps(rows))
+    forms = {"instruction": "k02", "demo_prompt": "{question}", "doc_prompt": "{text}", "demos": []}
+    (tmp_path / "qampari_revised.json").write_text(json.dumps(forms))
+    keys = 'source = "helmet"\ntasks = ["qampari"]\nshots = 0\nchat_template = false\nlength = 4096'
+    study = write_own_study(
+        tmp_path, [], ('source = "jsonl"\npath = "prompts.jsonl"\nlength = 80', f'{keys}\npath = "{tmp_path}"')
+    )
+    (line,) = said(study)
+    assert line.startswith("documents 'words': answers of qampari are not scored")
+    assert [one.scoring for one in run_of(load_study(study), tmp_path / "store").material.of_split("evaluation")] == [
+        ""
+    ] * 2
+
+
 def test_equal_prompts_of_several_clusters_are_said(tmp_path: Path) -> None:
     """Intervals take their documents for independent."""
     rows = prompts(40)
