@@ -78,8 +78,7 @@ def _chosen(
     excluded = excluded_clusters(section)
     tasks = [_TaskCandidates(section, source, task, seed, excluded, held) for task in section.tasks or [""]]
     _find_held(section, held, tasks)
-    for candidate in (one for task in tasks for split in SPLITS for one in task.held[split]):
-        split = held.of(section.stratum_name)[candidate.doc].split
+    for split, candidate in ((side, one) for task in tasks for side in SPLITS for one in task.held[side]):
         if named.get(candidate.cluster, split) != split:
             raise InputError(
                 f"{where(section)}: document '{candidate.doc}' is of the stored study's {split} documents, and a row "
