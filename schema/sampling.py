@@ -23,9 +23,9 @@ class SamplingLaw:
 
     Attributes:
         temperature: T, the divisor of the logits. At 0 the law is greedy: the token with the largest logit has
-            probability 1; on a tie the first such token.
+            probability 1. On a tie, here and below, the lowest token ids are taken.
         top_p: Keeps the smallest set of most probable tokens whose total probability reaches this; None keeps all.
-        top_k: Keeps this many most probable tokens, and tokens as probable as the last of them; None keeps all.
+        top_k: Keeps exactly this many most probable tokens; None keeps all.
     """
 
     temperature: float = 1.0

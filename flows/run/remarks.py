@@ -67,7 +67,7 @@ def _is_whole(action: Action, entries: int, horizon: int) -> bool:
 
 
 def _equal_replicates(study: Study) -> Iterator[str]:
-    """Say that replicates are equal, or nearly always equal, if the study file asks for several."""
+    """Say that replicates are equal if the study file asks for several."""
     asked, law = study.plan.replicates, study.law
     if law.greedy and asked != "auto" and asked > 1:
         yield (
@@ -76,8 +76,8 @@ def _equal_replicates(study: Study) -> Iterator[str]:
         )
     elif law.top_k == 1 and asked != 1:
         yield (
-            f"study.top_k = 1: leaves the most probable token of study '{study.name}', and others where logits are "
-            "equal; temperature = 0 takes the first of these, and one replicate"
+            f"study.top_k = 1: leaves one token of study '{study.name}', so that all replicates of a document are the "
+            "same; temperature = 0 is the same law, and a plan takes 1 replicate"
         )
 
 

@@ -1,7 +1,8 @@
 """Turn logits into the laws by which tokens are drawn: temperature, top-k and top-p (definitions, "Decoding law").
 
 The order is that of transformers' warpers: temperature, then top-k among its logits, then top-p among the remaining
-probabilities. A row's law does not depend on other rows, nor on how a device adds numbers up.
+probabilities. Of tokens with equal logits those with the lowest ids are taken. A row's law does not depend on other
+rows, nor on how a device adds numbers up or orders equal numbers.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from generator.coupling.step_graphs import captures
 from schema.sampling import SamplingLaw
 
 _BYTES = 2**26  # of a law's intermediate results that are made at once
-_UNITS = 2**52  # of probability: sums of whole ones are exact, in any order
+_UNITS = 2**52  # of probability 1: sums of whole numbers of them are exact, in any order
+_FEW = (256, 4096)  # tokens that reach top-p most of the time, tried one after the other
 _ITEM_BYTES = 48  # of intermediate results to a token, about
 
 
 def deployed(logits: Tensor, law: SamplingLaw, out: Tensor) -> None:
     """Write the laws by which a study draws tokens, float32 or float64 [rows, V], into ``out``.
 
-    Logits are [rows, V], minus infinity for ids that are no tokens; logarithms of probabilities are accepted, too. Ties
-    are treated as follows. Greedy takes the token with the lowest id. Top-k keeps every token whose logit equals the
-    k-th largest. Among equally probable tokens, top-p keeps those with the lowest ids.
+    Logits are [rows, V], minus infinity for ids that are no tokens; logarithms of probabilities are accepted, too.
+    A greedy law leaves one token, top-k exactly k tokens, top-p the fewest tokens that reach its probability: those of
+    the largest logits, and of equal logits those with the lowest ids.
     """
     at_once = max(_BYTES // (_ITEM_BYTES * max(logits.shape[-1], 1)), 1)
     for some, laws in zip(torch.split(logits, at_once), torch.split(out, at_once), strict=True):
@@ -49,17 +52,45 @@ def _scores(logits: Tensor, law: SamplingLaw, dtype: torch.dtype) -> Tensor:
     scores = logits.to(dtype, copy=True)
     scores -= scores.amax(-1, keepdim=True)
     scores /= max(law.temperature, torch.finfo(dtype).tiny)
-    if law.top_k is not None:  # temperature keeps the order, but for what it rounds
-        last = logits.topk(min(law.top_k, logits.shape[-1])).values[:, -1:]
-        scores.masked_fill_(logits < last, -torch.inf)
+    number = min(law.top_k or logits.shape[-1], logits.shape[-1])
+    if law.top_k is not None:  # by the logits, whose order temperature keeps, but for what it rounds
+        largest = logits.topk(min(number + 1, logits.shape[-1])).values
+        kept = torch.full((len(logits), 1), number, device=logits.device)
+        scores.masked_fill_(~_first(logits, largest, kept), -torch.inf)
     if law.top_p is not None:
-        scores.masked_fill_(~_most_probable(torch.softmax(scores, -1), law.top_p), -torch.inf)
+        scores.masked_fill_(~_first(scores, *_reaching(scores, law.top_p, number)), -torch.inf)
     return scores
 
 
-def _most_probable(laws: Tensor, mass: float) -> Tensor:
-    """Return the smallest set of most probable tokens whose total probability reaches ``mass``, bool [rows, V]."""
-    ordered, token = laws.sort(dim=-1, descending=True, stable=True)
-    units = (ordered.double() * _UNITS).round_().long()
-    before = units.cumsum(-1) - units  # what more probable tokens have
-    return torch.zeros_like(laws, dtype=torch.bool).scatter_(-1, token, before < math.ceil(mass * _UNITS))
+def _first(values: Tensor, largest: Tensor, number: Tensor) -> Tensor:
+    """Mark the ``number`` largest values of each row, [rows, 1], bool [rows, V]; of equal values the first.
+
+    ``largest`` has the largest values in descending order, [rows, at least ``number``].
+    """
+    border = largest.gather(-1, number - 1)
+    marked = values >= border
+    rows: Tensor | slice = slice(None)
+    if not captures(values.device):  # only rows that may have equal values on both sides of the border
+        next_value = largest.gather(-1, number.clamp(max=largest.shape[-1] - 1))
+        rows = (next_value == border).view(-1).nonzero().view(-1)
+    at_border = values[rows] == border[rows]
+    left = (number - (largest > border).sum(-1, keepdim=True))[rows]
+    marked[rows] &= ~at_border | (at_border.cumsum(-1, dtype=torch.int32) <= left)
+    return marked
+
+
+def _reaching(scores: Tensor, mass: float, most: int) -> tuple[Tensor, Tensor]:
+    """Return the largest scores in descending order, and the least number of them with probability ``mass``, [rows, 1].
+
+    At most ``most`` scores of a row are above minus infinity. Probabilities of the scores' dtype are summed as whole
+    numbers of 1 / ``_UNITS``, largest first.
+    """
+    laws, wanted = torch.softmax(scores, -1), math.ceil(mass * _UNITS)
+    few = () if captures(scores.device) else (few for few in _FEW if few < most)
+    for found in (*few, most):
+        largest, tokens = scores.topk(found) if found < scores.shape[-1] else scores.sort(descending=True)
+        units = (laws.gather(-1, tokens).double() * _UNITS).round_().long()
+        reached = units.cumsum(-1)
+        if found == most or bool((reached[:, -1] >= wanted).all()):
+            break
+    return largest, (reached - units < wanted).sum(-1, keepdim=True)

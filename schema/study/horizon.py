@@ -38,7 +38,12 @@ class StudySection(Section):
         "probability",
         default=None,
     )
-    top_k: TopK | None = meaning("Tokens are drawn from this many most probable tokens.", "tokens", default=None)
+    top_k: TopK | None = meaning(
+        "Tokens are drawn from exactly this many most probable tokens; of equally probable tokens, those with the "
+        "lowest ids are taken.",
+        "tokens",
+        default=None,
+    )
     store_prompts: bool = meaning(
         "Whether the store records the tokens of prompts and the entries that each action keeps. The "
         "explorer and the views of answers' records need both.",

@@ -18,8 +18,7 @@ def plain_law(logits: Sequence[float], law: SamplingLaw) -> NDArray[np.float64]:
         return np.eye(len(logits))[best[0]]
     weights = [math.exp((logit - max(logits)) / law.temperature) for logit in logits]
     if law.top_k is not None:
-        last = logits[best[min(law.top_k, len(best)) - 1]]
-        best = [token for token in best if logits[token] >= last]
+        best = best[: law.top_k]
     if law.top_p is not None:
         kept, reached, total = [], 0.0, math.fsum(weights[token] for token in best)
         for token in best:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from itertools import product
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from oracles.plain_laws import plain_law
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from generator.coupling import sampling
 from generator.coupling.laws import total_variation
 from generator.coupling.sampling import deployed, deployed_table
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
@@ -48,21 +52,95 @@ def test_laws_are_those_of_transformers(size: int) -> None:
         assert (ours - theirs).abs().max() < 1e-14, law
 
 
-def test_ties_are_those_of_transformers_but_for_which_of_equal_ones_top_p_leaves() -> None:
-    """Logits of few values. Which of equally probable tokens top-p leaves is up to transformers' sort: only how many."""
-    logits = torch.randint(0, 6, (40, 30), generator=torch.Generator().manual_seed(0)).double()
-    for law in LAWS:
-        ours, theirs = made(logits, law), by_transformers(logits, law)
-        assert (ours.sort().values - theirs.sort().values).abs().max() < 1e-14, law
-        if law.top_p is None:
-            assert torch.equal(ours > 0, theirs > 0), law
+# Logits, a law and its tokens, from reports of samplers that left too many or too few tokens.
+REPORTED = {
+    "vllm-project/tpu-inference#3580: two logits of 16 bits are the largest": (
+        [21.375, 21.375, 20.0, 3.0], SamplingLaw(top_k=1), [0],
+    ),
+    "vllm-project/vllm#50979: the k-th largest logit occurs twice": (
+        [5.0, 2.0, 4.0, 2.0, 1.0], SamplingLaw(top_k=3), [0, 1, 2],
+    ),
+    "flashinfer-ai/flashinfer#3774: two equal probabilities at the border": (
+        np.log([0.4, 0.3, 0.3, 1e-9]).tolist(), SamplingLaw(top_k=2), [0, 1],
+    ),
+    "flashinfer-ai/flashinfer#3774: the same for top-p": (
+        np.log([0.4, 0.3, 0.3, 1e-9]).tolist(), SamplingLaw(top_p=0.6), [0, 1],
+    ),
+    "Biohub/esm#360: the token that crosses top-p belongs to the set": (
+        np.log([0.4, 0.3, 0.2, 0.1]).tolist(), SamplingLaw(top_p=0.8), [0, 1, 2],
+    ),
+    "rasbt/reasoning-from-scratch#164: so does a second one": (
+        np.log([0.5, 0.41, 0.09]).tolist(), SamplingLaw(top_p=0.9), [0, 1],
+    ),
+    "ml-explore/mlx-lm#1912: a tiny top-p leaves the most probable token": (
+        [0.5, 3.0, 1.0, 3.0], SamplingLaw(0.8, 1e-8), [1],
+    ),
+}  # fmt: skip
 
 
-def test_ties_have_rules_of_their_own() -> None:
-    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0, 3.0]], dtype=torch.float64)
-    assert made(logits, GREEDY).tolist() == [[0, 1, 0, 0, 0]], "the lowest token id"
-    assert made(logits, SamplingLaw(top_k=1)).tolist() == [[0, *[pytest.approx(1 / 3)] * 2, 0, pytest.approx(1 / 3)]]
-    assert made(logits, SamplingLaw(top_p=0.5)).tolist() == [[0, 0.5, 0.5, 0, 0]], "the lowest token ids"
+@pytest.mark.parametrize(("logits", "law", "tokens"), REPORTED.values(), ids=REPORTED)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_reported_logits_leave_the_right_tokens(
+    logits: list[float], law: SamplingLaw, tokens: list[int], dtype: torch.dtype
+) -> None:
+    out = made(torch.tensor([logits], dtype=dtype), law, torch.float32)
+    assert out[0].nonzero().view(-1).tolist() == tokens
+
+
+def test_top_k_of_one_is_greedy() -> None:
+    logits = torch.randint(-3, 3, (50, 9), generator=torch.Generator().manual_seed(3)).bfloat16()
+    for dtype in (torch.float32, torch.float64):
+        greedy = made(logits, GREEDY, dtype)
+        assert torch.equal(made(logits, SamplingLaw(0.7, top_k=1), dtype), greedy)
+        assert torch.equal(made(logits, SamplingLaw(0.7, 1e-9), dtype), greedy)
+
+
+@given(
+    logits=st.lists(st.lists(st.integers(-4, 2), min_size=6, max_size=6), min_size=1, max_size=5),
+    temperature=st.sampled_from([0.3, 1.0, 2.5]),
+    top_k=st.none() | st.integers(1, 8),
+    top_p=st.none() | st.floats(0.01, 0.99),
+    few=st.sampled_from([(), (1,), (2, 4)]),
+    captured=st.booleans(),
+)
+def test_ties_leave_the_tokens_of_the_definition(
+    *,
+    logits: list[list[int]],
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    few: tuple[int, ...],
+    captured: bool,
+) -> None:
+    """Any logits with ties, and as many tokens looked at as it takes; or as for a graph of a GPU, which cannot wait."""
+    law = SamplingLaw(temperature, top_p, top_k)
+    if top_p is not None:  # rounding decides only where a sum is top_p but for the last digits
+        for row in logits:
+            sums = np.cumsum(np.sort(plain_law(row, SamplingLaw(temperature, None, top_k)))[::-1])
+            assume(np.abs(sums - top_p).min() > 1e-9)
+    wanted = np.stack([plain_law(row, law) for row in logits])
+    with mock.patch.multiple(sampling, _FEW=few, captures=mock.Mock(return_value=captured)):
+        found = made(torch.tensor(logits, dtype=torch.float64), law).numpy()
+    assert np.array_equal(found > 0, wanted > 0)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spread", [0.1, 4.0], ids=["flat", "peaked"])
+def test_large_vocabularies_leave_the_first_tokens_in_order(dtype: torch.dtype, spread: float) -> None:
+    """Against a stable sort of each row: exactly k tokens, and the fewest whose probabilities reach top-p."""
+    logits = (spread * torch.randn(3, 6000, generator=torch.Generator().manual_seed(4))).to(dtype)
+    order = logits.float().sort(dim=-1, descending=True, stable=True).indices
+    for law in (SamplingLaw(top_k=50), SamplingLaw(top_k=5999), SamplingLaw(top_p=0.9), SamplingLaw(1.0, 0.99, 3000)):
+        found = made(logits, law, torch.float32)
+        left = (found > 0).sum(-1)
+        for row, number in enumerate(left.tolist()):
+            assert set(found[row].nonzero().view(-1).tolist()) == set(order[row, :number].tolist())
+            if law.top_p is None:
+                assert number == law.top_k
+                continue
+            laws = logits[row, order[row]].double()[: law.top_k].softmax(-1)
+            assert laws[: number - 1].sum() - 1e-6 < law.top_p < laws[:number].sum() + 1e-6
 
 
 def test_laws_are_those_of_the_definition() -> None:
