@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from generator.coupling.step_graphs import captures
 from schema.sampling import SamplingLaw
 
 _BYTES = 2**26  # of a law's intermediate results that are made at once
@@ -70,13 +69,18 @@ def _first(values: Tensor, largest: Tensor, number: Tensor) -> Tensor:
     border = largest.gather(-1, number - 1)
     marked = values >= border
     rows: Tensor | slice = slice(None)
-    if not captures(values.device):  # only rows that may have equal values on both sides of the border
+    if _can_look(values):  # only rows that may have equal values on both sides of the border
         next_value = largest.gather(-1, number.clamp(max=largest.shape[-1] - 1))
         rows = (next_value == border).view(-1).nonzero().view(-1)
     at_border = values[rows] == border[rows]
     left = (number - (largest > border).sum(-1, keepdim=True))[rows]
     marked[rows] &= ~at_border | (at_border.cumsum(-1, dtype=torch.int32) <= left)
     return marked
+
+
+def _can_look(values: Tensor) -> bool:
+    """Tell whether the host may read results on the way: on a GPU it would have to wait for them."""
+    return not values.is_cuda
 
 
 def _reaching(scores: Tensor, mass: float, most: int) -> tuple[Tensor, Tensor]:
@@ -86,7 +90,7 @@ def _reaching(scores: Tensor, mass: float, most: int) -> tuple[Tensor, Tensor]:
     numbers of 1 / ``_UNITS``, largest first.
     """
     laws, wanted = torch.softmax(scores, -1), math.ceil(mass * _UNITS)
-    few = () if captures(scores.device) else (few for few in _FEW if few < most)
+    few = (few for few in _FEW if few < most) if _can_look(scores) else ()
     for found in (*few, most):
         largest, tokens = scores.topk(found) if found < scores.shape[-1] else scores.sort(descending=True)
         units = (laws.gather(-1, tokens).double() * _UNITS).round_().long()

@@ -101,7 +101,7 @@ def test_top_k_of_one_is_greedy() -> None:
     top_k=st.none() | st.integers(1, 8),
     top_p=st.none() | st.floats(0.01, 0.99),
     few=st.sampled_from([(), (1,), (2, 4)]),
-    captured=st.booleans(),
+    can_look=st.booleans(),
 )
 def test_ties_leave_the_tokens_of_the_definition(
     *,
@@ -110,16 +110,16 @@ def test_ties_leave_the_tokens_of_the_definition(
     top_k: int | None,
     top_p: float | None,
     few: tuple[int, ...],
-    captured: bool,
+    can_look: bool,
 ) -> None:
-    """Any logits with ties, and as many tokens looked at as it takes; or as for a graph of a GPU, which cannot wait."""
+    """Any logits with ties, with few tokens tried first, and as on a GPU, where nothing is read on the way."""
     law = SamplingLaw(temperature, top_p, top_k)
     if top_p is not None:  # rounding decides only where a sum is top_p but for the last digits
         for row in logits:
             sums = np.cumsum(np.sort(plain_law(row, SamplingLaw(temperature, None, top_k)))[::-1])
             assume(np.abs(sums - top_p).min() > 1e-9)
     wanted = np.stack([plain_law(row, law) for row in logits])
-    with mock.patch.multiple(sampling, _FEW=few, captures=mock.Mock(return_value=captured)):
+    with mock.patch.multiple(sampling, _FEW=few, _can_look=mock.Mock(return_value=can_look)):
         found = made(torch.tensor(logits, dtype=torch.float64), law).numpy()
     assert np.array_equal(found > 0, wanted > 0)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-14)
