@@ -3,7 +3,8 @@
 An error is a value that no log following the definitions can hold, whatever the model, policy and random numbers:
 
 - keys: a replicate is numbered from 0 and has every position 1..H exactly once, with one H for each study and model;
-- delta and f are total variations, so within [0, 1]. A double is converted to float32, the stored type, before;
+- delta and f are total variations, so within [0, 1]. Values outside by at most 1e-6, which is rounding, are taken as 0
+  or 1. A double is converted to float32, the stored type, afterwards;
 - the coupling emits a mismatch with probability exactly delta ("Coupling"), so X_t != Y_t with delta_t = 0 cannot
   happen, not even by rounding: float32 turns nothing above 1e-45 into 0. After both sides' EOS it follows that both
   sides repeat one and the same EOS token;
@@ -142,6 +143,11 @@ def _says(text: str, *columns: npt.NDArray[Any]) -> Callable[[int], str]:
     return lambda row: text.format(*(column[row] for column in columns))
 
 
+def _says_outside(name: str, values: npt.NDArray[Any]) -> Callable[[int], str]:
+    """Return a function that describes a row by a distance outside of [0, 1], with every digit of the value."""
+    return lambda row: f"{name} is {str(values[row]).removesuffix('.0')}, must be within [0, 1]"
+
+
 def _flaws(rows: EventRows) -> list[Anomaly]:
     if not rows.flaws.any():
         return []
@@ -201,9 +207,7 @@ def _value_errors(rows: EventRows) -> list[Anomaly]:
         values = getattr(rows, name)
         given = rows.flaws & np.uint16(1 << VALUES.index(name)) == 0
         outside = ~((values >= 0) & (values <= 1))  # true for NaN as well
-        found.append(
-            Anomaly("range", np.flatnonzero(outside & given), _says(f"{name} is {{:g}}, must be within [0, 1]", values))
-        )
+        found.append(Anomaly("range", np.flatnonzero(outside & given), _says_outside(name, values)))
     agreed = (rows.delta == 0) & (rows.flaws == 0)
     mismatch = np.flatnonzero(agreed & (rows.x_token != rows.y_token))
     say = _says("x_token {} and y_token {} differ although delta is 0", rows.x_token, rows.y_token)

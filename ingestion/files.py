@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from schema.errors import InputError, reading
 from schema.location import check_regular
-from schema.rows import Flags, Ints, Wide, combined_codes, run_begins
+from schema.rows import Flags, Ints, Wide, combined_codes, rounded_into_range, run_begins
 from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
 
 VALUES = tuple(name for name in PAIR_COLUMNS if name not in GROUP_KEY)
@@ -341,7 +341,8 @@ def _convert(batch: pa.RecordBatch, group: Ints) -> EventRows:
             flaws |= column.is_null().to_numpy(zero_copy_only=False).astype(np.uint16) << np.uint16(bit)
         if name in DISTANCES:
             with np.errstate(over="ignore"):  # an overflow becomes infinity, which is outside 0..1 as well
-                values[name] = column.to_numpy(zero_copy_only=False).astype(np.float32)
+                given = rounded_into_range(column.to_numpy(zero_copy_only=False))
+                values[name] = given.astype(np.float32)
             continue
         if column.null_count:
             column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)

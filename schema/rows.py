@@ -16,6 +16,9 @@ Flags = npt.NDArray[np.bool_]
 Reals = npt.NDArray[np.float64]
 Hashes = npt.NDArray[np.uint64]
 
+DISTANCE_ROUNDING = 1e-6
+"""How far rounding takes a total variation out of [0, 1]: float32 sums of a whole vocabulary end at 1.0000001."""
+
 _LARGEST = 2**62
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -35,6 +38,17 @@ def combined_codes(columns: Sequence[tuple[npt.NDArray[Any], int]], rows: int) -
         combined = combined * bound + codes
         size *= bound
     return combined
+
+
+def rounded_into_range(distances: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return total variations, [N]; those outside of [0, 1] by at most ``DISTANCE_ROUNDING`` become 0 or 1.
+
+    Other values, and NaN, stay.
+    """
+    if np.all((distances >= 0) & (distances <= 1)):
+        return distances
+    near = np.abs(distances - 0.5) <= 0.5 + DISTANCE_ROUNDING
+    return np.where(near, np.clip(distances, 0, 1), distances)
 
 
 def run_begins(*columns: npt.NDArray[Any]) -> Flags:

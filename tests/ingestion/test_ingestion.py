@@ -539,6 +539,39 @@ def test_several_kinds_in_several_units(run: Run) -> None:
     assert (report.taken.units, report.kept_out.units) == (6, 2)
 
 
+# What sums of floats end at: the value, what is stored, and what a refusal shows.
+ROUNDED = {
+    "a total variation summed in float32": (1.0000001, 1.0, None),
+    "pytorch/pytorch#80488: a divergence of equal distributions": (-1.9826e-08, 0.0, None),
+    "google/tunix#2315: a cancelled difference": (-5.9604645e-08, 0.0, None),
+    "p-e-w/heretic#141: a negative zero": (-0.0, 0.0, None),
+    "as far as rounding goes": (1 + 9.9e-7, 1.0, None),
+    "facebookresearch/fastText#718: beyond rounding": (1.00000536, None, "1.0000054"),
+    "facebookresearch/fastText#718: a second value": (1.00000978, None, "1.0000098"),
+    "beyond rounding below": (-1.1e-6, None, "-1.1e-06"),
+}
+
+
+@pytest.mark.parametrize(("value", "kept", "shown"), ROUNDED.values(), ids=ROUNDED)
+@pytest.mark.parametrize(("name", "kind"), [("delta", pa.float64()), ("f", pa.float32())], ids=["delta", "f"])
+def test_distances_outside_by_rounding_are_0_or_1(
+    tmp_path: Path, run: Run, name: str, kind: pa.DataType, value: float, kept: float | None, shown: str | None
+) -> None:
+    log = LOG.set_column(LOG.schema.get_field_index(name), name, LOG[name].cast(kind))
+    # Where the tokens are equal, any distance is possible.
+    row = next(row for row in LOG.to_pylist() if row["action"] == "half" and row["x_token"] == row["y_token"])
+    key = {column: row[column] for column in PAIR_KEY} | {"t": row["t"]}
+    report = run(edit(log, {name: value}, **key))
+    if shown is None:
+        assert not report.findings
+        events = stored(tmp_path / "store")
+        assert events[name][place(events, **key)].as_py() == kept
+    else:
+        (finding,) = report.findings
+        assert f"{name} is {shown}," in finding.text
+        assert "[0, 1]" in finding.text
+
+
 def test_the_horizon_is_one_for_a_study_and_model(tmp_path: Path, run: Run) -> None:
     short = make_log(["d3"], ["half"], horizon=H - 2)
     report = run(pa.concat_tables([make_log(DOCS[:3]), short]))

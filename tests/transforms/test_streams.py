@@ -104,6 +104,20 @@ def test_rows_that_cannot_be_of_a_pair() -> None:
     assert wide.reason.startswith("events column 'x_token': Integer value 1099511627776 not in range")
 
 
+def test_distances_outside_of_their_range() -> None:
+    """Rounding is taken as 0 or 1; a larger value is a reason of its own."""
+    whole = events(2)
+    delta = whole["delta"].to_numpy().copy()
+    delta[:4] = 1.0000001, -1e-8, 1.00001, np.nan
+    good, bad = (
+        [piece for piece in cut(whole.set_column(8, "delta", pa.array(delta)), HORIZON) if bool(piece.reason) == wrong]
+        for wrong in (False, True)
+    )
+    assert [(piece.reason, events_of(piece).num_rows) for piece in bad] == [("delta or f is outside of 0..1", 2)]
+    assert {1.0, 0.0} <= set(np.concatenate([unpacked(piece.data)["delta"] for piece in good]).tolist())
+    assert sum(len(unpacked(piece.data)) for piece in good) == whole.num_rows - 2
+
+
 def test_horizons_by_study(tmp_path: Path) -> None:
     short, long = events(4, 5), events(4, 9)
     long = long.set_column(0, "study", pa.array(["long"] * long.num_rows))

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schema.errors import InputError, first_line
+from schema.rows import rounded_into_range
 from schema.tables import COUPLED, EVENTS, GROUP_KEY, PAIR_COLUMNS, PLAIN
 from transforms.event_columns import SortedEvents
 
@@ -37,7 +38,9 @@ _REASONS = (
     "the event is of no coupled pair; branches are derived from a store",
     "the horizon of the study is not given",
     "t is outside of 1..H, or the replicate is negative",
+    "delta or f is outside of 0..1",
 )
+_DISTANCES = ("delta", "f")
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,8 @@ def cut(batch: Batch, horizons: Horizons) -> Iterator[Piece]:
     """Divide a batch into one piece for each replicate, in the order of their keys.
 
     The batch has the columns of a coupled pair, in any order, of types that can be cast without loss;
-    ``action_revision``, ``unit`` and ``kind`` may be absent. Rows outside 1..H, of unknown studies, of other kinds or
-    with nulls are pieces with a reason.
+    ``action_revision``, ``unit`` and ``kind`` may be absent. Rows outside 1..H, of unknown studies, of other kinds,
+    with nulls or with distances outside of [0, 1] are pieces with a reason.
     """
     try:
         events = _as_events(batch)
@@ -85,6 +88,7 @@ def cut(batch: Batch, horizons: Horizons) -> Iterator[Piece]:
     if not events.num_rows:
         return
     values = {name: events[name].to_numpy() for name in ("replicate", *_VALUES)}
+    values |= {name: rounded_into_range(values[name]) for name in _DISTANCES}
     within = (values["replicate"].astype(np.int64) << 32) + values["t"]
     ordered = SortedEvents.of(events, values, within, ())
     packed = np.empty(len(ordered.of_row), ROW)
@@ -172,10 +176,12 @@ def _faults(events: pa.Table, horizons: Horizons) -> npt.NDArray[np.int64]:
         known = pc.index_in(events["study"], pa.array([*horizons], pa.string())).fill_null(-1).to_numpy()
         horizon = np.array([*horizons.values(), 0])[known]  # the last one for unknown studies
     t, replicate = (events[name].fill_null(0).to_numpy() for name in ("t", "replicate"))
+    distances = [rounded_into_range(events[name].fill_null(0).to_numpy()) for name in _DISTANCES]
     flags = (
         missing.to_numpy(zero_copy_only=False),
         foreign,
         horizon == 0,
         (t < 1) | (t > horizon) | (replicate < 0),
+        ~np.logical_and.reduce([(own >= 0) & (own <= 1) for own in distances]),
     )
     return np.select(flags, range(1, len(flags) + 1), 0)
