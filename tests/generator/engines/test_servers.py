@@ -272,6 +272,39 @@ def test_laws_with_missing_tokens_stop_a_run(tmp_path: Path, servers: Pair) -> N
         whole_law([0, 1], [0.0, 0.0], 2, "here")
 
 
+# What servers write for a probability of 0, as JSON.
+ZEROS = {
+    "sgl-project/sglang#20323: null": "null",
+    "dphnAI/sonar#183: a bare infinity": "-Infinity",
+    "vllm-project/vllm#11073: a clamp": "-9999.0",
+    "madroidmaq/mlx-omni-server#56: another clamp": "-100",
+    "a string": '"-inf"',
+    "the lowest float32": "-3.4028234663852886e+38",
+}
+
+
+@pytest.mark.parametrize("zero", ZEROS.values(), ids=ZEROS)
+def test_a_probability_of_0_is_read_however_a_server_writes_it(zero: str) -> None:
+    law = whole_law([3, 1, 0, 2], json.loads(f"[-0.693147, {zero}, -0.693147, {zero}]"), 4, "here")
+    assert law.dtype == np.float32
+    np.testing.assert_allclose(np.exp(law), [0.5, 0, 0, 0.5], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("[null, null, null, null]", "sum to 0, with 0 for 4 that are null"),  # huggingface/trl#6693: logits were NaN
+        ("[-0.693147, null, null, -1.386294]", "sum to 0.75, with 0 for 2"),
+        ("[-0.693147, NaN, NaN, -0.693147]", "2 of the server's log-probabilities are NaN"),
+        ("[-0.693147, [1], null, -0.693147]", "no numbers"),
+        ("[0.0, null, Infinity, 800]", "sum to inf"),
+    ],
+)
+def test_numbers_that_are_no_law_are_named(written: str, words: str) -> None:
+    with pytest.raises(OperationError, match=f"here: .*{words}"):
+        whole_law([0, 1, 2, 3], json.loads(written), 4, "here")
+
+
 def test_a_slot_that_forgets_is_said_so(tmp_path: Path, servers: Pair) -> None:
     model = model_of(tmp_path, servers)
     servers[0].forgets = True

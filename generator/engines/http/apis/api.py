@@ -62,10 +62,14 @@ class LawApi(Api, Protocol):
 
 
 def whole_law(tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int, where: str) -> NDArray[np.float32]:
-    """Return logarithms of probabilities, float32 [V], from those of token ids in any order; errors say ``where``."""
+    """Return logarithms of probabilities, float32 [V], from those of token ids in any order; errors say ``where``.
+
+    A logarithm that is None is that of probability 0, since JSON has no infinity and servers write null.
+    """
+    nulls = sum(value is None for value in logarithms)
     try:
         ids = np.array(tokens, dtype=np.int64)
-        values = np.array(logarithms, dtype=np.float64)
+        values = np.array([-np.inf if value is None else value for value in logarithms], dtype=np.float64)
     except (TypeError, ValueError):
         raise OperationError(f"{where}: the server's log-probabilities are no numbers") from None
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
@@ -73,6 +77,8 @@ def whole_law(tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int,
             f"{where}: the server has token {int(ids.max())}, and the vocabulary has {vocabulary:,}: a side's settings "
             "say how many there are by vocabulary"
         )
+    if unknown := int(np.isnan(values).sum()):
+        raise OperationError(f"{where}: {unknown:,} of the server's log-probabilities are NaN; a law has numbers")
     law = np.full(vocabulary, np.nan)
     law[ids] = values
     if missing := int(np.isnan(law).sum()):
@@ -81,8 +87,11 @@ def whole_law(tokens: Sequence[Any], logarithms: Sequence[Any], vocabulary: int,
             "all of them: vLLM has them with --max-logprobs -1, and a server that cannot return them all can be "
             'compared at temperature 0, with api = "openai"'
         )
-    largest = float(values.max())
-    total = float(np.exp(law - largest).sum()) * float(np.exp(largest))
+    with np.errstate(over="ignore"):
+        total = float(np.exp(law).sum())
     if not abs(total - 1) < 1e-2:
-        raise OperationError(f"{where}: the server's probabilities sum to {total:.4g}: they are not those of a law")
+        of_nulls = f", with 0 for {nulls:,} that are null" if nulls else ""
+        raise OperationError(
+            f"{where}: the server's probabilities sum to {total:.4g}{of_nulls}: they are not those of a law"
+        )
     return law.astype(np.float32)
