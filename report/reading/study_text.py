@@ -9,7 +9,7 @@ from typing import Any
 from report.reading.facts import DEVELOPMENT, EVALUATION, Facts
 from report.reading.source import ViewRow
 from schema.study import HTTP, NUMERICS
-from schema.study.documents import DocumentsSection
+from schema.study.documents import stratum_of
 from schema.windows import Windows
 
 _OWN_COLUMNS = ("window", "kernel", "sinks")  # parameters of selectors that have their own columns
@@ -27,7 +27,7 @@ def study_text(facts: Facts) -> str | None:
     content = json.loads(facts.settings)
     tables = [("[study]", content["study"]), ("[model]", content["model"])]
     for section in content["documents"]:
-        stratum = section["stratum"] or DocumentsSection.model_validate(section).stratum_name
+        stratum = stratum_of(section["stratum"], section["source"], section["length"])
         own = {split: facts.listed.get((stratum, split), 0) for split in (DEVELOPMENT, EVALUATION)}
         tables.append(("[[documents]]", section | own))
     tables += [("[[actions]]", _action(row)) for row in facts.actions if not row["control"] and not _is_floor(row)]

@@ -62,10 +62,15 @@ class DocumentsSection(Section):
     @property
     def stratum_name(self) -> str:
         """The stratum's name; by default source and length, as in RULER-768."""
-        return self.stratum or (f"{self.source.upper()}-{self.length}" if self.length else self.source)
+        return stratum_of(self.stratum, self.source, self.length)
 
     @property
     def part_of_clusters(self) -> tuple[int, int]:
         """``part`` as (number of the part, number of parts); different parts of a source share no cluster."""
         which, parts = self.part.split("/")
         return int(which), int(parts)
+
+
+def stratum_of(stratum: str | None, source: str, length: int) -> str:
+    """Return a section's stratum: the name that the section gives, else source and length, or the source alone."""
+    return stratum or (f"{source.upper()}-{length}" if length else source)

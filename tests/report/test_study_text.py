@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.report_views import MODEL, STUDY, make_views
+from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
 from generator.actions import build_action
@@ -71,3 +72,27 @@ def test_every_action_is_written_as_it_was(section: dict[str, object]) -> None:
     assert text is not None
     (written,) = tomllib.loads(text)["actions"]
     assert build_action(ActionSection.model_validate(written)).row("s", prespecified=True) == row
+
+
+@pytest.mark.parametrize(
+    ("section", "stratum"),
+    [
+        ("stratum = 'mine'\nlength = 512", "mine"),
+        ("length = 512", "JSONL-512"),
+        ("part = '1/2'\nlength = 512", "JSONL-512"),
+    ],
+)
+def test_a_section_finds_its_documents_with_or_without_the_name_of_its_stratum(
+    tmp_path: Path, section: str, stratum: str
+) -> None:
+    """The numbers of documents are counted by stratum; settings have none, since a study may grow."""
+    of_needle = 'source = "embedded"\ntasks = ["needle"]\nlength = 384\nstratum = "needle"'
+    of_file = f'source = "jsonl"\npath = "rows.jsonl"\n{section}'
+    study = load_study(write_study(tmp_path, (of_needle, of_file)))
+    facts = read_facts(StudyRows(make_views(), STUDY, MODEL))
+    listed = {(stratum, "development"): 3, (stratum, "evaluation"): 10}
+    text = study_text(replace(facts, actions=[], settings=study.settings, listed=listed))
+    assert text is not None
+    told, _ = tomllib.loads(text)["documents"]
+    assert (told["development"], told["evaluation"]) == (3, 10)
+    assert told.get("stratum") == (stratum if "stratum" in section else None)
