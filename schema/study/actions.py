@@ -23,8 +23,11 @@ _WHOLE: dict[str, Any] = {"selector": CONTROL_ACTION, "keep": "all"}  # for an a
 
 _SIDE = ("settings", "weights", "url")  # keys of an engine's side
 
-Named = str | dict[str, Value]
-"""A codec or policy as a study file names it: a name, or a table of a name and parameters."""
+Named = str | dict[str, Any]
+"""A codec or policy as a study file names it: a name, or a table of a name and parameters.
+
+``generator.selectors.own.building`` checks names and types of the parameters, since it can say which there are.
+"""
 
 
 class ActionSection(Section):
@@ -128,7 +131,7 @@ class ActionSection(Section):
         return str(self.codec["name"]) if isinstance(self.codec, dict) else self.codec
 
     @property
-    def codec_parameters(self) -> dict[str, Value]:
+    def codec_parameters(self) -> dict[str, Any]:
         """The codec parameters that the study sets."""
         return {key: self.codec[key] for key in self.codec if key != "name"} if isinstance(self.codec, dict) else {}
 
@@ -138,7 +141,7 @@ class ActionSection(Section):
         return str(self.policy["name"]) if isinstance(self.policy, dict) else self.policy
 
     @property
-    def policy_parameters(self) -> dict[str, Value]:
+    def policy_parameters(self) -> dict[str, Any]:
         """The policy parameters that the study sets."""
         return {key: self.policy[key] for key in self.policy if key != "name"} if isinstance(self.policy, dict) else {}
 

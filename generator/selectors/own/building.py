@@ -72,4 +72,5 @@ def _with_parameters(part: PartKind[Kind], kind: type[Kind], name: str, paramete
 def _unknown(part: PartKind[Kind], name: str, parameter: str, known: Collection[str]) -> str:
     if close := difflib.get_close_matches(parameter, known := sorted(known), n=1):
         return f"{parameter}: unknown key; did you mean '{close[0]}'?"
-    return f"{part.noun} '{name}' has no parameter '{parameter}'; it takes {', '.join(known) or 'none'}"
+    line = f"{part.noun} '{name}' has no parameter '{parameter}'; it takes {', '.join(known) or 'none'}"
+    return f"{line}, and stores all layers alike" if part.noun == "codec" and "layer" in parameter else line
