@@ -16,6 +16,7 @@ from typing import Any
 from flows.orchestration.page import FlowRunPage
 from flows.orchestration.retries import retried
 from flows.orchestration.server import orchestration
+from flows.orchestration.termination import ended_by_sigterm
 from flows.pages.reports import report_is_current
 from flows.run import stages
 from flows.run.comparison import check_agrees
@@ -165,7 +166,12 @@ def run_name(studies: Sequence[Study]) -> str:
 
 
 def _through_stages(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool, scheduled: bool) -> Outcome:
-    """Take the studies through their stages, as tasks of the current flow."""
+    """Take the studies through their stages, as tasks of the current flow, which SIGTERM ends."""
+    with ended_by_sigterm():
+        return _in_order(runs, page, plan_only=plan_only, scheduled=scheduled)
+
+
+def _in_order(runs: Sequence[StudyRun], page: FlowRunPage | None, *, plan_only: bool, scheduled: bool) -> Outcome:
     again = retried() if scheduled else {}
     develop = as_stage(stages.develop, "the development documents have all their units", **again)
     derive = as_stage(stages.derive, "all units are derived", **again)

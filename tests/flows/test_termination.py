@@ -1,0 +1,82 @@
+"""SIGTERM ends a flow wherever it arrives."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+
+from flows.orchestration import termination
+from flows.orchestration.termination import ended_by_sigterm
+
+
+class TerminatedError(Exception):
+    """What a handler such as Prefect's raises."""
+
+
+class Dying:
+    """An object whose weak reference has a callback."""
+
+
+def terminate(*_: object) -> NoReturn:
+    raise TerminatedError
+
+
+@pytest.fixture
+def ignored(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The exceptions that Python ignores; SIGTERM has the handler ``terminate``."""
+    found: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: found.append(raised.exc_value))
+    monkeypatch.setattr(termination, "_AGAIN", 0.05)
+    before = signal.signal(signal.SIGTERM, terminate)
+    yield found
+    signal.signal(signal.SIGTERM, before)
+
+
+def in_a_callback() -> None:
+    """Let SIGTERM arrive while Python calls a weak reference's callback."""
+
+    def callback(_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        for _ in range(1000):  # the handler runs between two instructions
+            pass
+
+    dying = Dying()
+    reference = weakref.ref(dying, callback)
+    del dying
+    assert reference() is None
+
+
+def test_python_ignores_what_a_handler_raises_in_a_callback(ignored: list[Any]) -> None:
+    in_a_callback()
+    assert [type(error) for error in ignored] == [TerminatedError]
+
+
+def working(times: int) -> None:
+    """Let SIGTERM arrive some times without effect, and go on for a minute."""
+    for _ in range(times):
+        in_a_callback()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_sigterm_ends_the_block_though_python_ignored_it(ignored: list[Any], times: int) -> None:
+    with pytest.raises(TerminatedError), ended_by_sigterm():
+        working(times)
+    assert len(ignored) == times
+    assert signal.getsignal(signal.SIGTERM) is terminate
+
+
+def test_without_sigterm_the_block_ends_as_usual(ignored: list[Any]) -> None:
+    with ended_by_sigterm():
+        assert signal.getsignal(signal.SIGTERM) is not terminate
+    assert signal.getsignal(signal.SIGTERM) is terminate
+    assert not ignored
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with ended_by_sigterm():  # Prefect has no handler there
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
