@@ -73,7 +73,7 @@ class PromptRecording:
         record.key[:, first:last], record.value[:, first:last] = key[0], value[0]
         self._seen[layer] = last
         so_far = record.key[:, :last], record.value[:, :last]
-        self.gathering.observe(layer, query[0], *so_far, scaling)
+        self.gathering.observe(layer, query[0], *so_far, scaling, terms.softcap)
         # What of the window lies in this chunk; its first query is at n - W.
         start = self.entries - record.window_query.shape[1]
         if last > start:

@@ -40,6 +40,7 @@ class QueryChunk:
         scaling: The factor of products of queries and keys.
         module: The layer's attention module.
         rotary: A copy of the model's rotary embedding.
+        softcap: The soft cap of the scaled products, if the layer has one.
     """
 
     query: Tensor
@@ -51,6 +52,7 @@ class QueryChunk:
     scaling: float
     module: nn.Module
     rotary: Rotary
+    softcap: float | None = None
 
     @property
     def first(self) -> int:
@@ -98,7 +100,9 @@ class Gathering:
                     hooks.callback(hook.remove)
             yield
 
-    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+    def observe(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None
+    ) -> None:
         """Add a layer's next chunk, shaped as in ``QueryChunk``, to every statistic."""
         if not self._statistics:
             return
@@ -107,7 +111,7 @@ class Gathering:
             raise RuntimeError(message)
         seen = self._input
         chunk = QueryChunk(
-            query, key, value, seen.hidden, seen.cos, seen.sin, scaling, module=seen.module, rotary=seen.rotary
+            query, key, value, seen.hidden, seen.cos, seen.sin, scaling, seen.module, seen.rotary, softcap
         )
         gathered = self._layers.setdefault(layer, {})
         for statistic in self._statistics:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from generator.attention.layer_terms import capped
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk, Rotary, Statistic
 from generator.selectors.parameters import at_least
 from generator.selectors.selector import ScoringSelector
 
 _BLOCK = 1024  # queries widened to float64 at once
+_NODES = 32  # of the quadrature of an expectation
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,15 @@ class ExpectedAttention(ScoringSelector):
 
     Future queries are normal before rotation, with the mean m and covariance C of the prompt's queries after the sinks.
     They are rotated by the mean rotation R of the next ``future_positions``. With the attention's scaling s, the
-    expected score of a key k is exp(k'Rm s + k'RCR'k s^2 / 2). Scores are normalized over the positions after the
-    sinks, averaged over the query heads of a KV head, increased by ``epsilon`` and multiplied by the value's norm.
+    expected score of a key k is exp(k'Rm s + k'RCR'k s^2 / 2); with a soft cap, the expectation of the exponential of
+    the capped product. Scores are normalized over the positions after the sinks, averaged over the query heads of a KV
+    head, increased by ``epsilon`` and multiplied by the value's norm.
     """
 
     summary: ClassVar[str] = "the highest attention expected of future queries, times the value's norm"
     paper: ClassVar[str | None] = "Devoto et al. 2025, arXiv:2510.00636"
     head_reduction: ClassVar[str | None] = "mean over query heads, after normalization"
+    applies_softcap: ClassVar[bool] = True
     sinks: int = 4
     future_positions: int = 512
     epsilon: float = 0.0
@@ -91,8 +96,10 @@ class ExpectedAttention(ScoringSelector):
         mean, covariance = self._future_queries(layer)
         scores = []
         for head, key in enumerate(layer.key[:, self.sinks :].float()):
-            logits = key @ mean[head].transpose(-1, -2) * layer.scaling  # [positions, query heads of it]
-            logits += torch.einsum("nj,gnj->ng", key, key @ covariance[head]) * (layer.scaling**2 / 2)
+            center = key @ mean[head].transpose(-1, -2) * layer.scaling  # [positions, query heads of it]
+            half = torch.einsum("nj,gnj->ng", key, key @ covariance[head]) * (layer.scaling**2 / 2)
+            cap = layer.terms.softcap
+            logits = center + half if cap is None else _capped_expectation(center, half, cap)
             scores.append(logits.softmax(0).mean(-1))
         length = layer.value[:, self.sinks :].float().norm(dim=-1)
         return pad((torch.stack(scores) + self.epsilon) * length, (self.sinks, 0))
@@ -109,6 +116,20 @@ class ExpectedAttention(ScoringSelector):
         for _ in range(2):  # R C R', one side at a time
             covariance = (covariance * cos + _quarter_turn(covariance) * sin).transpose(-1, -2)
         return mean.float().view(kv_heads, -1, size), covariance.float().view(kv_heads, -1, size, size)
+
+
+def _capped_expectation(center: Tensor, half: Tensor, softcap: float) -> Tensor:
+    """Return log E exp(softcap tanh(x / softcap)) of normal x with mean ``center`` and variance 2 ``half``.
+
+    By Gauss-Hermite quadrature; without a cap this is ``center + half``.
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    deviation = (2 * half).clamp(min=0).sqrt()
+    logarithms = np.log(weights / weights.sum()).tolist()
+    parts = [
+        capped(center + deviation * node, softcap) + own for node, own in zip(nodes.tolist(), logarithms, strict=True)
+    ]
+    return torch.stack(parts).logsumexp(0)
 
 
 def _quarter_turn(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from generator.attention.layer_terms import capped
 from generator.attention.recording import PromptLayer
 from generator.attention.statistics import QueryChunk, Statistic
 from generator.selectors.selector import Selector, check_finite
@@ -39,7 +40,7 @@ class AccumulatedAttention:
             query = chunk.query[:, first : first + rows].float()
             own = positions[chunk.first + first :][: query.shape[1]]
             seen = chunk.first + first + query.shape[1]  # no query of the block sees further
-            logits = query.reshape(kv_heads, -1, size) @ key[..., :seen] * chunk.scaling
+            logits = capped(query.reshape(kv_heads, -1, size) @ key[..., :seen] * chunk.scaling, chunk.softcap)
             logits = logits.view(kv_heads, -1, len(own), seen)
             logits.masked_fill_(positions[:seen] > own[:, None], float("-inf"))
             total[:, :seen] += logits.softmax(-1).sum(dim=2).mean(dim=1)
@@ -67,6 +68,7 @@ class H2O(Selector):
     summary: ClassVar[str] = "heavy hitters of accumulated attention, and as many recent positions"
     paper: ClassVar[str | None] = "Zhang et al. 2023, arXiv:2306.14048"
     head_reduction: ClassVar[str | None] = "sum over all queries, mean over query heads"
+    applies_softcap: ClassVar[bool] = True
 
     @property
     def statistics(self) -> tuple[Statistic[Any], ...]:

@@ -25,6 +25,7 @@ class Selector(ABC):
     summary: ClassVar[str]  # one line for ``kvdrift list selectors``
     paper: ClassVar[str | None] = None  # authors, year and arXiv number
     head_reduction: ClassVar[str | None] = None  # how scores of a KV head's query heads are combined, if they are
+    applies_softcap: ClassVar[bool] = False  # to its own products of queries and keys, if the model has a cap
 
     @property
     def window(self) -> int:

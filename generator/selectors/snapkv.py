@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, pad
 
+from generator.attention.layer_terms import capped
 from generator.attention.recording import PromptLayer
 from generator.selectors.parameters import at_least
 from generator.selectors.selector import ScoringSelector
@@ -27,6 +28,7 @@ class SnapKV(ScoringSelector):
     summary: ClassVar[str] = "the observation window and the positions it attends to most"
     paper: ClassVar[str | None] = "Li et al. 2024, arXiv:2404.14469"
     head_reduction: ClassVar[str | None] = "mean over window queries and query heads, before pooling"
+    applies_softcap: ClassVar[bool] = True
     window: int = 64
     kernel: int = 5
 
@@ -50,7 +52,7 @@ def window_attention(layer: PromptLayer, window: int) -> Tensor:
     kv_heads, entries, size = layer.key.shape
     query = layer.window_query[:, -window:].float()
     grouped = query.reshape(kv_heads, -1, size)  # [KV heads, query heads of it x window, size]
-    logits = grouped @ layer.key.float().transpose(-1, -2) * layer.scaling
+    logits = capped(grouped @ layer.key.float().transpose(-1, -2) * layer.scaling, layer.terms.softcap)
     last = torch.arange(entries - window, entries, device=logits.device)
     hidden = torch.arange(entries, device=logits.device) > last[:, None]  # [window, n], causal
     return logits.view(kv_heads, -1, window, entries).masked_fill(hidden, float("-inf")).softmax(-1)

@@ -22,6 +22,7 @@ class TOVA(ScoringSelector):
     summary: ClassVar[str] = "what the last query attends to most, one set for all heads of a layer"
     paper: ClassVar[str | None] = "Oren et al. 2024, arXiv:2401.06104"
     head_reduction: ClassVar[str | None] = "mean over all query heads of the layer"
+    applies_softcap: ClassVar[bool] = True
 
     @property
     def window(self) -> int:

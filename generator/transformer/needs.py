@@ -27,7 +27,7 @@ def _missing(selector: Selector, traits: LayerTraits) -> str | None:
     statistics = selector.statistics
     if any(isinstance(one, AttentionInputs) for one in statistics) and traits.kind not in (None, *_OF_KVPRESS):
         return f"kvpress takes models of type {', '.join(_OF_KVPRESS)}, and this model is '{traits.kind}'"
-    if (selector.window or statistics) and traits.softcap is not None:
+    if (selector.window or statistics) and traits.softcap is not None and not selector.applies_softcap:
         return f"computes attention itself, without the soft cap of {traits.softcap:g} that this model has"
     if any(isinstance(one, QueryMoments) for one in statistics) and traits.turned_by_halves is False:
         return "needs layers that rotate whole heads by halves, and those of this model do not"

@@ -52,7 +52,14 @@ SELECTOR_KIND: PartKind[Selector] = PartKind(
     base=Selector,
     derive="ScoringSelector or Selector of generator.selectors.selector",
     says="what it keeps",
-    class_variables=MappingProxyType({"summary": "str", "paper": "str | None", "head_reduction": "str | None"}),
+    class_variables=MappingProxyType(
+        {
+            "summary": "str",
+            "paper": "str | None",
+            "head_reduction": "str | None",
+            "applies_softcap": "bool",
+        }
+    ),
     keys=("name", "selector", "keep", "codec"),
     recorded=lambda selector: selector.identity()["parameters"],
     counts=("window", "sinks"),

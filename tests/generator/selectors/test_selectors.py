@@ -21,14 +21,15 @@ from fixtures.study_files import load_study
 from numpy.typing import NDArray
 from oracles.plain_generator import keep_recent, keep_snapkv, load_eager, share_of
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
 from generator.actions import Action, build_action
 from generator.attention.recording import PromptLayer
-from generator.checks.random_models import random_document, random_model, save_random_model
+from generator.checks.random_models import VOCABULARY, random_document, random_model, save_random_model
 from generator.selectors import SELECTORS, Full, Recent, Selector, SnapKV, build_selector, h2o
 from generator.selectors.expected_attention import QueryMoments
 from generator.selectors.h2o import AccumulatedAttention
+from generator.transformer.loading import load_model
 from generator.transformer.prompts.eviction import evict
 from generator.transformer.prompts.prompt import Prompt
 from schema.errors import InputError, OperationError
@@ -37,6 +38,7 @@ from schema.study import ActionSection
 from schema.tables import ACTIONS
 
 KV_HEADS, GROUP, SIZE = 2, 3, 8
+CAP = 2.0  # of the scores of a small Gemma 2
 
 
 def prompt_of(entries: int, layers: int = 2, window: int = 64, seed: int = 0) -> list[PromptLayer]:
@@ -167,14 +169,29 @@ def test_snapkv_prefers_earlier_positions_on_ties() -> None:
 # --- Scores of a prompt against loops over transformers' own attention ----------------------------------------------
 
 
+def save_capped_model(folder: Path) -> Path:
+    """A small Gemma 2 whose layers all have full attention, with a soft cap that most scores feel."""
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, attn_logit_softcapping=CAP,
+        initializer_range=0.25, layer_types=["full_attention"] * 3, bos_token_id=None, eos_token_id=5,
+    )  # fmt: skip
+    Gemma2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 @cache
 def prompt_and_eager(architecture: str, entries: int = 180) -> tuple[list[PromptLayer], list[EagerLayer]]:
     """A random prompt as selectors see it, and the same layers from transformers' own eager attention, in float64."""
     tokens = random_document("brute", entries).tokens
     statistics = [statistic for name in SELECTORS for statistic in build_selector(name, {}).statistics]
-    prompt = Prompt(random_model(architecture, layers=3), tokens, 64, [*statistics, QueryMoments(0)])
-    with TemporaryDirectory() as folder:
-        network = load_eager(save_random_model(Path(folder), architecture, layers=3)).double()
+    with TemporaryDirectory() as name:
+        folder, capped = Path(name), architecture == "gemma2"
+        saved = save_capped_model(folder) if capped else save_random_model(folder, architecture, layers=3)
+        model = load_model(str(saved)) if capped else random_model(architecture, layers=3)
+        network = load_eager(saved).double()
+    prompt = Prompt(model, tokens, 64, [*statistics, QueryMoments(0)])
     hidden: list[Tensor] = []
     for layer in network.model.layers:
         layer.self_attn.register_forward_pre_hook(
@@ -190,6 +207,7 @@ def prompt_and_eager(architecture: str, entries: int = 180) -> tuple[list[Prompt
         EagerLayer(
             attention=attention[0].numpy(), key=layer.keys[0].numpy(), value=layer.values[0].numpy(),
             query=query.view(entries, 4, 16).transpose(0, 1).numpy(), angles=angles,
+            softcap=network.config.attn_logit_softcapping if capped else None,
         )
         for attention, layer, query in parts
     ]  # fmt: skip
@@ -205,6 +223,7 @@ class EagerLayer:
     value: NDArray[np.float64]
     query: NDArray[np.float64]
     angles: NDArray[np.float64]  # [size / 2], per position
+    softcap: float | None
 
     def of_kv_head(self, kv_head: int) -> slice:
         """The query heads of a KV head."""
@@ -230,6 +249,24 @@ def keydiff_scores(layer: EagerLayer, kv_head: int) -> list[float]:
     return [-sum(float(one @ other) for other in unit) for one in unit]
 
 
+def snapkv_scores(layer: EagerLayer, kv_head: int, window: int = 64, kernel: int = 5) -> list[float]:
+    """Five neighbours' mean attention from the window, 0 beyond both ends."""
+    received = layer.attention[layer.of_kv_head(kv_head), -window:, :-window].mean(axis=(0, 1))
+    return list(np.convolve(received, np.full(kernel, 1 / kernel), "same"))
+
+
+def expected_weights(
+    mean: NDArray[np.float64], deviation: NDArray[np.float64], softcap: float | None
+) -> NDArray[np.float64]:
+    """E exp(x) of normal logits [n], or E exp(c tanh(x / c)) with a cap, as a sum over a fine grid."""
+    if softcap is None:
+        return np.asarray(np.exp(mean + deviation**2 / 2))
+    grid = np.linspace(-9, 9, 4001)
+    density = np.exp(-(grid**2) / 2) / np.exp(-(grid**2) / 2).sum()
+    logits = mean[:, None] + deviation[:, None] * grid
+    return np.asarray(np.exp(softcap * np.tanh(logits / softcap)) @ density)
+
+
 def expected_attention_scores(layer: EagerLayer, kv_head: int, sinks: int = 4, future: int = 512) -> list[float]:
     """Every query is turned by the mean of all future rotations, as complex numbers; k'q has a mean and a variance."""
     entries, half = layer.key.shape[1], layer.key.shape[2] // 2
@@ -238,22 +275,23 @@ def expected_attention_scores(layer: EagerLayer, kv_head: int, sinks: int = 4, f
     for head in range(*layer.of_kv_head(kv_head).indices(len(layer.query))):
         query = (layer.query[head, sinks:, :half] + 1j * layer.query[head, sinks:, half:]) * turn
         logits = layer.key[kv_head, sinks:] @ np.concatenate([query.real, query.imag], axis=1).T / 4.0
-        weights = np.exp(logits.mean(axis=1) + logits.var(axis=1) / 2)
+        weights = expected_weights(logits.mean(axis=1), logits.std(axis=1), layer.softcap)
         expected += weights / weights.sum() / 2
     length = [float(np.sqrt(value @ value)) for value in layer.value[kv_head, sinks:]]
     return [*([np.inf] * sinks), *(expected * length)]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2"])
 @pytest.mark.parametrize(
     ("name", "scores", "last"),
     [
         ("h2o", h2o_scores, lambda kept: kept // 2), ("tova", tova_scores, lambda _: 1),
+        ("snapkv", snapkv_scores, lambda _: 64),
         ("knorm", knorm_scores, lambda _: 0), ("keydiff", keydiff_scores, lambda _: 0),
         ("expected_attention", expected_attention_scores, lambda _: 0),
     ],
 )  # fmt: skip
-@pytest.mark.by_default("qwen2")
+@pytest.mark.by_default("qwen2", "gemma2")
 def test_scores_are_those_of_the_definition(
     name: str, scores: Callable[[EagerLayer, int], list[float]], last: Callable[[int], int], architecture: str
 ) -> None:
@@ -262,7 +300,7 @@ def test_scores_are_those_of_the_definition(
     Ties are real: in the first layer a token's key has one norm wherever it stands.
     """
     prompt, eager = prompt_and_eager(architecture)
-    for kept in (41, 90, 179):
+    for kept in (70, 90, 179):
         cache, before = evict(prompt, build_selector(name, {}), kept), 180 - last(kept)
         for layer, index in zip(eager, cache.indices, strict=True):
             for kv_head, chosen in enumerate(index.tolist()):
