@@ -9,6 +9,7 @@ from shutil import copytree
 import pytest
 from fixtures.command import call, mistake
 from fixtures.families import save_for_study
+from fixtures.own_selectors import LOOKING
 from fixtures.small_study import TEXT, run_of, write_study
 from fixtures.study_files import load_study
 
@@ -154,12 +155,13 @@ def test_what_cannot_be_is_refused_by_a_dry_run(
 def test_a_selector_needs_what_the_layers_of_its_own_weights_give(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SnapKV does not know the soft cap of Gemma 2: of the action's weights it matters, and of the reference not."""
+    """A selector that does not know the soft cap of Gemma 2: the cap of the action's weights matters, not the reference's."""
     save_for_study(tmp_path / "capped", "gemma2")
-    selector, own = ACTIONS[1]
+    (tmp_path / "mine.py").write_text(LOOKING)
+    selector, own = ACTIONS[1][0], ACTIONS[1][1].replace("snapkv", "mine:Looking")
     capped = write_study(tmp_path, (selector, own.replace("int4", "./capped")))
     line = mistake(capsys, "run", capped, "--store", tmp_path / "store", "--dry-run")
-    assert "action 'snapkv-half': selector snapkv: computes attention itself, without the soft cap of 50" in line
+    assert "action 'snapkv-half': selector mine:Looking: computes attention itself, without the soft cap of 50" in line
     rounded = own.replace("int4", "kvdrift/tiny-int4")
     reference = write_study(tmp_path, ("kvdrift/tiny", "./capped"), (selector, rounded))
     (unchecked,) = check_study(run_of(load_study(reference), tmp_path / "store"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fixtures.command import call, mistake
+from fixtures.own_selectors import LOOKING
 from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 from safetensors.numpy import load_file, save_file
@@ -119,8 +120,10 @@ def test_models_that_cannot_run(
 def test_a_selector_that_a_models_layers_cannot_give(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, gemma2: Path
 ) -> None:
-    line = same_line(capsys, write_study(tmp_path, (TINY, f'id = "{gemma2}"')), tmp_path / "store")
-    assert ": selector snapkv: computes attention itself, without the soft cap of 30 that this model has" in line
+    (tmp_path / "mine.py").write_text(LOOKING)
+    study = write_study(tmp_path, (TINY, f'id = "{gemma2}"'), ('selector = "snapkv"', 'selector = "mine:Looking"'))
+    line = same_line(capsys, study, tmp_path / "store")
+    assert ": selector mine:Looking: computes attention itself, without the soft cap of 30 that this model has" in line
     assert not (tmp_path / "store").exists()
 
 
