@@ -8,6 +8,7 @@ same in every client.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -49,6 +50,9 @@ MOMENT_VIEWS = ("windows", "moments", "profiles")
 # The most compressed bytes of a table behind a URL that is read into memory, where the table is a few times as large.
 _HELD_BYTES, _SMALL_BYTES = 1 << 25, 1 << 20  # for a caller that keeps views, and for any other caller
 _SCANNED = frozenset({"events", "steps"})
+
+_NO_COLUMN = re.compile(r'.*?column (?:named )?"(?P<name>\w+)"( not found in FROM clause)?')
+_JOINED = {"documents": "study, model, doc", "actions": "study, action"}  # and the keys that others share with them
 
 
 @dataclass(frozen=True)
@@ -254,4 +258,12 @@ def one_line(error: duckdb.Error) -> KvdriftError:
             break
         lines.append(line)
     message = " ".join(" ".join(lines).split()).removeprefix("Invalid Input Error: ")
+    if (found := _NO_COLUMN.match(message)) and (place := _place_of(found["name"])):
+        message = f"{found[0]}; {place}"
     return OperationError(message) if isinstance(error, duckdb.IOException) else InputError(message)
+
+
+def _place_of(column: str) -> str:
+    """Say which view has a column that rows of other views have only by a join; empty for other columns."""
+    places = ((view, keys) for view, keys in _JOINED.items() if column in contract(view).columns)
+    return next((f"{view} has it: add join {view} using ({keys})" for view, keys in places), "")

@@ -275,12 +275,26 @@ def test_rows_are_selected_by_value_and_sorted_by_grain(store: Store) -> None:
         ("select * from decompositon", "Did you mean"),
         ("select cast(action as integer) from decomposition", "Could not convert"),
         ("", "no rows"),
+        (
+            "select split from units",
+            r'"split" not found .*; documents has it: add join documents using \(study, model, doc\)$',
+        ),
+        ("select e.stratum from events as e", '"stratum"; documents has it'),
+        ("select keep from trajectories", '"keep" .*; actions has it: add join actions using'),
+        ("select splt from documents", "Candidate bindings: .*split"),
     ],
 )
 def test_a_wrong_query_is_one_line(store: Store, query: str, part: str) -> None:
     with open_views(store) as views, pytest.raises(InputError, match=part) as caught:
         views.table(query)
     assert "\n" not in str(caught.value)
+
+
+def test_the_join_that_an_error_names_answers(store: Store) -> None:
+    with open_views(store) as views:
+        rows = views.table("select distinct split from units join documents using (study, model, doc)")
+        assert rows["split"].to_pylist()
+        assert views.table("select keep from trajectories join actions using (study, action)").column_names == ["keep"]
 
 
 def test_unknown_names_are_answered_with_the_nearest(store: Store) -> None:
