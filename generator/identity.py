@@ -46,12 +46,15 @@ class ActionIdentity:
         selector_sha256: SHA-256 of the source and parameters of the selector, of the codec if there is one, and of the
             action's own weights; or of a finite-state action's laws.
         numerics: The version of the generator's own arithmetic.
+        eos_tokens: The ids of the tokens that end a text, separated by commas, the token that fills first; "" if none
+            does. None for finite-state systems, whose laws say it.
     """
 
     weights_sha256: str | None
     tokenizer_sha256: str | None
     selector_sha256: str | None
     numerics: int | None = NUMERICS_VERSION
+    eos_tokens: str | None = None
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -60,8 +63,8 @@ class ActionIdentity:
 
 
 def changes(stored: ActionIdentity, present: ActionIdentity) -> list[str]:
-    """Return the columns in which two identities differ; presently unknown weights are ignored."""
-    of_weights = ("weights_sha256", "selector_sha256")
+    """Return the columns in which two identities differ; what is presently unknown of the weights is ignored."""
+    of_weights = ("weights_sha256", "selector_sha256", "eos_tokens")
     return [
         name
         for name, value in present.columns.items()
@@ -72,16 +75,26 @@ def changes(stored: ActionIdentity, present: ActionIdentity) -> list[str]:
 IDENTITY_COLUMNS: Final = tuple(field.name for field in fields(ActionIdentity))
 
 
+def written_tokens(tokens: Iterable[int]) -> str:
+    """Return token ids as the column ``eos_tokens`` has them."""
+    return ",".join(map(str, tokens))
+
+
 @dataclass(frozen=True)
 class ModelIdentity:
-    """A model's part of the identity of its units; ``weights_sha256`` is None if the weights are not known here."""
+    """A model's part of the identity of its units.
+
+    ``weights_sha256`` and ``eos_tokens``, the tokens that end a text, are None if the model is not known here.
+    """
 
     weights_sha256: str | None
     tokenizer_sha256: str | None
+    eos_tokens: tuple[int, ...] | None = None
 
     def of(self, parts: tuple[Selector, *tuple[Codec | Policy | GeneratedEntries, ...]]) -> ActionIdentity:
         """Return the identity of the units that the model makes with the parts of an action, its selector first."""
-        return ActionIdentity(self.weights_sha256, self.tokenizer_sha256, parts_sha256(parts))
+        ends = None if self.eos_tokens is None else written_tokens(self.eos_tokens)
+        return ActionIdentity(self.weights_sha256, self.tokenizer_sha256, parts_sha256(parts), eos_tokens=ends)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 # 13: bytes of weights
 # 14: moments of units, in place of those of documents
 # 15: bytes that no action can evict
-SCHEMA_VERSION = 15
+# 16: the tokens that end a text
+SCHEMA_VERSION = 16
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # shared by all replicates of a unit
 
@@ -128,6 +129,11 @@ def _identity(since: int = 1) -> tuple[pa.Field, ...]:
             "selector_sha256", "SHA-256 of source and parameters of selector, codec and policy", null=True, since=since
         ),
         _int("numerics", "version of the generator's own numerics", "none", null=True, since=since),
+        _text(
+            "eos_tokens",
+            "ids of the tokens that end a text on both sides, separated by commas; the first fills what follows an end",
+            since=16,
+        ),
     )
 
 

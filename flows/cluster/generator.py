@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 from flows.cluster.connection import Cluster
 from flows.cluster.facts import facts
@@ -18,9 +19,8 @@ from flows.generate.named_work import named
 from flows.generate.storing import Identities, not_stored, stored_gpus, studies_of
 from generator.actions import Action
 from generator.generation import Work
-from generator.identity import ActionIdentity, GpuKinds, ModelIdentity
-from generator.transformer.files.fingerprints import model_identity
-from generator.transformer.files.local_folders import model_location
+from generator.identity import ActionIdentity, GpuKinds
+from generator.transformer.files.text_ends import model_files
 from generator.transformer.other_weights.named import identities
 from log.store import Store
 from schema.errors import KvdriftError, OperationError
@@ -32,7 +32,8 @@ class ClusterGenerator:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._weights: dict[tuple[str, str | None], str | None] = {}  # of models elsewhere
+        # Of studies whose models are elsewhere: the weights, and the tokens that end a text.
+        self._models: dict[tuple[str, str], tuple[str | None, tuple[int, ...]]] = {}
 
     def check(self, studies: Sequence[tuple[Study, GpuKinds]]) -> None:
         """Check that the cluster answers, and that its workers can generate; no store is needed.
@@ -80,9 +81,10 @@ class ClusterGenerator:
         local = LocalGenerator()
         if study.model.kind == FINITE_STATE:
             return local.identify(study, required=required)
-        files = model_identity(model_location(study.model), study.model.revision)
+        files = model_files(study)
         if required and files.weights_sha256 is None:
-            files = ModelIdentity(self._weights_of(study), files.tokenizer_sha256)
+            weights, ends = self._model_of(study)
+            files = replace(files, weights_sha256=weights, eos_tokens=ends)
         return identities(study, files)
 
     def _gpus(self, study: Study, made_on: GpuKinds) -> GpuKinds:
@@ -99,18 +101,18 @@ class ClusterGenerator:
         self._cluster.say(who_has_which(found, len(self._cluster.workers()) - len(workers)))
         return made_on
 
-    def _weights_of(self, study: Study) -> str | None:
-        from flows.cluster.worker import model_weights  # noqa: PLC0415 - it imports Dask
+    def _model_of(self, study: Study) -> tuple[str | None, tuple[int, ...]]:
+        from flows.cluster.worker import model_there  # noqa: PLC0415 - it imports Dask
 
-        key = (study.model.id, study.model.revision)
-        if key not in self._weights:
+        key = (study.name, study.model.id)
+        if key not in self._models:
             resources = resources_of([study.model]) or None
-            task = self._cluster.client.submit(model_weights, study, pure=False, resources=resources)
+            task = self._cluster.client.submit(model_there, study, pure=False, resources=resources)
             found = self._cluster.result(task)
             if isinstance(found, KvdriftError):
                 raise found
-            self._weights[key] = found
-        return self._weights[key]
+            self._models[key] = found
+        return self._models[key]
 
 
 def check_stored(store: Store, study: Study, work: Work) -> None:

@@ -25,6 +25,7 @@ from generator.generation import Work, together
 from generator.generation.events import gpu_here
 from generator.identity import ActionIdentity, GpuKinds, changes
 from generator.transformer.decoder import is_device_lost
+from generator.transformer.files.text_ends import text_ends
 from log.store import Store, Unit
 from schema.errors import InputError, KvdriftError, OperationError, first_line
 from schema.study import ModelSection, Study
@@ -136,11 +137,14 @@ def _failed(error: Exception, address: str, name: str) -> Failure:
     return Failure(address, OperationError(line))
 
 
-def model_weights(study: Study) -> str | KvdriftError | None:
-    """Return the fingerprint of the weights that this worker has for a study's model; load the model if necessary."""
+def model_there(study: Study) -> tuple[str | None, tuple[int, ...]] | KvdriftError:
+    """Return the fingerprint of this worker's weights of a study's model, and the tokens that end a text.
+
+    The model is loaded if necessary.
+    """
     try:
         identity = _KEPT.local.identify(study, required=True)
-        return identity(build_actions(study)[-1]).weights_sha256
+        return identity(build_actions(study)[-1]).weights_sha256, text_ends(study).tokens
     except KvdriftError as error:
         return type(error)(_located(error, worker_name(get_worker().address)))
 

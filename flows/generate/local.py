@@ -13,8 +13,7 @@ from generator.generation import Work, generate_documents, generate_together
 from generator.generation.engine_models import engine_model
 from generator.generation.model import Model
 from generator.identity import ActionIdentity
-from generator.transformer.files.fingerprints import model_identity
-from generator.transformer.files.local_folders import model_location
+from generator.transformer.files.text_ends import model_files, text_ends
 from generator.transformer.fused.layers import slower
 from generator.transformer.other_weights.named import identities
 from log.store import Unit
@@ -51,21 +50,24 @@ class LocalGenerator:
             return finite_model(study).identity
         if study.model.engine is not None:
             return engine_model(study).identity
-        identity = identities(study, model_identity(model_location(study.model), study.model.revision))
+        identity = identities(study, model_files(study))
         unknown = any(None in (own.weights_sha256, own.selector_sha256) for own in map(identity, build_actions(study)))
         return self.model(study).identity if required and unknown else identity
 
     def model(self, study: Study) -> Model:
-        """Return the study's model with its law; release another model that is loaded, and load this one."""
+        """Return the study's model with its law and its ends of texts; load it in place of another that is loaded."""
         held, whole = self._study, study.model.finite or study.model.engine is not None
         # The documents of a study of systems are its systems; the actions of a study with an engine are its sides.
         other = held is None or held.model != study.model or held.own_weights != study.own_weights
         if self._model is None or other or (whole and held != study):
             self._model = None
-            self._model, self._study = self._made(study), study
+            self._model = self._made(study)
         model = self._model
+        if not isinstance(model, FiniteModel | EngineModel) and (other or held != study):
+            model = model.ending(text_ends(study).tokens)
         if not isinstance(model, FiniteModel) and model.law != study.law:
-            self._model = model = replace(model, law=study.law)
+            model = replace(model, law=study.law)
+        self._model, self._study = model, study
         return model
 
     def _made(self, study: Study) -> LoadedModel | ModelWithOthers | FiniteModel | EngineModel:

@@ -243,11 +243,12 @@ def _identity(
         if action.settings is not None
         else f"source of {action.told}",
         "numerics": "numerics",
+        "eos_tokens": "tokens that end a text",
     }
     present = run.identity(action)
     for name in changes(stored, present):
         if name != "selector_sha256" or not parameters_changed:
-            text = shown if name == "numerics" else _hash
+            text = _hash if name.endswith("sha256") else shown
             before, now = (text(one.columns[name]) for one in (stored, present))
             yield Difference(Kind.ACTION, f"{named[name]} of action '{action.name}'", before, now, action.name, units)
 

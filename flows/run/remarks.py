@@ -11,8 +11,8 @@ from flows.run.study_run import StudyRun
 from generator.actions import Action
 from generator.documents.answers import task_scoring
 from generator.documents.registry import left_out
-from generator.transformer.files.configuration import absent_eos_tokens
 from generator.transformer.files.local_folders import model_location
+from generator.transformer.files.text_ends import absent_ends, text_ends
 from schema.document import Document
 from schema.study import FINITE_STATE, FIXED, Study
 
@@ -35,14 +35,13 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
 
 def _absent_eos_tokens(study: Study) -> Iterator[str]:
     """Name EOS tokens that a model's vocabulary lacks."""
-    if study.model.kind == FINITE_STATE or study.model.engine is not None:
+    if study.model.kind == FINITE_STATE or study.model.engine is not None or study.study.eos is not None:
         return
-    absent, others = absent_eos_tokens(model_location(study.model), study.model.revision)
-    if absent:
+    if absent := absent_ends(model_location(study.model), study.model.revision):
         which = f"EOS token{'s' if absent[1:] else ''} {', '.join(map(str, absent))}"
         yield (
             f"model.id = '{study.model.id}': {which} of its configuration {'are' if absent[1:] else 'is'} not in its "
-            f"vocabulary (vocab_size), and {'nothing ends there' if others else 'no continuation ends'}"
+            f"vocabulary (vocab_size), and {'nothing ends there' if text_ends(study).tokens else 'no continuation ends'}"
         )
 
 

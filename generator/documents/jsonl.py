@@ -53,6 +53,10 @@ class JsonlSource(DocumentSource):
         """Return the splits that rows of the sections' files name for their clusters."""
         return cluster_splits(map(_file, sections))
 
+    def has_chats(self, section: DocumentsSection) -> bool:
+        """Tell whether any row of the file has ``messages``."""
+        return any(row.has("messages") for _, row in read_rows(_file(section)))
+
     def missed(self, section: DocumentsSection) -> str:
         """Return how many rows the file has for the section and, if it has none, the strata of its rows."""
         file = _file(section)

@@ -178,6 +178,11 @@ def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
     ]
 
 
+def applies_template(section: DocumentsSection) -> bool:
+    """Tell whether prompts of a section go through the model's chat template."""
+    return bool(section.chat_template) or (section.source in SOURCES and SOURCES[section.source].has_chats(section))
+
+
 def excluded_clusters(section: DocumentsSection) -> frozenset[str]:
     """Return the clusters that a stratum leaves out."""
     if section.exclude is None:

@@ -62,6 +62,10 @@ class DocumentSource(ABC):
         """Return the splits of clusters that the files of a study's sections of this source name."""
         return {}
 
+    def has_chats(self, section: DocumentsSection) -> bool:  # noqa: ARG002 - most have texts alone
+        """Tell whether the source has conversations for a section, which go through the chat template in any case."""
+        return False
+
     @abstractmethod
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:
         """Yield the task's candidates in the source's own order; generated documents have no end."""

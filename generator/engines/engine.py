@@ -37,7 +37,7 @@ class SideFacts:
 
     vocabulary: int  # V, the number of tokens
     positions: int  # the largest number of tokens, prompt and generated tokens
-    eos_tokens: tuple[int, ...]  # tokens that end a text, ascending
+    eos_tokens: tuple[int, ...]  # tokens that end a text, as far as the engine says; () if it does not
     tokenizer_sha256: str | None  # SHA-256 of the tokenizer in the weights; None without a tokenizer
 
 

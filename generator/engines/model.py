@@ -17,9 +17,10 @@ from typing import Any, ClassVar
 
 from generator.actions import Action
 from generator.coupling.streams import Savings
+from generator.documents.ends import TextEnds
 from generator.engines.engine import Described, Side
 from generator.engines.kernels import EngineKernels, PromptSide
-from generator.identity import ActionIdentity
+from generator.identity import ActionIdentity, written_tokens
 from schema.document import Document
 from schema.errors import InputError
 from schema.sampling import SamplingLaw
@@ -34,7 +35,7 @@ class EngineModel:
     """Sides of an engine, as a ``Model`` of ``generator.generation.model``.
 
     ``sides`` are those of the actions by name, including the control's. ``tokenizer_sha256`` is that of the tokenizer
-    of prompts; None without a tokenizer.
+    of prompts; None without a tokenizer. ``ends`` are the tokens that end a text on all sides.
     """
 
     id: str
@@ -43,6 +44,7 @@ class EngineModel:
     sides: Mapping[str, Side]
     tokenizer_sha256: str | None
     law: SamplingLaw
+    ends: TextEnds
     device: ClassVar[str] = "cpu"  # of the laws
     logits_dtype: ClassVar[None] = None
     row_multiple: ClassVar[int] = 1
@@ -69,7 +71,8 @@ class EngineModel:
         said = [self.description, self.reference.asked, side.asked, side.weights_sha256]
         said += [dict(one.said) for one in (self.reference, side) if one.said]
         weights = self.reference.weights_sha256 or _sha256(dict(self.reference.said))
-        return ActionIdentity(weights, self.tokenizer_sha256, _sha256(said))
+        ends = written_tokens(self.ends.tokens)
+        return ActionIdentity(weights, self.tokenizer_sha256, _sha256(said), eos_tokens=ends)
 
     def weight_bytes(self, action: Action) -> int | None:
         """Return the bytes of the weights of an action's side; None for a server."""
@@ -142,7 +145,7 @@ class PreparedSides:
         """Make kernels of all sides, after the streams of the kernels before are closed."""
         for before in self._kernels:
             before.close()
-        made = EngineKernels([one.decoded for one in self._prepared], self._model.reference.facts.eos_tokens, self._law)
+        made = EngineKernels([one.decoded for one in self._prepared], self._model.ends.tokens, self._law)
         self._kernels[:] = [made]
         return made
 

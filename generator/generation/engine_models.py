@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from generator.documents.ends import TextEnds
 from generator.engines.again import Again
 from generator.engines.engine import Engine, Side
-from generator.engines.http.engine import Servers, check_same_model, check_slots
+from generator.engines.http.engine import Servers, ServerSide, check_same_model, check_slots
 from generator.engines.http.settings import OPENAI, Requests
 from generator.engines.llama_cpp import NAME, LlamaCpp
 from generator.engines.model import EngineModel
 from generator.transformer.files.fingerprints import file_sha256, tokenizer_sha256
 from generator.transformer.files.local_folders import gguf_file, model_location, tokenizer_location
+from generator.transformer.files.text_ends import (
+    LLAMA_CPP,
+    SERVER,
+    NamedToken,
+    check_ends,
+    fetch_generation_configuration,
+    joined_ends,
+    model_ends,
+)
 from generator.transformer.other_weights.named import check_equal_tokens
 from schema.errors import InputError, nearest
 from schema.study import FLOOR_ACTION, HTTP, ActionSection, ModelSection, Study
@@ -38,8 +48,9 @@ def engine_model(study: Study) -> EngineModel:
         side = engine.side(own, asked | (action.settings or {}), f"action '{action.name}'")
         _check_shared(action.name, reference, side)
         sides[action.name] = side
+    ends = _ends(study, reference, sides, [(token, LLAMA_CPP) for token in reference.facts.eos_tokens])
     sides[FLOOR_ACTION] = Again(reference)
-    return EngineModel(section.id, engine, reference, sides, _tokenizer(section, reference), study.law)
+    return EngineModel(section.id, engine, reference, sides, _tokenizer(section, reference), study.law, ends)
 
 
 def _of_servers(study: Study) -> EngineModel:
@@ -53,7 +64,7 @@ def _of_servers(study: Study) -> EngineModel:
             f"model.settings: api = '{OPENAI}': has tokens and no laws, which is enough at temperature 0 alone; write "
             "temperature = 0 under [study]"
         )
-    sides: dict[str, Side] = {}
+    sides: dict[str, ServerSide] = {}
     for action in _actions(study):
         where = f"action '{action.name}'"
         side = engine.side(action.url or "", asked | (action.settings or {}), where)
@@ -61,8 +72,32 @@ def _of_servers(study: Study) -> EngineModel:
         _check_shared(action.name, reference, side)
         check_same_model(action.name, reference, side)
         sides[action.name] = side
-    sides[FLOOR_ACTION] = floor
-    return EngineModel(section.id, engine, reference, sides, _tokenizer(section, reference), study.law)
+    ends = _ends(study, reference, sides, _named_by_server(section, reference))
+    if not ends.tokens and (study.study.eos is None or not reference.capabilities.full_laws):
+        raise InputError(
+            f"model.url: {section.url} does not say which tokens end a text, and '{tokenizer_location(section)}' has "
+            "no tokenizer here that does; write their ids as eos under [study], as in eos = [2]"
+        )
+    ended: dict[str, Side] = {name: side.ending(ends.tokens) for name, side in (sides | {FLOOR_ACTION: floor}).items()}
+    reference = reference.ending(ends.tokens)
+    return EngineModel(section.id, engine, reference, ended, _tokenizer(section, reference), study.law, ends)
+
+
+def _ends(study: Study, reference: Side, sides: Mapping[str, Side], named: Sequence[NamedToken]) -> TextEnds:
+    """Return the tokens that end a text on all sides; refuse an action whose side says that others end one, too."""
+    ends = joined_ends(study, reference.facts.vocabulary, named)
+    for action, side in sides.items():
+        check_ends(study, action, ends, side.facts.eos_tokens)
+    return ends
+
+
+def _named_by_server(section: ModelSection, reference: ServerSide) -> list[NamedToken]:
+    """Return the tokens that end a text by the reference's server, or by the tokenizer's files if it does not say."""
+    if reference.facts.eos_tokens:
+        return [(token, SERVER) for token in reference.facts.eos_tokens]
+    location = tokenizer_location(section)
+    fetch_generation_configuration(location, section.revision)
+    return model_ends(location, section.revision)
 
 
 def _actions(study: Study) -> list[ActionSection]:
@@ -87,7 +122,6 @@ def _check_shared(action: str, reference: Side, side: Side) -> None:
         action,
         [
             ("a vocabulary of", ours.vocabulary, theirs.vocabulary),
-            ("the EOS tokens", ours.eos_tokens, theirs.eos_tokens),
             ("the tokenizer", ours.tokenizer_sha256, theirs.tokenizer_sha256),
         ],
     )

@@ -80,6 +80,16 @@ class GgufTokenizer:
         """Return the tokens by their names in the file; of tokens with equal names, the last."""
         return {name.decode(errors="replace"): token for token, name in enumerate(self.names())}
 
+    @functools.cached_property
+    def added_tokens_decoder(self) -> Mapping[int, str]:
+        """The control tokens, which a text is cut at first: their names by id."""
+        control, vocabulary = self._calls.llama_vocab_is_control, self._weights.vocabulary
+        return {
+            token: name.decode(errors="replace")
+            for token, name in enumerate(self.names())
+            if control(vocabulary, token)
+        }
+
     def names(self) -> list[bytes]:
         """Return the name of each token in the file, in the order of ids."""
         vocabulary = self._weights.vocabulary

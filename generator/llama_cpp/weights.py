@@ -28,7 +28,7 @@ class GgufFacts:
     positions: int  # the largest number of tokens, prompt and generated tokens, that the model was made for
     key_size: int  # channels of a head's keys
     value_size: int  # channels of a head's values
-    eos_tokens: tuple[int, ...]  # the tokens that end a text, ascending
+    eos_tokens: tuple[int, ...]  # all tokens that llama.cpp calls end of generation, the EOS of the metadata first
     layers: int  # the number of layers with keys and values
     kv_heads: int  # the number of KV heads of a layer
     has_tokenizer: bool  # whether the file has a tokenizer
@@ -82,7 +82,9 @@ class Weights:
         tokens = calls.llama_vocab_n_tokens(self.vocabulary)
         has_tokenizer = calls.llama_vocab_type(self.vocabulary) != _NO_VOCABULARY
         if has_tokenizer:
-            eos = tuple(token for token in range(tokens) if calls.llama_vocab_is_eog(self.vocabulary, token))
+            ends = (token for token in range(tokens) if calls.llama_vocab_is_eog(self.vocabulary, token))
+            own = calls.llama_vocab_eos(self.vocabulary)
+            eos = tuple(sorted(ends, key=lambda token: (token != own, token)))
         else:
             stated = self.metadata("tokenizer.ggml.eos_token_id")
             eos = (int(stated),) if stated is not None and stated.isdigit() and int(stated) < tokens else ()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from generator.identity import NUMERICS_VERSION, parts_sha256
+from generator.identity import NUMERICS_VERSION, parts_sha256, written_tokens
 from log.prompts import KeptEntries
 from schema.document import Document
 from schema.errors import InputError
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 # 5: codecs of actions, the law that tokens are drawn by
 # 6: units of several laws in one request
 # 7: what is kept of prompts, by position
-PROTOCOL = 7
+# 8: the tokens that end a text
+PROTOCOL = 8
 IDENTITY_ACTION = "identity"
 """Name of the service's only Flight action."""
 LENGTH_HEADER = "kvdrift-request-bytes"
@@ -93,6 +94,8 @@ class Identity(_Message):
     revision: str | None  # the model's revision; None for the default
     positions: int  # the most tokens, prompt and generated, that the model was made for
     weights: str  # SHA-256 of the model's configuration and weights
+    eos_tokens: list[int]  # tokens that end a text by the model's files
+    vocabulary: int  # V, the number of tokens
     versions: dict[str, str]  # versions of the libraries that compute, and the name of the GPU
 
 
@@ -155,6 +158,7 @@ class GenerationRequest(LawMessage):
     weights: str
     tokenizer: str | None
     logits_dtype: Literal["float32"] | None
+    eos_tokens: Annotated[list[Annotated[int, Field(ge=0, lt=_INT32_END)]], Field(max_length=1000)]
     document: DocumentMessage
     pending: Annotated[list[PendingMessage], Field(min_length=1, max_length=1000)]
     horizon: Annotated[int, Field(ge=1, lt=_INT32_END)]
@@ -163,7 +167,7 @@ class GenerationRequest(LawMessage):
     @classmethod
     def of(
         cls, study: Study, identity: Identity, document: Document, pending: Sequence[PendingUnit],
-        tokenizer: str | None = None,
+        tokenizer: str | None, eos_tokens: Sequence[int],
     ) -> Self:  # fmt: skip
         """Return the request for a document's pending units, for the endpoint with this identity."""
         sections: dict[str, object] = {section.name: section.model_dump() for section in study.actions}
@@ -183,20 +187,23 @@ class GenerationRequest(LawMessage):
         ]
         return cls.model_validate({
             "study": study.name, "model": identity.model, "weights": identity.weights, "tokenizer": tokenizer,
-            "logits_dtype": study.model.logits_dtype,
+            "logits_dtype": study.model.logits_dtype, "eos_tokens": list(eos_tokens),
             "document": {name: getattr(document, name) for name in shown} | {"tokens": list(document.tokens)},
             "pending": pending_units, "horizon": study.study.horizon, "seed": study.study.seed,
             **asdict(study.law),
         })  # fmt: skip
 
-    def check(self, identity: Identity, vocabulary: int) -> None:
-        """Check that the endpoint with this identity, and a vocabulary of this size, can do the work."""
+    def check(self, identity: Identity) -> None:
+        """Check that the endpoint with this identity can do the work."""
+        vocabulary = identity.vocabulary
         for name in ("protocol", "schema_version", "numerics", "model", "weights"):
             asked, served = getattr(self, name), getattr(identity, name)
             if asked != served:
                 raise InputError(f"{name}: asked for {asked!r}, but {served!r} is served")
         if max(self.document.tokens) >= vocabulary:
             raise InputError(f"document.tokens: {max(self.document.tokens)} is not in 0..{vocabulary - 1}")
+        if max(self.eos_tokens, default=0) >= vocabulary:
+            raise InputError(f"eos_tokens: {max(self.eos_tokens)} is not in 0..{vocabulary - 1}")
         needed = len(self.document.tokens) + self.horizon
         if needed > identity.positions:
             raise InputError(
@@ -217,7 +224,8 @@ class GenerationRequest(LawMessage):
         shared = {
             "model": self.model, "doc": self.document.doc, "horizon": self.horizon,
             "seed": self.seed, "weights_sha256": self.weights, "tokenizer_sha256": self.tokenizer,
-            "numerics": self.numerics, "prompt_sha256": self.document.document.prompt_sha256,
+            "numerics": self.numerics, "eos_tokens": written_tokens(self.eos_tokens),
+            "prompt_sha256": self.document.document.prompt_sha256,
         }  # fmt: skip
         return [
             shared

@@ -17,6 +17,7 @@ from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFai
 from generator.service.protocol import MAX_EVENTS, PROTOCOL, GenerationRequest, Identity
 from generator.transformer.files.fingerprints import tokenizer_sha256
 from generator.transformer.files.local_folders import model_location
+from generator.transformer.files.text_ends import joined_ends
 from log.store import Unit
 from schema.document import Document
 from schema.errors import InputError, NobodyLeftError, OperationError, nearest
@@ -102,7 +103,8 @@ class RemoteGenerator:
         except OperationError:
             if required:
                 raise
-        return lambda action: ModelIdentity(self._weights, self._tokenizer_of(study)).of(action.parts)
+        ends = None if self._identity is None else self._ends_of(study, self._identity)
+        return lambda action: ModelIdentity(self._weights, self._tokenizer_of(study), ends).of(action.parts)
 
     def generate(self, study: Study, work: Work) -> Generator[list[Unit], None, None]:
         """Generate the pending units of documents, and yield each document's units as they arrive.
@@ -137,7 +139,9 @@ class RemoteGenerator:
 
     def _ask(self, study: Study, document: Document, units: Units, attempt: _Attempt) -> None:
         try:
-            request = GenerationRequest.of(study, self._asked(), document, units, self._tokenizer_of(study))
+            served = self._asked()
+            ends = self._ends_of(study, served)
+            request = GenerationRequest.of(study, served, document, units, self._tokenizer_of(study), ends)
             attempt.call.sign_of_life()
             attempt.outcome = self._address.generate(request, attempt.call)
         except Exception as error:  # noqa: BLE001 - raised again in _settled
@@ -217,6 +221,11 @@ class RemoteGenerator:
         if self._tokenizer is None:
             self._tokenizer = (tokenizer_sha256(model_location(study.model), study.model.revision),)
         return self._tokenizer[0]
+
+    def _ends_of(self, study: Study, served: Identity) -> tuple[int, ...]:
+        """Return the tokens that end the study's texts: the endpoint's, and those of this machine's chat template."""
+        named = [(token, self._where) for token in served.eos_tokens]
+        return joined_ends(study, served.vocabulary, named).tokens
 
 
 def requests(pending: Units, horizon: int) -> list[Units]:

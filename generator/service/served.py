@@ -63,5 +63,6 @@ def identity_of(model: LoadedModel, revision: str | None) -> Identity:
     return Identity(
         protocol=PROTOCOL, schema_version=SCHEMA_VERSION, numerics=NUMERICS_VERSION, model=model.id,
         device=model.device, dtype=model.dtype, revision=revision, positions=model.positions,
-        weights=model.files.weights_sha256, versions=versions_on(model.device),
+        weights=model.files.weights_sha256, eos_tokens=list(model.eos_tokens),
+        vocabulary=model.shape.vocabulary, versions=versions_on(model.device),
     )  # fmt: skip

@@ -62,7 +62,6 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
         certificate: tuple[bytes, bytes] | None, max_request_bytes: int, allowed: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._model, self._identity = model, identity
-        self._vocabulary = int(model.network.config.vocab_size)
         self._max_request_bytes = max_request_bytes
         self._allowed = allowed
         self._waiting: queue.SimpleQueue[_Request] = queue.SimpleQueue()
@@ -101,7 +100,7 @@ class GenerationService(flight.FlightServerBase):  # type: ignore[misc]  # pyarr
         if (line := too_long(len(sent), self._max_request_bytes)) is not None:  # and was not announced
             raise InputError(line)
         asked = GenerationRequest.decoded(sent)
-        asked.check(self._identity, self._vocabulary)
+        asked.check(self._identity)
         stream = self._stream(_Request(asked, unquote(context.peer()), self._allowed), context.is_cancelled)
         return flight.GeneratorStream(EVENTS.schema, stream, options=pa.ipc.IpcWriteOptions(compression="zstd"))
 
@@ -157,6 +156,7 @@ class _Request:
         self.document, self.pending = requested_work(request, allowed)
         self.study, self.horizon, self.seed = request.study, request.horizon, request.seed
         self.tokenizer, self.logits_dtype, self.law = request.tokenizer, request.logits_dtype, request.law
+        self.eos_tokens = tuple(request.eos_tokens)
         self.peer = peer
         self.abandoned = threading.Event()
         self.messages: queue.SimpleQueue[RequestState | Unit | flight.FlightError | None] = queue.SimpleQueue()
@@ -178,7 +178,9 @@ class _Request:
         self.messages.put(RequestState.GENERATING)
         lost: str | None = None
         files = replace(model.files, tokenizer_sha256=self.tokenizer)
-        own = replace(model, files=files, logits_dtype=self.logits_dtype, law=self.law)
+        own = replace(
+            model, files=files, logits_dtype=self.logits_dtype, law=self.law, eos_tokens=self.eos_tokens
+        )  # fmt: skip
         try:
             units = generate_units(own, self.study, self.document, self.pending, self.horizon, self.seed)
         except StoppedError:

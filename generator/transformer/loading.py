@@ -12,10 +12,10 @@ from generator.attention.holding import DTYPES
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.layer_traits import UNKNOWN, attention_modules
 from generator.attention.row_invariance import find_row_multiple
+from generator.documents.ends import TextEnds
 from generator.transformer.decoder import torch_threads, whole_sums
 from generator.transformer.files.configuration import (
     causal_class,
-    eos_tokens,
     known_by_family,
     library,
     quiet,
@@ -25,6 +25,7 @@ from generator.transformer.files.fingerprints import model_identity
 from generator.transformer.files.local_folders import is_multimodal, model_source, stored_bytes
 from generator.transformer.files.remembered_proofs import Proof, remember, remembered
 from generator.transformer.files.stored_tensors import check_complete
+from generator.transformer.files.text_ends import model_ends
 from generator.transformer.fused.layers import join_weights, layers_fault
 from generator.transformer.memory import ModelShape
 from generator.transformer.model import LoadedModel
@@ -92,7 +93,8 @@ def load_model(
         rows = find_row_multiple(network)
     model = LoadedModel(
         id=model_id if name is None else name, network=network, device=device, dtype=dtype,
-        eos_tokens=eos_tokens(model_id, network.generation_config, config), positions=config.max_position_embeddings,
+        eos_tokens=TextEnds.of(model_ends(model_id, revision), config.vocab_size).tokens,
+        positions=config.max_position_embeddings,
         shape=ModelShape.of(config.to_dict(), dtype), rows=rows, threads=threads, files=files,
         logits_dtype=logits_dtype, stored_bytes=stored_bytes(model_id, revision), switch=rope_switch(config),
     )  # fmt: skip

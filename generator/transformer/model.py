@@ -32,6 +32,10 @@ class LoadedModel(Decoder):
         """A list with the model itself."""
         return [self]
 
+    def ending(self, eos_tokens: tuple[int, ...]) -> LoadedModel:
+        """Return the same model with other tokens that end a text."""
+        return replace(self, eos_tokens=eos_tokens)
+
     @property
     def pairs_at_once(self) -> int:
         """Documents are decoded side by side up to this number of pairs, to keep a CPU busy."""
@@ -51,7 +55,7 @@ class LoadedModel(Decoder):
 
     def identity(self, action: Action) -> ActionIdentity:
         """Return the identity of an action's units."""
-        return self.files.of(action.parts)
+        return replace(self.files, eos_tokens=self.eos_tokens).of(action.parts)
 
     def weight_bytes(self, action: Action) -> int | None:  # noqa: ARG002 - all actions have its weights
         """Return the bytes of the weight files of an action's side."""

@@ -11,7 +11,6 @@ import torch
 from generator.attention.holding import DTYPES
 from generator.attention.layer_traits import LayerTraits
 from generator.transformer.files.configuration import (
-    absent_eos_tokens,
     check_supported,
     known_by_family,
     read_configuration,
@@ -27,6 +26,7 @@ from generator.transformer.files.local_folders import (
 )
 from generator.transformer.files.remembered_proofs import remembered
 from generator.transformer.files.stored_tensors import check_tensors
+from generator.transformer.files.text_ends import configured_ends
 from schema.errors import InputError, first_line, nearest
 
 
@@ -85,7 +85,7 @@ def checked_configuration(model_id: str, dtype: str, revision: str | None, devic
         raise InputError(f"model.id = '{model_id}': the folder has no weights (*.safetensors)")
     config = read_configuration(model_id, revision)
     check_supported(config, model_id)
-    absent_eos_tokens(model_id, revision)  # refuses what is no token
+    configured_ends(model_id, revision)  # refuses what is no token
     return config
 
 

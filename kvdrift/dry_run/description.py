@@ -14,6 +14,7 @@ from flows.run.remarks import remarks
 from flows.run.revisions import begun_revisions
 from flows.run.study_run import StudyRun
 from generator.actions import Action
+from kvdrift.dry_run.ends import end_lines
 from kvdrift.dry_run.needs import binary, need_lines
 from log.units.revisions import newest_revisions
 from schema.study import FINITE_STATE, FLOOR_ACTION, Study
@@ -61,6 +62,7 @@ def describe_studies(
         found = forecast(run, redone)
         law = f", {study.law.other_words}" if study.law.other_words else ""
         yield f"study '{study.name}' on {study.model.id}, H = {study.study.horizon}{law}; store {location}"
+        yield from end_lines(study)
         for what in absent:
             yield f"  not checked: {what}"
         yield _plan_line(found)

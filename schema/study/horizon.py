@@ -8,10 +8,13 @@ from pydantic import Field
 
 from schema.errors import InputError
 from schema.sampling import SamplingLaw, Temperature, TopK, TopP
-from schema.study.section import Name, Section, Tokens, meaning
+from schema.study.section import MOST_LISTED, Name, Section, Tokens, meaning
 
-LAW_KEYS: Final = ("temperature", "top_p", "top_k")
+LAW_KEYS: Final = ("temperature", "top_p", "top_k", "eos")
 """Keys added by later versions; settings and hashes include such a key only if it is not at its default."""
+
+EndToken = Annotated[int, Field(ge=0, lt=2**31)] | Annotated[str, Field(min_length=1, max_length=200)]
+"""A token, by its id or its text."""
 
 
 class StudySection(Section):
@@ -42,6 +45,11 @@ class StudySection(Section):
         "Tokens are drawn from exactly this many most probable tokens; of equally probable tokens, those with the "
         "lowest ids are taken.",
         "tokens",
+        default=None,
+    )
+    eos: Annotated[list[EndToken], Field(max_length=MOST_LISTED)] | None = meaning(
+        "The tokens that end a text, by id or by text, in place of those that the model and its chat template name. "
+        "The first of them fills the positions after a side's end. An empty list lets every text go on to H.",
         default=None,
     )
     store_prompts: bool = meaning(

@@ -68,6 +68,8 @@ class Study(Section):
                 "study.horizon = 1: the first token is drawn before anything is left out of a cache, so that nothing "
                 "can differ; write 2 or more"
             )
+        if self.model.finite and self.study.eos is not None:
+            raise InputError("study.eos: unknown key; a finite-state system names its own EOS tokens")
         self._check_documents()
         self._check_actions()
         self._check_plan()

@@ -20,7 +20,7 @@ from schema.progress import SILENT, Progress
 from sql.catalog import MOMENT_VIEWS, open_views
 from stats.moments import DocumentMoments
 
-_IDENTITY = ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics")
+_IDENTITY = ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics", "eos_tokens")
 
 
 def read_entries(

@@ -91,6 +91,10 @@ class ServerSide:
     def weights_sha256(self) -> None:
         """None, since no server reports its weights."""
 
+    def ending(self, eos_tokens: tuple[int, ...]) -> ServerSide:
+        """Return the same side with the study's tokens that end a text."""
+        return replace(self, server=replace(self.server, eos_tokens=eos_tokens))
+
     def halves(self) -> tuple[ServerSide, ServerSide]:
         """Return two sides with half of the slots each, which share no stream."""
         return replace(self, part=(0, 2)), replace(self, part=(1, 2))

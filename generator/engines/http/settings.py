@@ -24,7 +24,6 @@ class ServerSettings:
     api: str = LLAMA_SERVER  # the server's interface, one of ``APIS``. "openai" gives tokens at temperature 0 only
     started: str = ""  # how the server was started, in the user's words, since no server reports all of it
     vocabulary: int = 0  # V, the number of tokens; 0 if the server reports it
-    eos_tokens: str = ""  # ids of the tokens that end a text, separated by commas; "" if the server reports them
     ahead: int = 32  # with "openai", the number of tokens that the server writes in a request
 
     @classmethod
@@ -35,25 +34,12 @@ class ServerSettings:
             raise InputError(f"{where}: api = '{made.api}': {nearest(made.api, APIS)}")
         _check_between(where, "vocabulary", made.vocabulary, 0, _MOST_VOCABULARY)
         _check_between(where, "ahead", made.ahead, 1, 1 << 16)
-        _ = made.stated_eos(where)
         if not made.vocabulary and made.api != LLAMA_SERVER:
             raise InputError(
                 f"{where}: vocabulary: missing; {made.api} does not say how many tokens there are: write the "
                 "vocab_size of the model's config.json"
             )
-        if not made.eos_tokens and made.api != LLAMA_SERVER:
-            raise InputError(
-                f"{where}: eos_tokens: missing; {made.api} does not say which tokens end a text: write the "
-                'eos_token_id of the model\'s generation_config.json, as in "2" or "151643,151645"'
-            )
         return made
-
-    def stated_eos(self, where: str) -> tuple[int, ...]:
-        """Return the tokens that end a text, ascending; empty if the study file does not say."""
-        parts = [part.strip() for part in self.eos_tokens.split(",") if part.strip()]
-        if not all(part.isdigit() for part in parts):
-            raise InputError(f"{where}: eos_tokens = '{self.eos_tokens}': write token ids with commas, as in \"2,7\"")
-        return tuple(sorted({int(part) for part in parts}))
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Any
 from generator.transformer.files.local_folders import (
     ARCHITECTURES,
     local_configuration,
-    local_generation_configuration,
     model_source,
 )
 from schema.errors import InputError, reading
@@ -157,44 +156,6 @@ def known_by_family(config: Any) -> bool:
     """
     known = config.model_type in ARCHITECTURES.values() and getattr(config, "quantization_config", None) is None
     return known and set(_layer_types(config)) <= {"full_attention"}
-
-
-def eos_tokens(model_id: str, generation: Any, config: Any) -> tuple[int, ...]:
-    """Return the EOS tokens of a generation configuration or, if it has none, of the model's configuration.
-
-    Tokens that the vocabulary lacks are left out.
-    """
-    ids = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
-    return tuple(token for token in _tokens(model_id, ids) if 0 <= token < config.vocab_size)
-
-
-def absent_eos_tokens(model_id: str, revision: str | None = None) -> tuple[tuple[int, ...], bool]:
-    """Return the EOS tokens that the vocabulary lacks, by the files on this machine, and whether others remain."""
-    tokens, size = _named_eos_tokens(model_id, revision)
-    absent = tuple(token for token in tokens if size is not None and not 0 <= token < size)
-    return absent, len(absent) < len(tokens)
-
-
-def configured_eos_tokens(model_id: str, revision: str | None = None) -> tuple[int, ...]:
-    """Return the EOS tokens by the files on this machine, ascending, without tokens that the vocabulary lacks."""
-    tokens, size = _named_eos_tokens(model_id, revision)
-    return tuple(sorted(token for token in tokens if size is None or 0 <= token < size))
-
-
-def _named_eos_tokens(model_id: str, revision: str | None) -> tuple[tuple[int, ...], int | None]:
-    """Return the EOS tokens that a model's files name, and its number of tokens, None if they do not say it."""
-    config = local_configuration(model_id, revision) or {}
-    ids = local_generation_configuration(model_id, revision).get("eos_token_id")
-    size = config.get("vocab_size")
-    tokens = _tokens(model_id, config.get("eos_token_id") if ids is None else ids)
-    return tokens, size if type(size) is int else None
-
-
-def _tokens(model_id: str, ids: Any) -> tuple[int, ...]:
-    tokens = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
-    if not all(type(token) is int for token in tokens):
-        raise InputError(f"model.id = '{model_id}': eos_token_id = {ids!r}: should be a token or a list of tokens")
-    return tokens
 
 
 @contextlib.contextmanager

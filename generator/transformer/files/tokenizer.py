@@ -43,13 +43,13 @@ def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:
 
 def token_reader(model_id: str, *, revision: str | None = None) -> Callable[[int], str] | None:
     """Return a function from a token to readable text; None if the tokenizer cannot be loaded."""
-    tokenizer = _known_tokenizer(model_id, revision)
+    tokenizer = known_tokenizer(model_id, revision)
     return None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
 
 
 def token_texts(model_id: str, *, revision: str | None = None) -> dict[int, str] | None:
     """Return the text of every token by its id, as ``token_reader`` gives it; None if no tokenizer can be loaded."""
-    tokenizer = _known_tokenizer(model_id, revision)
+    tokenizer = known_tokenizer(model_id, revision)
     if tokenizer is None:
         return None
     return {token: str(tokenizer.decode([token])) for token in sorted(set(tokenizer.get_vocab().values()))}
@@ -62,7 +62,7 @@ def text_decoder(
 
     Special tokens are left out, and nothing is tidied up, so texts are as servers send them.
     """
-    tokenizer = _known_tokenizer(model_id, revision)
+    tokenizer = known_tokenizer(model_id, revision)
     if tokenizer is None:
         return None
 
@@ -80,7 +80,7 @@ def tokens_sha256(model_id: str, *, revision: str | None = None) -> str | None:
 
     Chat templates and the marks of special tokens are left out, so files that differ only in these have equal digests.
     """
-    tokenizer = _known_tokenizer(model_id, revision)
+    tokenizer = known_tokenizer(model_id, revision)
     if tokenizer is None:
         return None
     said: list[Any] = [sorted(tokenizer.get_vocab().items())]
@@ -90,7 +90,8 @@ def tokens_sha256(model_id: str, *, revision: str | None = None) -> str | None:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _known_tokenizer(model_id: str, revision: str | None) -> Any:
+def known_tokenizer(model_id: str, revision: str | None) -> Any:
+    """Return a model's tokenizer, or that of a GGUF file; None if it cannot be loaded."""
     model_id = tokenizer_of(model_id)
     if model_id.endswith(GGUF):
         try:

@@ -29,7 +29,7 @@ class JointKernels:
 
     @property
     def eos_tokens(self) -> tuple[int, ...]:
-        """The EOS tokens, equal in all models."""
+        """The tokens that end a text: those of the first part, the reference's."""
         return self._parts[0].eos_tokens
 
     @property

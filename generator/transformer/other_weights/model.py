@@ -52,6 +52,15 @@ class ModelWithOthers:
         return list({id(model): model for model in (self.reference, *self.others.values())}.values())
 
     @property
+    def eos_tokens(self) -> tuple[int, ...]:
+        """The tokens that end a text on both sides: the reference's."""
+        return self.reference.eos_tokens
+
+    def ending(self, eos_tokens: tuple[int, ...]) -> ModelWithOthers:
+        """Return the same models with other tokens that end a text."""
+        return replace(self, reference=self.reference.ending(eos_tokens))
+
+    @property
     def id(self) -> str:
         """The reference's id in the study file."""
         return self.reference.id

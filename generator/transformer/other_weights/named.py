@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from generator.actions import Action
+from generator.documents.ends import TextEnds
 from generator.identity import ActionIdentity, ModelIdentity
-from generator.transformer.files.configuration import configured_eos_tokens, vocabulary_size
+from generator.transformer.files.configuration import vocabulary_size
 from generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
 from generator.transformer.files.local_folders import (
     local_configuration,
@@ -18,6 +19,7 @@ from generator.transformer.files.local_folders import (
     model_location,
     transformer_location,
 )
+from generator.transformer.files.text_ends import check_ends, model_ends, text_ends
 from generator.transformer.files.tokenizer import tokens_sha256
 from schema.errors import InputError
 from schema.study import ActionSection, Study
@@ -71,7 +73,7 @@ def with_weights(identity: ActionIdentity, weights_sha256: str | None) -> Action
 
 
 def check_shared(study: Study, *, fetch: bool) -> None:
-    """Raise an error for actions whose weights have another vocabulary, other EOS tokens or another tokenizer.
+    """Raise an error for actions whose weights have another vocabulary, further EOS tokens or another tokenizer.
 
     A folder without a tokenizer uses the reference's. Files that are not on this machine are compared only with
     ``fetch``, which downloads them.
@@ -82,12 +84,14 @@ def check_shared(study: Study, *, fetch: bool) -> None:
         if not fetch and None in (local_configuration(ours, revision), local_configuration(theirs)):
             continue
         with told_of(action, theirs):
+            size = vocabulary_size(theirs)
+            own = TextEnds.of(model_ends(theirs), size)
             pairs = [
-                ("a vocabulary of", vocabulary_size(ours, revision=revision), vocabulary_size(theirs)),
-                ("the EOS tokens", configured_eos_tokens(ours, revision), configured_eos_tokens(theirs)),
+                ("a vocabulary of", vocabulary_size(ours, revision=revision), size),
                 ("the tokenizer", *_tokenizers(ours, theirs, revision, fetch=fetch)),
             ]
         check_equal_tokens(action.name, pairs)
+        check_ends(study, action.name, text_ends(study), own.tokens)
 
 
 def check_equal_tokens(action: str, pairs: Iterable[tuple[str, object, object]]) -> None:

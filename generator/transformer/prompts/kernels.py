@@ -83,7 +83,7 @@ class TransformerKernels:
 
     @property
     def eos_tokens(self) -> tuple[int, ...]:
-        """EOS tokens of the model's generation configuration."""
+        """The tokens that end a text."""
         return self._model.eos_tokens
 
     @property

@@ -44,7 +44,8 @@ select
     identities.weights_sha256,
     identities.tokenizer_sha256,
     identities.selector_sha256,
-    identities.numerics
+    identities.numerics,
+    identities.eos_tokens
 from counts
 full join identities using (study, model, action, action_revision)
 left join actions using (study, action, action_revision)

@@ -29,7 +29,7 @@ class ServerFacts:
         beside: Other facts, such as the number of slots.
         vocabulary: V.
         positions: The largest number of tokens, prompt and generated tokens; 0 if it does not say.
-        eos_tokens: Tokens that end a text, ascending.
+        eos_tokens: Tokens that end a text; () if it does not say.
         tokenizer_sha256: SHA-256 of its report about its tokenizer; None if it reports nothing.
         slots: The number of streams whose caches it keeps; 0 if it has no slots to choose.
     """

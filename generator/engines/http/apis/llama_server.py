@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +22,7 @@ _MODEL: Final = ("n_vocab", "n_embd", "n_params", "n_ctx_train", "size", "vocab_
 _PROPERTIES: Final = ("build_info", "model_ftype", "bos_token", "eos_token")
 _PARAMETERS: Final = ("speculative.types", "lora")
 
-_tokenizers: dict[tuple[str, str], str] = {}  # by address and what the server says of itself
+_vocabularies: dict[tuple[str, str], _Vocabulary] = {}  # by address and what the server says of itself
 
 
 class LlamaServer:
@@ -51,11 +52,10 @@ class LlamaServer:
             **{name: parameters.get(name) for name in _PARAMETERS},
             "chat_template": _sha256(properties.get("chat_template") or ""),
         }
-        tokenizer = _tokenizer(connection, vocabulary, json.dumps(said))
+        words = _vocabulary(connection, vocabulary, json.dumps(said), properties.get("eos_token"))
         slots, entries = int(properties["total_slots"]), int(defaults.get("n_ctx") or 0)
-        eos = settings.stated_eos(where) or self._eos(connection, properties.get("eos_token"), where)
         beside = {"slots": slots, "entries": entries}
-        return ServerFacts(said, vocabulary, entries, eos, tokenizer, slots, beside)
+        return ServerFacts(said, vocabulary, entries, words.ends, words.sha256, slots, beside)
 
     def take(self, connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool) -> int:
         """Let a slot hold some tokens, the whole history, and return how many of them the server computed anew.
@@ -91,18 +91,6 @@ class LlamaServer:
         return int(written) if written else None
 
     @staticmethod
-    def _eos(connection: Connection, text: Any, where: str) -> tuple[int, ...]:
-        """Return the id of the token that, by the server's report, ends a text."""
-        body = {"content": text or "", "add_special": False, "parse_special": True}
-        tokens = connection.ask("/tokenize", body).get("tokens") if text else []
-        if not isinstance(tokens, list) or len(tokens) != 1 or not isinstance(tokens[0], int):
-            raise InputError(
-                f"{where}: {connection.url} does not say which tokens end a text; write eos_tokens, such as "
-                'settings = { eos_tokens = "2" }'
-            )
-        return (tokens[0],)
-
-    @staticmethod
     def _complete(
         connection: Connection, slot: int, tokens: Sequence[int], *, cached: bool, vocabulary: int
     ) -> dict[str, Any]:
@@ -129,11 +117,19 @@ def _computed(connection: Connection, slot: int, answer: dict[str, Any]) -> int:
     return int(timings["prompt_n"])
 
 
-def _tokenizer(connection: Connection, vocabulary: int, said: str) -> str:
-    """Return SHA-256 of the names of all tokens, which an answer with a whole law includes; asked once in a process."""
+@dataclass(frozen=True)
+class _Vocabulary:
+    """A server's tokens: SHA-256 of the names of all, and those that end a text."""
+
+    sha256: str
+    ends: tuple[int, ...]
+
+
+def _vocabulary(connection: Connection, vocabulary: int, said: str, eos: Any) -> _Vocabulary:
+    """Return a server's tokens, asked once in a process; ``eos`` is the text of its EOS. A whole law has all names."""
     key = (connection.url, said)
-    if key in _tokenizers:
-        return _tokenizers[key]
+    if key in _vocabularies:
+        return _vocabularies[key]
     body = {
         "prompt": [0], "n_predict": 1, "n_probs": vocabulary, "samplers": [], "cache_prompt": False, "stream": False,
     }  # fmt: skip
@@ -141,8 +137,23 @@ def _tokenizer(connection: Connection, vocabulary: int, said: str) -> str:
     likely = (answer.get("completion_probabilities") or [{}])[0].get("top_logprobs") or []
     names = sorted((one["id"], one.get("bytes") or one.get("token")) for one in likely)
     whole_law([one["id"] for one in likely], [one["logprob"] for one in likely], vocabulary, connection.url)
-    _tokenizers[key] = _sha256(json.dumps(names))
-    return _tokenizers[key]
+    _vocabularies[key] = _Vocabulary(_sha256(json.dumps(names)), _ends(connection, eos))
+    return _vocabularies[key]
+
+
+def _ends(connection: Connection, eos: Any) -> tuple[int, ...]:
+    """Return the tokens at which the server ends a text, its EOS first.
+
+    No report lists them, but a request to go on past the end is answered with the tokens that it excludes: all that
+    llama.cpp calls ends of generation.
+    """
+    body = {"prompt": [0], "n_predict": 0, "ignore_eos": True, "cache_prompt": False, "stream": False}
+    excluded = (connection.ask("/completion", body).get("generation_settings") or {}).get("logit_bias") or []
+    ends = sorted(one["token"] for one in excluded)
+    text = {"content": eos or "", "add_special": False, "parse_special": True}
+    tokens = connection.ask("/tokenize", text).get("tokens") if eos else []
+    own = tokens if isinstance(tokens, list) and len(tokens) == 1 and isinstance(tokens[0], int) else []
+    return tuple(dict.fromkeys([*own, *ends]))
 
 
 def _sha256(text: str) -> str:

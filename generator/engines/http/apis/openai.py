@@ -27,7 +27,7 @@ class OpenAi:
             "build_info": connection.said("/props").get("build_info"),
         }
         positions = int(model.get("max_model_len") or 0)
-        return ServerFacts(said, settings.vocabulary, positions, settings.stated_eos(where), None)
+        return ServerFacts(said, settings.vocabulary, positions, (), None)
 
     def written(
         self, connection: Connection, facts: ServerFacts, tokens: Sequence[int], count: int

@@ -36,7 +36,7 @@ class Sglang:
         }
         tokenizer = probed_tokenizer(connection, {"prompt": PROBE, "add_special_tokens": False})
         positions = int(server.get("context_length") or 0)
-        return ServerFacts(said, settings.vocabulary, positions, settings.stated_eos(where), tokenizer)
+        return ServerFacts(said, settings.vocabulary, positions, (), tokenizer)
 
     def law(self, connection: Connection, facts: ServerFacts, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the logarithms of the next token's probabilities, float32 [V]."""

@@ -39,7 +39,7 @@ class Vllm:
         }  # fmt: skip
         body = {"model": model["id"], "prompt": PROBE, "add_special_tokens": False}
         return ServerFacts(
-            said, settings.vocabulary, int(model.get("max_model_len") or 0), settings.stated_eos(where),
+            said, settings.vocabulary, int(model.get("max_model_len") or 0), (),
             probed_tokenizer(connection, body),
         )  # fmt: skip
 

@@ -1,0 +1,176 @@
+"""The tokens that end the texts of a study: those that its model names, its chat template's, or ``[study] eos``.
+
+The model names tokens in its files, on this machine, or through its engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+
+from generator.documents.ends import TextEnds, template_end
+from generator.documents.registry import applies_template
+from generator.embedded.vocabulary import SYMBOLS
+from generator.identity import ModelIdentity
+from generator.llama_cpp.weights import gguf_facts
+from generator.transformer.files.configuration import vocabulary_size
+from generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
+from generator.transformer.files.local_folders import (
+    EMBEDDED_FOLDERS,
+    GGUF,
+    local_configuration,
+    local_folder,
+    local_generation_configuration,
+    model_location,
+    tokenizer_location,
+)
+from generator.transformer.files.tokenizer import known_tokenizer, token_reader
+from schema.errors import InputError, alike
+from schema.study import Study
+
+NamedToken = tuple[int, str]
+"""A token that ends a text, and the place that names it."""
+
+GENERATION = "generation_config.json"
+LLAMA_CPP = "llama.cpp's ends of generation"
+SERVER = "the server"
+_CONFIGURATION, _TOKENIZER, _TEMPLATE, _STUDY = "config.json", "the tokenizer's EOS", "the chat template", "study.eos"
+
+
+def model_files(study: Study) -> ModelIdentity:
+    """Return the model's part of the identity of a transformer's units, by the files on this machine."""
+    files = model_identity(model_location(study.model), study.model.revision)
+    return files if files.weights_sha256 is None else replace(files, eos_tokens=text_ends(study).tokens)
+
+
+def text_ends(study: Study) -> TextEnds:
+    """Return the tokens that end the texts of a transformer's study, by the files on this machine."""
+    location, revision = model_location(study.model), study.model.revision
+    vocabulary = vocabulary_size(location, revision=revision)
+    return joined_ends(study, vocabulary, model_ends(location, revision))
+
+
+def joined_ends(study: Study, vocabulary: int, named: Sequence[NamedToken]) -> TextEnds:
+    """Join the tokens that a model names with the chat template's if one is applied; ``[study] eos`` replaces both.
+
+    The chat template's token comes first, since it is the one that ends most answers.
+    """
+    location, revision = tokenizer_location(study.model), study.model.revision
+    if study.study.eos is not None:
+        chosen = [_chosen(one, location, revision, vocabulary) for one in study.study.eos]
+        return TextEnds.of([(token, _STUDY) for token in chosen], vocabulary)
+    end = None
+    if any(applies_template(section) for section in study.documents):
+        end = _of_tokenizer(location, revision, _digest(location, revision))[1]
+    return TextEnds.of([*([] if end is None else [(end, _TEMPLATE)]), *named], vocabulary)
+
+
+def model_ends(location: str, revision: str | None = None) -> list[NamedToken]:
+    """Return the tokens that a model's files name, those of a GGUF file by llama.cpp; [] without files here.
+
+    A named token may be none of the vocabulary.
+    """
+    if location.endswith(GGUF):
+        return [(token, LLAMA_CPP) for token in gguf_facts(Path(location)).eos_tokens]
+    named = configured_ends(location, revision)
+    digest = _digest(location, revision)
+    if digest is not None and location not in EMBEDDED_FOLDERS:  # whose EOS is that of its configuration
+        eos = _of_tokenizer(location, revision, digest)[0]
+        named += [] if eos is None else [(eos, _TOKENIZER)]
+    return named
+
+
+def configured_ends(location: str, revision: str | None = None) -> list[NamedToken]:
+    """Return the tokens that a model's configurations name."""
+    contents = (
+        (GENERATION, local_generation_configuration(location, revision)),
+        (_CONFIGURATION, local_configuration(location, revision) or {}),
+    )
+    return [(token, file) for file, content in contents for token in _tokens(location, content.get("eos_token_id"))]
+
+
+def check_ends(study: Study, action: str, ends: TextEnds, own: Iterable[int]) -> None:
+    """Raise an error if an action's side names tokens of its ``own`` that end no text, unless the study file chose."""
+    others = [token for token in dict.fromkeys(own) if token not in ends.tokens]
+    if others and study.study.eos is None:
+        both = ", ".join(map(str, (*ends.tokens, *others)))
+        raise InputError(
+            f"action '{action}': its weights end a text at {_counted(others)}, those of the reference at "
+            f"{_counted(ends.tokens)}: sides are compared with one set; write eos = [{both}] under [study] for both"
+        )
+
+
+def fetch_generation_configuration(location: str, revision: str | None) -> None:
+    """Download the generation configuration of a Hugging Face id whose weights nobody loads here, if there is one."""
+    if local_folder(location) is None and not location.endswith(GGUF):
+        with contextlib.suppress(Exception):  # no connection, no access, no such file: each library's own
+            hf_hub_download(location, GENERATION, revision=revision)
+
+
+def absent_ends(location: str, revision: str | None = None) -> tuple[int, ...]:
+    """Return the tokens that the configurations name and the vocabulary lacks."""
+    named = dict.fromkeys(token for token, _ in configured_ends(location, revision))
+    size = (local_configuration(location, revision) or {}).get("vocab_size")
+    return tuple(token for token in named if type(size) is int and not 0 <= token < size)
+
+
+def end_texts(study: Study, ends: TextEnds) -> Iterator[str]:
+    """Yield a description of each token: its id, its text if a tokenizer is here, and the places that name it."""
+    location, revision = tokenizer_location(study.model), study.model.revision
+    embedded = location in EMBEDDED_FOLDERS  # whose tokenizer takes seconds to load
+    read = SYMBOLS.__getitem__ if embedded else token_reader(location, revision=revision)
+    for token, places in ends.places.items():
+        text = "" if read is None else f" '{read(token)}'"
+        yield f"{token}{text} ({', '.join(places)})"
+
+
+def _counted(tokens: Sequence[int]) -> str:
+    what = "token" if len(tokens) == 1 else "tokens"
+    return f"{what} {', '.join(map(str, tokens))}" if tokens else "no token"
+
+
+def _tokens(location: str, ids: Any) -> tuple[int, ...]:
+    tokens = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+    if not all(type(token) is int for token in tokens):
+        raise InputError(f"model.id = '{location}': eos_token_id = {ids!r}: should be a token or a list of tokens")
+    return tokens
+
+
+def _digest(location: str, revision: str | None) -> str | None:
+    """Return what changes with a tokenizer's files; None without files on this machine."""
+    if location.endswith(GGUF):
+        return str(Path(location).stat().st_mtime_ns)
+    return tokenizer_sha256(location, revision)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_tokenizer(location: str, revision: str | None, digest: str | None) -> tuple[int | None, int | None]:
+    """Return a tokenizer's EOS, and the token by which its chat template ends an answer; None for what is not there."""
+    tokenizer = None if digest is None else known_tokenizer(location, revision)
+    if tokenizer is None:
+        return None, None
+    return getattr(tokenizer, "eos_token_id", None), template_end(tokenizer)
+
+
+def _chosen(one: int | str, location: str, revision: str | None, vocabulary: int) -> int:
+    """Return the token that ``[study] eos`` names by its id or its text."""
+    if isinstance(one, int):
+        if one >= vocabulary:
+            raise InputError(f"study.eos: token {one} is none of the vocabulary, which has {vocabulary:,} tokens")
+        return one
+    tokenizer = known_tokenizer(location, revision)
+    if tokenizer is None:
+        raise InputError(f"study.eos = '{one}': needs a tokenizer, which '{location}' lacks; write the token's id")
+    named: int | None = tokenizer.get_vocab().get(one)
+    tokens = [named] if named is not None else tokenizer(one, add_special_tokens=False)["input_ids"]
+    if len(tokens) != 1 or not tokens[0] < vocabulary:
+        near = alike(one, [str(name) for name in tokenizer.added_tokens_decoder.values()])
+        hint = f"; did you mean '{near}'?" if near else ""
+        raise InputError(f"study.eos = '{one}': is {len(tokens)} tokens of the model, and should be one{hint}")
+    return int(tokens[0])
