@@ -39,9 +39,10 @@ def _absent_eos_tokens(study: Study) -> Iterator[str]:
         return
     if absent := absent_ends(model_location(study.model), study.model.revision):
         which = f"EOS token{'s' if absent[1:] else ''} {', '.join(map(str, absent))}"
+        effect = "nothing ends there" if text_ends(study).tokens else "no continuation ends"
         yield (
             f"model.id = '{study.model.id}': {which} of its configuration {'are' if absent[1:] else 'is'} not in its "
-            f"vocabulary (vocab_size), and {'nothing ends there' if text_ends(study).tokens else 'no continuation ends'}"
+            f"vocabulary (vocab_size), and {effect}"
         )
 
 

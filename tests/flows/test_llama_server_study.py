@@ -170,11 +170,11 @@ def test_a_server_killed_in_a_run_costs_time_alone(tmp_path: Path, weights: Path
 def test_greedy_tokens_need_no_laws(tmp_path: Path, servers: Pair) -> None:
     """Tokens of ``/v1/completions`` at temperature 0 agree with the laws, and so do delta, f and R."""
     greedy = SamplingLaw(temperature=0.0)
-    more = 'settings = { api = "openai", vocabulary = 256, eos_tokens = "2", ahead = 8 }'
+    more = 'settings = { api = "openai", vocabulary = 256, ahead = 8 }'
     for document in range(3):
         laws = units_of(served(tmp_path, servers), document, 1, greedy)
         path = served(tmp_path, servers, more)
-        path.write_text(path.read_text().replace("horizon = 32", "horizon = 32\ntemperature = 0"))
+        path.write_text(path.read_text().replace("horizon = 32", "horizon = 32\ntemperature = 0\neos = [2]"))
         tokens = units_of(path, document, 1)
         for action, unit in laws.items():
             for name in ("x_token", "y_token", "delta", "f"):

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fixtures.fake_engine import FakeEngine
-from fixtures.fake_server import FakeServer
+from fixtures.fake_server import EOS, FakeServer
 from fixtures.server_study import NEEDS, addressed, fake_servers, write_server_study
 from fixtures.study_files import load_study
 
 from generator.actions import build_actions
+from generator.documents.ends import TextEnds
 from generator.embedded.documents import make_document
 from generator.engines.again import Again
 from generator.engines.http import connection
@@ -70,7 +71,8 @@ def in_process(folder: Path, units: dict[str, Unit]) -> None:
     """Compare units with those of the same engine in this process."""
     engine = FakeEngine()
     reference, side = (engine.side(folder / "weights.fake", {"bits": bits, "rows": 1}, "here") for bits in (12, 4))
-    model = EngineModel("fake", engine, reference, {"bits-4": side, "floor": Again(reference)}, None, SamplingLaw())
+    sides = {"bits-4": side, "floor": Again(reference)}
+    model = EngineModel("fake", engine, reference, sides, None, SamplingLaw(), TextEnds({EOS: ()}))
     assert_same(units, units_of(model, folder), 1e-5)
 
 
@@ -319,8 +321,6 @@ def test_a_slot_that_forgets_is_said_so(tmp_path: Path, servers: Pair) -> None:
         (('id = "fake"', 'id = "fake"\nsettings = { apy = "vllm" }'), "unknown setting 'apy' of servers; did you mean 'api'"),
         (('id = "fake"', 'id = "fake"\nsettings = { api = "vlm" }'), "api = 'vlm'"),
         (('id = "fake"', 'id = "fake"\nsettings = { api = "vllm" }'), "vocabulary: missing; vllm does not say"),
-        (('id = "fake"', 'id = "fake"\nsettings = { api = "vllm", vocabulary = 256 }'), "eos_tokens: missing"),
-        (('id = "fake"', 'id = "fake"\nsettings = { eos_tokens = "two" }'), "write token ids with commas"),
         (('id = "fake"', 'id = "fake"\nrequests = { patience = -1 }'), "patience = -1: write 0 to"),
         (('id = "fake"', f'id = "fake"\n{API["vllm"]}'), "is no vLLM"),
         (('id = "fake"', f'id = "fake"\nsettings = {{ api = "openai", {NEEDS} }}'), "temperature = 0"),

@@ -36,6 +36,7 @@ class Pretended:
     device: str = "cuda:0"
     logits_dtype: str | None = None
     law: SamplingLaw = FULL_SOFTMAX
+    eos_tokens: tuple[int, ...] = ()
     network: ClassVar[Any] = SimpleNamespace(config=SimpleNamespace(vocab_size=256))
 
     def twins(self, count: int, before: Callable[[], None]) -> list[Pretended]:
@@ -56,7 +57,8 @@ class Running:
     def __init__(self, work: Work, token: str | None) -> None:
         identity = Identity(
             protocol=PROTOCOL, schema_version=SCHEMA_VERSION, numerics=NUMERICS_VERSION, model="m", device="cuda:0",
-            dtype="float32", revision=None, positions=100, weights="w", versions={},
+            dtype="float32", revision=None, positions=100, weights="w",
+            eos_tokens=[], vocabulary=256, versions={},
         )  # fmt: skip
         self.service = GenerationService(
             Pretended(work), identity, "grpc://127.0.0.1:0", token=token, certificate=None, max_request_bytes=10_000

@@ -294,7 +294,7 @@ class TestEvents:
 def asking(servers: Servers, study: Study) -> GenerationRequest:
     """A request that the services can do."""
     document, pending = pending_work_of(study)[0]
-    return GenerationRequest.of(study, servers.secured.endpoint().identity(), document, pending)
+    return GenerationRequest.of(study, servers.secured.endpoint().identity(), document, pending, None, (2,))
 
 
 def pending_work_of(study: Study) -> Work:
@@ -518,7 +518,7 @@ class TestProtocol:
                 for estimator in ("plain", "swrb")
                 for of in (None, StudyLaw("small-t0.7", SamplingLaw(0.7, 0.9, 20)))
             ]
-            request = GenerationRequest.of(other, identity, document, pending)
+            request = GenerationRequest.of(other, identity, document, pending, None, (2, 7))
             decoded = GenerationRequest.decoded(request.encoded())
             assert decoded == request
             read, units = requested_work(decoded, ())
@@ -541,7 +541,7 @@ def identity_for(study: Study, **changes: object) -> Identity:
     """Return the identity of an endpoint made for the study, with ``changes``."""
     said = {
         "protocol": PROTOCOL, "schema_version": SCHEMA_VERSION, "numerics": NUMERICS_VERSION, "model": study.model.id, "device": "cpu", "dtype": "float32",
-        "revision": None, "positions": 4096, "weights": "w", "versions": {},
+        "revision": None, "positions": 4096, "weights": "w", "eos_tokens": [2], "vocabulary": 256, "versions": {},
     }  # fmt: skip
     return Identity.model_validate(said | changes)
 

@@ -266,16 +266,16 @@ def test_a_folder_loads(tmp_path: Path, kind: str, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [
-        (list(EOS_TOKENS), 9, EOS_TOKENS),  # the generation configuration decides, in its order
-        ([40, 5], 9, (40, 5)),
-        (3, 9, (3,)),
-        (0, 9, (0,)),  # token 0 is a token
+        (list(EOS_TOKENS), 9, (*EOS_TOKENS, 9)),  # the generation configuration's come first, in its order
+        ([40, 5], [5, 9], (40, 5, 9)),
+        (3, 3, (3,)),
+        (0, 9, (0, 9)),  # token 0 is a token
         (None, 9, (9,)),
         (None, [9, 8], (9, 8)),
         (None, None, ()),
-        ([200, 17, -1, 40], 9, (17, 40)),  # as large as no token is
-        ([VOCABULARY - 1, VOCABULARY], 9, (VOCABULARY - 1,)),
-        (200, 9, ()),
+        ([200, 17, -1, 40], 9, (17, 40, 9)),  # as large as no token is
+        ([VOCABULARY - 1, VOCABULARY], None, (VOCABULARY - 1,)),
+        (200, 9, (9,)),
         (None, 200, ()),
     ],
 )

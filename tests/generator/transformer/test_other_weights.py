@@ -213,11 +213,13 @@ def test_weights_with_other_tokens_are_refused(tmp_path: Path) -> None:
         f"{begins} a vocabulary of 80, those of the reference 96{tail}"
     )
     save_random_model(tmp_path / "own", "qwen2")
-    (tmp_path / "own" / "generation_config.json").write_text('{"eos_token_id": 7}')
-    assert refused(check_shared, study, fetch=False) == (
-        f"{begins} the EOS tokens (7,), those of the reference (5, 17, 40){tail}"
-    )
-    save_random_model(tmp_path / "own", "qwen2")
+    (tmp_path / "own" / "generation_config.json").write_text('{"eos_token_id": [17, 7]}')
+    line = refused(check_shared, study, fetch=False)
+    assert line.startswith("action 'own': its weights end a text at token 7, ")
+    assert "eos = [5, 17, 40, 7] under [study]" in line
+    chosen = study.model_copy(update={"study": study.study.model_copy(update={"eos": [5, 7]})})
+    check_shared(chosen, fetch=False)
+    (tmp_path / "own" / "generation_config.json").write_text('{"eos_token_id": 17}')  # of the reference's
     check_shared(study, fetch=False)
     words = {f"w{token}": token for token in range(96)}
     _tokenizer(words).save_pretrained(tmp_path / "reference")
