@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 from report.printing.estimate_tables import NOISE_FLOOR
 from report.printing.numbers import MISSING, count, count_range, duration, level, size
@@ -39,7 +40,16 @@ def section(content: PageContent) -> Section:
     """Make the section on the study."""
     tables = (actions_table(content.facts, content.actions), documents_table(content.facts))
     rows = study_rows(content.facts, content.estimates, content.actions)
+    rows += [("Ends of texts", text) for text in _ends(content)]
     return Section("study", "The study", TEMPLATE, tables, values={"rows": rows})
+
+
+def _ends(content: PageContent) -> Iterator[str]:
+    """Yield the tokens that end a text, and the share of X that ended; nothing if the tokens are unknown."""
+    tokens, (ended, texts) = content.facts.eos_tokens, content.ended
+    if tokens is not None and texts:
+        named = ", ".join(f"{token} ‘{content.token_text(token)}’" for token in tokens) or "no token"
+        yield f"at {named}; {count(ended)} of {count(texts)} continuations X ended ({ended / texts:.0%})"
 
 
 def documents_table(facts: Facts) -> PrintedTable:

@@ -58,6 +58,15 @@ class PageContent:
         """Rows of ``swrb_risk`` that pool the strata of the page's split; not computed if nothing was branched."""
         return self.pooled("swrb_risk") if self.facts.branched else []
 
+    @cached_property
+    def ended(self) -> tuple[int, int]:
+        """How many of the reference's texts X ended before H or at H, and how many there are, in the page's split.
+
+        X is the same for all actions of a document and replicate, so those of the baseline are counted.
+        """
+        rows = self.source.columns_of("analyzed_trajectories", "eos_x", action=self.baseline, split=self.split)
+        return rows.num_rows - rows["eos_x"].null_count, rows.num_rows
+
     @property
     def unmeasured_strata(self) -> list[str]:
         """Strata without an estimate of R: none of their documents of the page's split is measured."""

@@ -72,6 +72,13 @@ class Facts:
     law: SamplingLaw | None  # the decoding law; None if another generator made the events
     settings: str | None  # the settings that decide the events, as JSON; None if unknown
     engines: list[str]  # the engines that decoded, in words, with the reference's settings; empty if kvdrift decoded
+    eos_tokens: tuple[int, ...] | None  # the tokens that end a text; None if unknown
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether prompts of some documents went through the model's chat template."""
+        sections = [] if self.settings is None else json.loads(self.settings)["documents"]
+        return any(section.get("chat_template") for section in sections)
 
     @property
     def other_law(self) -> str:
@@ -229,6 +236,7 @@ def read_facts(source: StudyRows) -> Facts:
         branched=any(unit["estimator"] == SWRB for unit in units),
         law=SamplingLaw.of(studies[0]) if studies else None,
         settings=stored["settings"],
+        eos_tokens=_eos_tokens(units),
         engines=sorted({_engine(json.loads(text)) for text in {unit["engine"] for unit in units if unit["engine"]}}),
     )
 
@@ -258,6 +266,12 @@ def _engine(said: dict[str, Any]) -> str:
         environment and f"environment {environment}",
     )
     return "; ".join(filter(None, parts))
+
+
+def _eos_tokens(units: list[ViewRow]) -> tuple[int, ...] | None:
+    """Return the tokens that end a text, which are the same in all units of a model."""
+    written = next((unit["eos_tokens"] for unit in units if unit["eos_tokens"] is not None), None)
+    return None if written is None else tuple(int(token) for token in written.split(",") if token)
 
 
 def _plan(source: StudyRows) -> StoredPlan | None:

@@ -135,13 +135,15 @@ def test_equal_prompts_of_several_clusters_are_said(tmp_path: Path) -> None:
     [
         (2, None),
         ([2, 255], None),
-        (300, "EOS token 300 of its configuration is not in its vocabulary (vocab_size), and no continuation ends"),
+        (300, "EOS token 300 of its configuration is not in its vocabulary (vocab_size), and nothing ends there"),
         ([300, 2, -1], "EOS tokens 300, -1 of its configuration are not in its vocabulary (vocab_size), and nothing ends there"),
     ],
 )  # fmt: skip
 def test_eos_tokens_that_never_come_are_said(tmp_path: Path, eos: int | list[int], says: str | None) -> None:
     study = write_own_study(tmp_path, prompts(40))
-    (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    for name in ("generation_config.json", "config.json"):
+        file = tmp_path / "model" / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": eos}))
     assert said(study) == ([] if says is None else [f"model.id = 'model': {says}"])
 
 

@@ -7,9 +7,10 @@ import re
 from typing import Any
 
 import pytest
-from fixtures.report_views import PAIR, FakeViews, content_of, make_views
+from fixtures.report_views import PAIR, FakeViews, H, content_of, make_views
 
 from report.parts.study import actions_table, study_rows
+from report.parts.study import section as study_section
 from report.parts.verdict.choice import choose
 from report.parts.verdict.frontier import (
     bits_sentences,
@@ -21,6 +22,7 @@ from report.parts.verdict.frontier import (
 from report.parts.verdict.glance import glance_table
 from report.parts.verdict.ranking import ranked_table
 from report.parts.verdict.recommendation import recommendation
+from report.parts.verdict.section import section
 
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
 
@@ -424,6 +426,31 @@ def test_what_no_action_can_evict_is_told_beside_the_bytes() -> None:
         content = content_of(views)
         assert "Not evictable" not in dict(study_rows(content.facts, content.estimates, content.actions))
         assert "evict" not in str(ranked_table(content, choose(content)))
+
+
+def test_a_chat_in_which_no_text_ended_is_told() -> None:
+    """What ended, whether a template was applied and which tokens end a text are facts of the store."""
+    views = make_views(documents_each=1)
+    trajectories = views.views["analyzed_trajectories"]
+    for row in views.views["units"]:
+        row["eos_tokens"] = "2,0"
+    for chat, ends in ((True, None), (True, 41), (False, None)):
+        for row in views.views["studies"]:
+            row["settings"] = json.dumps({"documents": [{"chat_template": None}, {"chat_template": chat}]})
+        for row in trajectories:
+            row["eos_x"] = ends
+        content = content_of(views)
+        line = section(content).values["endless"]
+        assert bool(line) == (chat and ends is None)
+        assert not line or (f"H = {H}" in line and "eos under [study]" in line)
+        texts = sum(row["action"] == content.baseline for row in trajectories)
+        told = dict(study_section(content).values["rows"])["Ends of texts"]
+        assert (
+            told == f"at 2 ‘2’, 0 ‘0’; {texts if ends else 0} of {texts} continuations X ended ({100 if ends else 0}%)"
+        )
+    for row in views.views["units"]:
+        row["eos_tokens"] = None  # of another generator
+    assert "Ends of texts" not in dict(study_section(content_of(views)).values["rows"])
 
 
 # --- Other weights ----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from report.parts.verdict.glance import glance_table
 from report.parts.verdict.ranking import ranked_table
 from report.parts.verdict.recommendation import recommendation
 from report.printing.section import Drawing, Section
+from report.printing.wording import counted
 from report.reading.content import PageContent
 
 VERDICT = """
@@ -25,6 +26,9 @@ VERDICT = """
 {% for sentence in said.reasons %}
 <p class="detail">{{ sentence }}</p>
 {% endfor %}
+{% if endless %}
+<p class="detail"><b>No text ended.</b> {{ endless }}</p>
+{% endif %}
 {% if said.settles %}
 <p class="detail"><b>What would {{ "settle" if said.open else "confirm" }} it.</b> {{ said.settles | join(" ") }}</p>
 {% endif %}
@@ -77,9 +81,23 @@ def section(content: PageContent) -> Section:
         "said": recommendation(content, choice),
         "frontier": frontier_sentence(content, choice) if drawn else "",
         "policies": policies_sentence(content),
+        "endless": _endless(content),
         "bits": bits_sentences(content),
     }
     return Section("verdict", "Verdict", VERDICT, tables, drawings, values)
+
+
+def _endless(content: PageContent) -> str:
+    """Say that no text ended although a chat template was applied; empty otherwise."""
+    ended, texts = content.ended
+    if not content.facts.has_chats or ended or not texts:
+        return ""
+    return (
+        f"A chat template was applied, and none of {counted(texts, 'continuation')} X ended within H = "
+        f"{content.windows.horizon} tokens. Either answers are longer, or the tokens that end a text lack the one by "
+        "which this model ends an answer: then positions after the answer count as text. kvdrift run --dry-run names "
+        "the tokens, and eos under [study] chooses them."
+    )
 
 
 def contrasts(content: PageContent) -> Section:

@@ -84,7 +84,7 @@ class Running:
         action = {"name": "a", "selector": "recent", "keep": "1/2"}
         request = GenerationRequest.model_validate({
             "study": "s", "model": "m", "weights": "w", "tokenizer": None, "horizon": 4,
-            "logits_dtype": logits_dtype, "seed": 0, **asdict(law),
+            "logits_dtype": logits_dtype, "eos_tokens": [], "seed": 0, **asdict(law),
             "document": {"doc": doc, "stratum": "", "cluster": "", "task": "", "source": "", "tokens": [1]},
             "pending": [{
                 "action": action, "selector_sha256": selector_sha256(Recent()), "first": 0, "count": 1,
