@@ -443,7 +443,7 @@ def test_a_chat_in_which_no_text_ended_is_told() -> None:
         line = section(content).values["endless"]
         assert bool(line) == (chat and ends is None)
         assert not line or (f"H = {H}" in line and "eos under [study]" in line)
-        texts = sum(row["action"] == content.baseline for row in trajectories)
+        texts = sum((row["action"], row["split"]) == (content.baseline, content.split) for row in trajectories)
         told = dict(study_section(content).values["rows"])["Ends of texts"]
         assert (
             told == f"at 2 ‘2’, 0 ‘0’; {texts if ends else 0} of {texts} continuations X ended ({100 if ends else 0}%)"

@@ -226,6 +226,40 @@ def test_a_server_that_changes_within_a_document_makes_no_unit(tmp_path: Path, s
         units_of(model, tmp_path)
 
 
+def test_texts_end_where_the_reference_server_says(tmp_path: Path, servers: Pair) -> None:
+    """llama-server reports its EOS, and excludes all ends of generation from a text that is to go on."""
+    servers[0].ends = (0, EOS, 9)
+    model = model_of(tmp_path, servers)
+    assert model.ends == TextEnds({EOS: ("the server",), 0: ("the server",), 9: ("the server",)})
+    units = units_of(model, tmp_path)
+    assert {unit.record["eos_tokens"] for unit in units.values()} == {"2,0,9"}
+    for unit in units.values():
+        tokens, ended = (unit.events[name].to_numpy().reshape(4, 12) for name in ("x_token", "x_eos"))
+        assert ((np.isin(tokens, (0, EOS, 9)).cumsum(axis=1) > 0) == ended).all()
+    servers[1].build = "b2"  # so that it is asked again
+    servers[1].ends = (7,)
+    with pytest.raises(InputError, match=r"action 'bits-4'.* token 7, .*eos = \[2, 0, 9, 7\]"):
+        model_of(tmp_path, servers)
+    assert model_of(tmp_path, servers, ("seed = 3", "seed = 3\neos = [7, 2]")).ends.tokens == (7, 2)
+
+
+@pytest.mark.parametrize(("eos", "tokens"), [(None, None), ("[5]", (5,)), ("[]", ())])
+def test_a_server_that_does_not_say_needs_the_study_file(
+    tmp_path: Path, eos: str | None, tokens: tuple[int, ...] | None
+) -> None:
+    with fake_servers(tmp_path) as pair:
+        for server in pair:
+            server.ends = None
+        change = [] if eos is None else [("seed = 3", f"seed = 3\neos = {eos}")]
+        if tokens is not None:
+            assert model_of(tmp_path, pair, *change).ends.tokens == tokens
+            return
+        with pytest.raises(
+            InputError, match=r"model.url: .*does not say which tokens end a text.* eos under \[study\]"
+        ):
+            model_of(tmp_path, pair)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 from fixtures.byte_level import byte_level_tokenizer
+from fixtures.chat_models import CHATML
 from fixtures.gguf_models import write_random_llama
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 from transformers import PreTrainedTokenizerFast
 
 import kvdrift
+from generator.generation.engine_models import engine_model
 from generator.llama_cpp.tokenizer import GgufTokenizer, gguf_tokenizer_sha256, load_gguf_tokenizer
 from generator.transformer.files.tokenizer import load_tokenizer, text_decoder, token_reader, token_texts
+from kvdrift.dry_run.ends import end_lines
 
 pytestmark = pytest.mark.llama_cpp
 
@@ -140,3 +143,25 @@ def test_prompts_of_text_go_through_the_files_tokenizer(
     with kvdrift.open(tmp_path / "store") as views:
         texts = views.sql("select count(*), count(text) from tokens").fetchall()
     assert texts[0][0] == texts[0][1] > 0
+
+
+@pytest.mark.parametrize(("template", "named"), [(CHAT, "<eos>"), (CHATML, "<|im_end|>")])
+def test_texts_end_where_llama_cpp_ends_generation(tmp_path: Path, template: str, named: str) -> None:
+    """All its ends of generation, the template's first; the library knows ``<|im_end|>`` by its name."""
+    made = byte_level_tokenizer()
+    made.add_special_tokens({"bos_token": "<bos>", "eos_token": "<eos>", "additional_special_tokens": ["<|im_end|>"]})
+    made.chat_template = template
+    write_random_llama(tmp_path / "model.gguf", head_size=32, tokenizer=made)
+    rows = [{"id": f"d{n}", "prompt": f"Which number? {n}"} for n in range(8)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "study.toml").write_text(STUDY)
+    study = load_study(tmp_path / "study.toml")
+    ids = made.get_vocab()
+    ends = engine_model(study).ends
+    assert set(ends.tokens) == {ids["<eos>"], ids["<|im_end|>"]}
+    assert ends.tokens[0] == ids[named]
+    assert "the chat template" in ends.places[ids[named]]
+    (line,) = end_lines(study)
+    assert f"{ids[named]} '{named}' (the chat template, " in line
+    (tmp_path / "study.toml").write_text(STUDY.replace("seed = 3", 'seed = 3\neos = ["<|im_end|>"]'))
+    assert engine_model(load_study(tmp_path / "study.toml")).ends.tokens == (ids["<|im_end|>"],)

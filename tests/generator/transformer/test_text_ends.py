@@ -9,6 +9,7 @@ import pytest
 from fixtures.chat_models import (
     FORMS,
     LLAMA_2,
+    WORDS,
     ChatForm,
     chat_tokenizer,
     edit_json,
