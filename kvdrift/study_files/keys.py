@@ -75,7 +75,9 @@ def _kind(schema: dict[str, Any]) -> str:
     if schema["type"] == "array":
         inner = schema.get("prefixItems")
         most = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
-        return f"[{', '.join(map(_kind, inner))}]" if inner else f"list of {_kind(schema['items'])}s{most}"
+        if inner:
+            return f"[{', '.join(map(_kind, inner))}]"
+        return f"list of {_kind(schema['items']).replace(' or ', 's or ')}s{most}"
     named = f", at most {schema['maxLength']} letters, digits, . _ -" if "maxLength" in schema else ""
     return _KINDS[schema["type"]] + named + _bounds(schema)
 

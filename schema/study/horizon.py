@@ -13,9 +13,6 @@ from schema.study.section import MOST_LISTED, Name, Section, Tokens, meaning
 LAW_KEYS: Final = ("temperature", "top_p", "top_k", "eos")
 """Keys added by later versions; settings and hashes include such a key only if it is not at its default."""
 
-EndToken = Annotated[int, Field(ge=0, lt=2**31)] | Annotated[str, Field(min_length=1, max_length=200)]
-"""A token, by its id or its text."""
-
 
 class StudySection(Section):
     """``[study]``: name, horizon, seed, and the law of tokens."""
@@ -47,7 +44,7 @@ class StudySection(Section):
         "tokens",
         default=None,
     )
-    eos: Annotated[list[EndToken], Field(max_length=MOST_LISTED)] | None = meaning(
+    eos: Annotated[list[int | str], Field(max_length=MOST_LISTED)] | None = meaning(
         "The tokens that end a text, by id or by text, in place of those that the model and its chat template name. "
         "The first of them fills the positions after a side's end. An empty list lets every text go on to H.",
         default=None,

@@ -161,7 +161,7 @@ def _of_tokenizer(location: str, revision: str | None, digest: str | None) -> tu
 def _chosen(one: int | str, location: str, revision: str | None, vocabulary: int) -> int:
     """Return the token that ``[study] eos`` names by its id or its text."""
     if isinstance(one, int):
-        if one >= vocabulary:
+        if not 0 <= one < vocabulary:
             raise InputError(f"study.eos: token {one} is none of the vocabulary, which has {vocabulary:,} tokens")
         return one
     tokenizer = known_tokenizer(location, revision)

@@ -328,7 +328,7 @@ def test_a_worker_makes_what_this_process_does_and_knows_weights_that_are_not_he
     (action,) = build_actions(study)[:1]
     expected = LocalGenerator().identify(study, required=True)(action)
     absent = ModelIdentity(None, expected.tokenizer_sha256)
-    monkeypatch.setattr("flows.cluster.generator.model_identity", lambda *_: absent)
+    monkeypatch.setattr("flows.cluster.generator.model_files", lambda *_: absent)
     dask_cluster.add_worker()
     with run_in(tmp_path, dask_cluster.address) as run:
         assert run.identify(study, required=False)(action).weights_sha256 is None
