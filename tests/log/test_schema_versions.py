@@ -134,9 +134,9 @@ def test_a_table_of_the_present_version_must_be_there(tmp_path: Path) -> None:
 
 def test_what_an_older_version_has_can_be_written_as_it_is(tmp_path: Path) -> None:
     store = Store.open(make_empty_store(tmp_path / "old", 7))
-    row = dict.fromkeys(TABLES["identities"].columns) | dict.fromkeys(("study", "model", "action"), "x")
-    rows = pa.Table.from_pylist([row | {"action_revision": 0}], schema=TABLES["identities"].schema)
-    assert store.append_rows("identities", rows) == 1
+    row = dict.fromkeys(("study", "model", "doc", "action", "quantity"), "x") | {"value": 1.0, "action_revision": 0}
+    rows = pa.Table.from_pylist([row], schema=TABLES["exact_values"].schema)
+    assert store.append_rows("exact_values", rows) == 1
     assert DeltaTable(f"{store.location}/events").metadata().configuration["kvdrift.schema_version"] == "7"
     assert store.read("scores").num_rows == 0
 
