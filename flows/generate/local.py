@@ -59,11 +59,12 @@ class LocalGenerator:
         held, whole = self._study, study.model.finite or study.model.engine is not None
         # The documents of a study of systems are its systems; the actions of a study with an engine are its sides.
         other = held is None or held.model != study.model or held.own_weights != study.own_weights
-        if self._model is None or other or (whole and held != study):
-            self._model = None
-            self._model = self._made(study)
-        model = self._model
-        if not isinstance(model, FiniteModel | EngineModel) and (other or held != study):
+        model = None if other or (whole and held != study) else self._model
+        made = model is None
+        if model is None:
+            self._model = None  # released before another is loaded
+            model = self._made(study)
+        if not isinstance(model, FiniteModel | EngineModel) and (made or held != study):
             model = model.ending(text_ends(study).tokens)
         if not isinstance(model, FiniteModel) and model.law != study.law:
             model = replace(model, law=study.law)

@@ -236,7 +236,7 @@ class TestEvents:
         assert said == []
 
     def test_laws_of_one_request_share_a_prefill(self, servers: Servers, tmp_path: Path) -> None:
-        several = ("seed = 3", "seed = 3\ntemperature = [0.0, 0.7]\ntop_p = 0.9")
+        several = ("seed = 3", "seed = 3\ntemperature = [0.0, 0.7]\ntop_p = 0.9\neos = [9, 2]")
         studies = load_studies(write_study(tmp_path, ONE_STRATUM, several, ("[plan]", '[plan]\nestimator = "swrb"')))
         remote = RemoteGenerator(servers.secured.endpoint(), studies, print)
         made = []
@@ -249,6 +249,7 @@ class TestEvents:
             made.append(events_and_units(tmp_path / name))
         assert made[0] == made[1]
         assert set(made[0][0]["study"].to_pylist()) == {"small-t0", "small-t0.7"}
+        assert set(made[0][1]["eos_tokens"].to_pylist()) == {"9,2"}
 
     def test_one_that_hangs_and_then_dies(self, servers: Servers, tmp_path: Path) -> None:
         """The spare service is stopped amid its work, then goes on, then is killed amid its work.
@@ -329,6 +330,7 @@ class TestRefusals:
             ("document", {"tokens": []}, "document.tokens: "),
             ("document", {"tokens": [-1]}, "document.tokens.0: "),
             ("document", {"tokens": [1, 256]}, "256 is not in 0..255"),
+            ("", {"eos_tokens": [2, 256]}, "eos_tokens: 256 is not in 0..255"),
             ("document", {"tokens": [1] * 4090}, "the model has 4096 positions"),
             ("document", {"doc": "x" * 1001}, "document.doc: "),
             ("pending", {"count": 2**30}, "at most 16777216 in one request"),
