@@ -54,8 +54,12 @@ class JsonlSource(DocumentSource):
         return cluster_splits(map(_file, sections))
 
     def has_chats(self, section: DocumentsSection) -> bool:
-        """Tell whether any row of the file has ``messages``."""
-        return any(row.has("messages") for _, row in read_rows(_file(section)))
+        """Tell whether any row of the file has ``messages``; False without the file, which a worker may lack."""
+        try:
+            file = _file(section)
+        except InputError:
+            return False
+        return any(row.has("messages") for _, row in read_rows(file))
 
     def missed(self, section: DocumentsSection) -> str:
         """Return how many rows the file has for the section and, if it has none, the strata of its rows."""

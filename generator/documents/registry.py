@@ -180,7 +180,9 @@ def left_out(sections: Sequence[DocumentsSection]) -> list[str]:
 
 def applies_template(section: DocumentsSection) -> bool:
     """Tell whether prompts of a section go through the model's chat template."""
-    return bool(section.chat_template) or (section.source in SOURCES and SOURCES[section.source].has_chats(section))
+    if section.chat_template is not None:
+        return section.chat_template
+    return section.source in SOURCES and SOURCES[section.source].has_chats(section)
 
 
 def excluded_clusters(section: DocumentsSection) -> frozenset[str]:

@@ -20,7 +20,7 @@ from generator.checks.random_models import random_document, save_random_model
 from generator.coupling.streams import Savings
 from generator.generation import PendingUnit, generate_units
 from generator.generation.units import generate_together
-from generator.transformer.files.fingerprints import model_identity
+from generator.transformer.files.text_ends import model_files
 from generator.transformer.model import LoadedModel
 from generator.transformer.other_weights.model import ModelWithOthers, load_transformer
 from generator.transformer.other_weights.named import check_shared, identities
@@ -191,7 +191,7 @@ def test_an_identity_follows_the_files_of_its_own_weights(tmp_path: Path) -> Non
     actions = build_actions(study)
 
     def found() -> dict[str, Any]:
-        identity = identities(study, model_identity(str(tmp_path / "reference")))
+        identity = identities(study, model_files(study))
         return {action.name: identity(action) for action in actions}
 
     before, model = found(), load_transformer(study)

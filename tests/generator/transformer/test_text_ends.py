@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,19 @@ def test_the_set_is_the_union_of_all_that_name_one(tmp_path: Path, form: ChatFor
     assert set(chat.tokens) == {ids[name] for name in by_files | {form.end}}
     assert chat.tokens[0] == ids[form.end]  # by which answers end, so that it fills what follows an end
     assert plain.tokens[0] == ids[(*form.generation, *form.config)[0]]
+
+
+def test_rows_of_messages_apply_the_template(tmp_path: Path) -> None:
+    """Without a word in the study file; a worker may have no file of prompts."""
+    path = write_chat_study(tmp_path, CASE_02)
+    path.write_text(path.read_text().replace("chat_template = true\n", ""))
+    study, file = load_study(path), tmp_path / "prompts.jsonl"
+    end = CASE_02.special.index(CASE_02.end)
+    assert "the chat template" not in text_ends(study).places[end]
+    file.write_text(file.read_text() + json.dumps({"id": "m", "messages": []}) + "\n")
+    assert "the chat template" in text_ends(study).places[end]
+    file.unlink()
+    assert "the chat template" not in text_ends(study).places[end]
 
 
 def test_each_token_is_named_with_its_text_and_its_places(tmp_path: Path) -> None:
