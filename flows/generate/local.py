@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class LocalGenerator:
     """Generation in this process, with one model in memory at a time.
 
-    ``say`` receives a line about anything that generation must do without.
+    ``say`` receives a line about anything that generation must do without, and about a model that is proven.
     """
 
     def __init__(self, say: Callable[[str], None] = SILENT.say) -> None:
@@ -79,7 +79,7 @@ class LocalGenerator:
     def _loaded(self, study: Study) -> LoadedModel | ModelWithOthers:
         from generator.transformer.other_weights.model import load_transformer  # noqa: PLC0415 - what is left to do shows without a model
 
-        model = load_transformer(study)
+        model = load_transformer(study, self._say)
         for one in model.models:
             if notice := slower(one.network, one.device):
                 self._say(notice)

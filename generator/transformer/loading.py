@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,10 +32,11 @@ from generator.transformer.fused.layers import join_weights, layers_fault
 from generator.transformer.memory import ModelShape
 from generator.transformer.model import LoadedModel
 from generator.transformer.model_checks import checked_configuration
-from generator.transformer.proof.forward import Probe, own_forward
+from generator.transformer.proof.forward import Probe, reference_forward
 from generator.transformer.proof.proof import refusal
 from generator.transformer.proof.traits import traits_of
 from schema.errors import InputError, first_line, reading
+from schema.progress import SILENT
 
 # With fewer parameters, handing a matrix product to a second thread takes longer than computing it, and on a busy
 # machine many times longer.
@@ -49,6 +52,7 @@ _OF_TOWERS = {
 def load_model(
     model_id: str, *, device: str = "cpu", dtype: str = "float32", revision: str | None = None,
     device_map: str | None = None, logits_dtype: str | None = None, name: str | None = None,
+    say: Callable[[str], None] = SILENT.say,
 ) -> LoadedModel:  # fmt: skip
     """Load a model through transformers.
 
@@ -62,6 +66,7 @@ def load_model(
         device_map: "auto" spreads the layers over the GPUs by accelerate; ``device`` is then not used.
         logits_dtype: "float32", or None for ``dtype``, to which logits are then rounded.
         name: The model's name in the store, if it differs from ``model_id``.
+        say: Receives a line before a model that is not small is proven, and a line after it.
     """
     config = checked_configuration(model_id, dtype, revision, device, device_map)
     before = model_identity(model_id, revision)
@@ -77,13 +82,16 @@ def load_model(
     proof = remembered(files.weights_sha256, dtype, device)
     if known_by_family(config) and not is_multimodal(model_id, revision):
         proof = Proof(None, turned_by_halves=True)
-    probe = Probe.of(config.vocab_size)
-    own = None
-    if proof is None:  # the network's parts are still transformers' own
-        with reading(f"model.id = '{model_id}': not supported: its own forward pass fails on a probe", Exception):
-            own = own_forward(network, probe)
     small = sum(parameter.numel() for parameter in network.parameters()) < ONE_THREAD_PARAMETERS
     threads = 1 if small else None
+    probe = Probe.of(config.vocab_size)
+    reference = None
+    if proof is None:  # the network's parts are still transformers' own
+        if not small:
+            say(f"proving model '{model_id}', once for these weights: each layer against transformers' own")
+        failure = f"model.id = '{model_id}': not supported: its own forward pass fails on a probe"
+        with torch_threads(threads), reading(failure, Exception):
+            reference = reference_forward(network, probe)
     if torch.device(device).type == "cpu":
         replace_activations(network)
         replace_linear_layers(network)
@@ -98,10 +106,14 @@ def load_model(
         shape=ModelShape.of(config.to_dict(), dtype), rows=rows, threads=threads, files=files,
         logits_dtype=logits_dtype, stored_bytes=stored_bytes(model_id, revision), switch=rope_switch(config),
     )  # fmt: skip
-    if own is not None:
-        problem = refusal(model, probe, own)
-        proof = Proof.of(traits_of(model, probe)) if problem is None else Proof(problem)
+    if reference is not None:
+        began = time.perf_counter()
+        problem = refusal(model, probe, reference)
+        proof = Proof.of(traits_of(model, probe, reference)) if problem is None else Proof(problem)
         remember(files.weights_sha256, dtype, device, model_id, proof)
+        if not small:
+            taken = reference.seconds + time.perf_counter() - began
+            say(f"tried in {taken:.1f} s, {reference.seconds:.1f} s of it transformers' own forward pass")
     if proof is not None and proof.refusal is not None:
         raise InputError(f"model.id = '{model_id}': not supported: {proof.refusal}")
     return replace(model, traits=UNKNOWN if proof is None else proof.traits(config.model_type))

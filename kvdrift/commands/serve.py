@@ -68,7 +68,10 @@ def serve(
     from generator.transformer.loading import load_model
 
     allowed = load_modules(allow_module or ())
-    loaded = load_model(model, device=device, dtype=dtype, revision=revision, device_map=device_map)
+    loaded = load_model(
+        model, device=device, dtype=dtype, revision=revision, device_map=device_map,
+        say=lambda line: typer.echo(line, err=True),
+    )  # fmt: skip
     if notice := slower(loaded.network, loaded.device):
         typer.echo(notice, err=True)
     scheme, name = "grpc" if certificate is None else TLS_SCHEME, f"[{host}]" if ":" in host else host

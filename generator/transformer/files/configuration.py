@@ -111,6 +111,8 @@ def _unsupported(config: Any) -> str | None:
         return f"{what} is not supported: it is not the causal language model that transformers has of this type"
     if getattr(config, "kv_lora_rank", None):
         return "multi-head latent attention (MLA) is not supported: its cache holds no keys and values of heads"
+    if shared := getattr(config, "num_kv_shared_layers", None):
+        return f"{shared} layers that read the entries of other layers (num_kv_shared_layers) are not supported"
     return _unsupported_layers(config)
 
 

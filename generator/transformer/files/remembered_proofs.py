@@ -16,7 +16,7 @@ from generator.attention.layer_traits import LayerTraits
 from generator.identity import NUMERICS_VERSION
 from generator.transformer.files.fingerprints import digests_path, read_remembered, write_remembered
 
-_PROOFS = 2  # version of what a proof tries
+_PROOFS = 3  # version of what a proof tries
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,9 @@ class Head:
     def _on_logits(self, logits: Tensor) -> Tensor:
         if self._scaling != 1.0:
             logits = logits * self._scaling
-        return capped(logits, self._softcap)
+        if self._softcap is None:
+            return logits
+        return capped(logits.float(), self._softcap).to(logits.dtype)  # in 16 bits its sum would cancel small logits
 
 
 def _logit_terms(network: Any) -> tuple[float, float | None]:

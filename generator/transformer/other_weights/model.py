@@ -31,6 +31,7 @@ from generator.transformer.prompts.prefilled import PrefilledPrompt
 from generator.transformer.prompts.prepared import PreparedPrompt
 from log.prompts import KeptEntries
 from schema.document import Document
+from schema.progress import SILENT
 from schema.sampling import SamplingLaw
 from schema.study import Study
 
@@ -225,8 +226,11 @@ class PreparedSides:
         return self.prompts[side].kept(own)
 
 
-def load_transformer(study: Study) -> LoadedModel | ModelWithOthers:
-    """Load the models of a study file's ``[model]`` and ``[[actions]]``; weights that several name are loaded once."""
+def load_transformer(study: Study, say: Callable[[str], None] = SILENT.say) -> LoadedModel | ModelWithOthers:
+    """Load the models of a study file's ``[model]`` and ``[[actions]]``; weights that several name are loaded once.
+
+    ``say`` receives lines about proofs that take a while.
+    """
     section = study.model
     reference = load_model(
         model_location(section),
@@ -236,6 +240,7 @@ def load_transformer(study: Study) -> LoadedModel | ModelWithOthers:
         revision=section.revision,
         device_map=section.device_map,
         logits_dtype=section.logits_dtype,
+        say=say,
     )
     own = with_own_weights(study)
     if not own:
@@ -252,6 +257,7 @@ def load_transformer(study: Study) -> LoadedModel | ModelWithOthers:
                     dtype=section.dtype,
                     device_map=section.device_map,
                     logits_dtype=section.logits_dtype,
+                    say=say,
                 )
         others[action.name] = loaded[location]
     check_shared(study, fetch=True)

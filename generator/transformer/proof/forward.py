@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,25 +13,12 @@ import torch
 from torch import Tensor
 
 from generator.transformer.files.configuration import library, rope_switch
+from generator.transformer.proof.points import Point, visited
 
 _SWITCH = "original_max_position_embeddings"
 
 ENTRIES, CHUNK, WINDOW, KEPT, STEPS = 48, 32, 24, 20, 8
 """Sizes of the probe: prompt tokens, tokens prefilled at once, entries of a window, kept entries, decoded tokens."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """The results of one way to compute the probe.
-
-    Attributes:
-        layers: For each layer the hidden states after it, [rows, width]: the prompt's, then a row for each stream and
-            step.
-        laws: The laws of these rows, without those of the prompt's tokens before the last, float64 [rows, V].
-    """
-
-    layers: Sequence[Tensor]
-    laws: Tensor
 
 
 @dataclass(frozen=True)
@@ -78,36 +66,50 @@ def short_lengths(network: Any) -> Iterator[None]:
             one.sliding_window = window
 
 
-@contextlib.contextmanager
-def outputs_of_layers(network: Any) -> Iterator[list[list[Tensor]]]:
-    """Collect the output of each layer of a network inside the block, [rows, width] for each pass."""
-    found: list[list[Tensor]] = [[] for _ in network.model.layers]
+@dataclass(frozen=True)
+class Reference:
+    """The probe as transformers computes it.
 
-    def listen(own: list[Tensor], output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        own.append(hidden.flatten(0, 1).float().cpu())
+    Rows are the prompt's tokens, then for each step those of the two streams with the whole cache, then likewise of
+    those with the evicted cache.
 
-    with contextlib.ExitStack() as hooks:
-        for layer, own in zip(network.model.layers, found, strict=True):
-            hook = layer.register_forward_hook(lambda _, __, output, own=own: listen(own, output))
-            hooks.callback(hook.remove)
-        yield found
+    Attributes:
+        values: The values at each point of the network, [rows, ...], in the network's dtype, on the CPU.
+        logits: The logits of these rows, except those of the prompt's tokens before the last, [rows, V], on the CPU.
+        seconds: The time that the passes took.
+    """
+
+    values: Mapping[Point, Tensor]
+    logits: Tensor
+    seconds: float
 
 
-def own_forward(network: Any, probe: Probe) -> Found:
+def step_rows(step: int) -> Tensor:
+    """Return the reference's rows of a step's four streams, int64 [4]."""
+    whole = ENTRIES + 2 * step + torch.arange(2)
+    return torch.cat([whole, whole + 2 * STEPS])
+
+
+def reference_forward(network: Any, probe: Probe) -> Reference:
     """Compute the probe by transformers alone: two streams of the whole cache, then two of the evicted one."""
+    began = time.perf_counter()
     device = network.get_input_embeddings().weight.device
     implementation = network.config._attn_implementation  # noqa: SLF001
     network.set_attn_implementation("eager")
-    laws: list[Tensor] = []
+    values: dict[Point, list[Tensor]] = {}
+    logits: list[Tensor] = []
+
+    def record(point: Point, rows: Tensor) -> Tensor:
+        values.setdefault(point, []).append(rows.to("cpu", copy=True))
+        return rows
 
     def forward(tokens: Tensor, cache: Any, first: int) -> None:
         positions = torch.arange(first, first + tokens.shape[1], device=device)[None]
         output = network(tokens.to(device), past_key_values=cache, position_ids=positions, use_cache=True)
-        laws.append(output.logits[:, -1].double().softmax(-1).cpu())
+        logits.append(output.logits[:, -1].to("cpu", copy=True))
 
     try:
-        with torch.inference_mode(), short_lengths(network), outputs_of_layers(network) as layers:
+        with torch.inference_mode(), short_lengths(network), visited(network, record):
             whole = library().DynamicCache(config=network.config)
             forward(probe.prompt[None], whole, 0)
             evicted = copy.deepcopy(whole)
@@ -118,7 +120,8 @@ def own_forward(network: Any, probe: Probe) -> Found:
                     forward(probe.continuations[:, step : step + 1], cache, ENTRIES + step)
     finally:
         network.set_attn_implementation(implementation)
-    return Found([torch.cat(own) for own in layers], torch.cat(laws))
+    joined = {point: torch.cat(rows) for point, rows in values.items()}
+    return Reference(joined, torch.cat(logits), time.perf_counter() - began)
 
 
 def remove(cache: Any) -> None:

@@ -1,6 +1,14 @@
-"""Check whether a loaded model gives the results of transformers' own forward pass on a probe."""
+"""Check whether a loaded model gives the results of transformers' own forward pass on a probe, layer by layer.
+
+At each point of the network the values are compared with the reference's, and computing goes on with the reference's.
+So every layer has the reference's own input: errors do not add up over layers, and a router with two nearly equal
+scores chooses the reference's experts.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,86 +23,156 @@ from generator.transformer.proof.forward import (
     CHUNK,
     ENTRIES,
     STEPS,
-    Found,
     Probe,
+    Reference,
     kept_positions,
-    outputs_of_layers,
     short_lengths,
+    step_rows,
 )
+from generator.transformer.proof.points import ATTENTION, INPUT, OUTPUT, Point, visited
 from schema.errors import first_line
 
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
-"""The largest error of a row, relative to its norm, by dtype.
+"""The error of a row, relative to its size, that all rows must be within; of attention, nine of ten rows.
 
-With 16 bits only half of the rows must be within it: a router of experts with two nearly equal best scores may choose
-differently, whatever computes the scores.
+Errors are rounding, most of all in attention: transformers' eager attention rounds scores to the dtype, so a score s is
+off by up to s / 512 in bfloat16 and s / 4096 in float16, and the weight of its key by that share. With scores up to
+some 200, attention of nine of ten rows was within .055 in bfloat16, .006 in float16 and 3e-6 in float32, for random
+models of 30 families, Gemma 3 270M and SmolLM2-135M. Anything else was within .006, .002 and 1e-5. A wrong sign is an
+error of 2; a window with one entry more or less, an error of some .2 in all rows that it concerns.
 """
 
+WORST = 5
+"""Every row of attention must be within this multiple of the tolerance.
 
-def refusal(model: Decoder, probe: Probe, own: Found) -> str | None:
-    """Compare a loaded model with transformers' own forward pass, whose results on the probe are ``own``.
+A row whose largest scores are nearly equal is off by more than others: by up to .29 in bfloat16 and .036 in float16
+for the models above. A sink that is left out concerns the first rows most: it is an error of about 1 in the first one,
+and may be smaller than the tolerance in most others.
+"""
+
+_ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-12}
+_SUMS = 4  # roundings of hidden states by a layer, which adds to them at least twice
+
+_LEAST_LOGIT = -80.0  # logarithms of probabilities below are the same, since float32 cannot hold smaller probabilities
+
+
+def refusal(model: Decoder, probe: Probe, reference: Reference) -> str | None:
+    """Compare a loaded model with transformers' own forward pass on the probe.
 
     Returns None if the results agree; else a line that says what differs, and by how much.
     """
+    compared = _Comparison(reference, model.dtype)
     try:
         with model.computing():
-            ours = _computed(model, probe)
+            _compute(model, probe, compared)
     except Exception as error:  # noqa: BLE001 - whatever its code does with our attention
         return f"its attention does not go through transformers' attention interface ({first_line(error)})"
-    tolerance = TOLERANCES[model.dtype]
-    for number, (one, other) in enumerate(zip(ours.layers, own.layers, strict=True)):
-        off = difference(one, other, model.dtype)
-        if not off <= tolerance:
-            return (
-                f"layer {number} differs from transformers' own forward pass by {off:.2g} of its size on a probe, and "
-                f"{tolerance:g} is allowed"
-            )
-    off = difference(ours.laws, own.laws, model.dtype)
-    if not off <= tolerance:
-        return f"its laws differ from transformers' own by {off:.2g} of their size on a probe, {tolerance:g} is allowed"
-    return None
+    return compared.refusal()
 
 
-def difference(one: Tensor, other: Tensor, dtype: str) -> float:
-    """Return the error of rows, [..., rows, width] both: the largest; with 16 bits the median."""
-    if one.shape != other.shape:
-        return float("inf")
-    off = (one - other).norm(dim=-1) / other.norm(dim=-1)
-    return float(off.max() if dtype == "float32" else off.median())
+def difference(values: Tensor, wanted: Tensor, size: Tensor | None = None) -> Tensor:
+    """Return the norm of each row's error, [rows], relative to ``size``: by default the norm of the wanted row.
+
+    Values are [rows, ...]; equal ones have no error, be they infinite.
+    """
+    values, wanted = (part.flatten(1).double().cpu() for part in (values, wanted))
+    error = torch.where(values == wanted, 0.0, values - wanted).norm(dim=-1)
+    size = wanted.nan_to_num(neginf=0.0).norm(dim=-1) if size is None else size
+    return torch.where(error == 0.0, 0.0, error / size)
 
 
-def _computed(model: Decoder, probe: Probe) -> Found:
-    """Return the probe's results, computed as for documents: in chunks, with shared prompts and forks."""
-    with short_lengths(model.network), outputs_of_layers(model.network) as layers:
-        prompt = Prompt(model, probe.prompt.tolist(), window=0, at_once=CHUNK)
+class _Comparison:
+    """The errors of all rows at each point, in the order of passes."""
+
+    def __init__(self, reference: Reference, dtype: str) -> None:
+        self._reference, self._dtype = reference, dtype
+        self._rows = self._places = torch.empty(0, dtype=torch.int64)
+        self._errors: dict[Point, list[Tensor]] = {}
+        self._of_logits: list[Tensor] = []
+
+    def expect(self, rows: Tensor, places: Tensor | None = None) -> None:
+        """Expect a pass of some rows of the reference, int64 [n], at places of the pass, by default in their order."""
+        self._rows, self._places = rows, torch.arange(len(rows)) if places is None else places
+
+    def visit(self, point: Point, values: Tensor) -> Tensor:
+        """Compare the values at a point, and return the reference's, as ``points.Visit``."""
+        found = self._reference.values.get(point)
+        if found is None or found.shape[1:] != values.shape[1:]:
+            return values  # the point lacks rows, which ``refusal`` finds
+        rows = self._rows[:1].repeat(len(values))  # of rows without a stream, which compute what the first one does
+        rows[self._places] = self._rows
+        wanted = found[rows].to(values.device)
+        errors = difference(values[self._places], wanted[self._places], self._added(point, found))
+        self._errors.setdefault(point, []).append(errors)
+        return wanted
+
+    def see_distributions(self, found: Tensor) -> None:
+        """Compare the next-token distributions of the expected rows, [n, V], by their logits up to a constant."""
+        wanted = self._reference.logits[self._rows - (ENTRIES - 1)].to(found.device).double().log_softmax(-1)
+        values, wanted = (part.clamp(min=_LEAST_LOGIT) for part in (found.double().log(), wanted))
+        values, wanted = (part - part.mean(-1, keepdim=True) for part in (values, wanted))
+        self._of_logits.append(difference(values, wanted))
+
+    def refusal(self) -> str | None:
+        """Return a line about the first point that differs by more than is allowed; None if there is none."""
+        for point, found in self._reference.values.items():
+            errors = self._errors.get(point, [])
+            if sum(map(len, errors)) != len(found):
+                return f"{point.name} is not computed as often as by transformers' own forward pass, or in other shapes"
+            if (problem := self._problem(torch.cat(errors), attention=point.kind == ATTENTION)) is not None:
+                return f"{point.name} differs from transformers' own forward pass {problem}"
+        problem = self._problem(torch.cat(self._of_logits))
+        return None if problem is None else f"its logits differ from transformers' own forward pass {problem}"
+
+    def _added(self, point: Point, found: Tensor) -> Tensor | None:
+        """Return the norms of what a layer adds to its input, by which errors of its output are divided.
+
+        None if the point is no layer's output. Where hidden states are much larger than what a layer adds, rounding
+        them is no error of the layer; it makes up ``_SUMS`` roundings.
+        """
+        before = self._reference.values.get(Point(point.layer - (point.kind == INPUT), INPUT))
+        if point.kind not in (INPUT, OUTPUT) or before is None or before.shape != found.shape:
+            return None
+        wanted, given = (part[self._rows].flatten(1).double() for part in (found, before))
+        rounding = _SUMS * _ROUNDING[self._dtype] / TOLERANCES[self._dtype]
+        return (wanted - given).norm(dim=-1) + rounding * wanted.norm(dim=-1)
+
+    def _problem(self, errors: Tensor, *, attention: bool = False) -> str | None:
+        most, allowed = errors.max(), TOLERANCES[self._dtype]
+        if attention and (usual := errors.quantile(0.9)) <= allowed:
+            allowed *= WORST
+        elif attention:
+            most = usual
+        return None if most <= allowed else f"by {most:.2g} of its size on a probe, and {allowed:g} is allowed"
+
+
+def _compute(model: Decoder, probe: Probe, compared: _Comparison) -> None:
+    """Compute the probe as documents are computed: in chunks, with shared prompts and forks."""
+    chunks: Iterator[Tensor] = iter(torch.split(torch.arange(ENTRIES), CHUNK))
+    with short_lengths(model.network), visited(model.network, compared.visit):
+        by_chunks = replace(model, before_pass=lambda: compared.expect(next(chunks)))
+        prompt = Prompt(by_chunks, probe.prompt.tolist(), window=0, at_once=CHUNK)
         expected = len(attention_modules(model.network))
         if len(prompt.layers) != expected:
             message = f"{len(prompt.layers)} of {expected} layers attend through it"
             raise ValueError(message)
-        first = prompt.first_law
+        compared.expect(torch.tensor([ENTRIES - 1]))
+        compared.see_distributions(prompt.first_law[None])
         whole = [PrefixLayer(layer.key, layer.value, layer.terms) for layer in prompt.layers]
         evicted = [
             own if layer.terms.window is not None else _kept(own, kept_positions(layer.number, own.key.shape[0]))
             for layer, own in zip(prompt.layers, whole, strict=True)
         ]
-        caches = PromptCaches(ENTRIES, first, [whole, evicted], (0, 0), (None, None), (prompt.states,) * 2)
+        caches = PromptCaches(
+            ENTRIES, prompt.first_law, [whole, evicted], (0, 0), (None, None), (prompt.states,) * 2
+        )
         kernels = TransformerKernels(model, [caches], 4, STEPS + 1, ALL_SAVINGS)
         kernels.open([0, 1])
         kernels.select(torch.tensor([0, 0, 1, 1]))
-        laws = []
         for step in range(STEPS):
-            laws.append(kernels.advance(probe.continuations[:, step].repeat(2)).double().cpu().clone())
+            compared.expect(step_rows(step), kernels.slots)
+            compared.see_distributions(kernels.advance(probe.continuations[:, step].repeat(2)))
             kernels.select(torch.arange(4))
-    slots = kernels.slots
-    hidden = []
-    for own in layers:
-        chunks = -(-ENTRIES // CHUNK)
-        steps = torch.stack([rows[slots] for rows in own[chunks:]])  # [STEPS, streams, width]
-        hidden.append(torch.cat([*own[:chunks], steps[:, :2].flatten(0, 1), steps[:, 2:].flatten(0, 1)]))
-    drawn = torch.stack(laws)
-    return Found(
-        hidden, torch.cat([first[None].double().cpu(), drawn[:, :2].flatten(0, 1), drawn[:, 2:].flatten(0, 1)])
-    )
 
 
 def _kept(layer: PrefixLayer, positions: Tensor) -> PrefixLayer:

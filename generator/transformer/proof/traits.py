@@ -11,10 +11,12 @@ from generator.attention.layer_traits import LayerTraits
 from generator.attention.statistics import QueryChunk
 from generator.transformer.decoder import Decoder
 from generator.transformer.prompts.prompt import Prompt
-from generator.transformer.proof.forward import Probe
+from generator.transformer.proof.forward import Probe, Reference
+from generator.transformer.proof.points import Point, visited
 from generator.transformer.proof.proof import TOLERANCES, difference
 
 _FIRST = (0, 7)  # positions of the first token; a layer without RoPE, or with another, is not the same at both
+_TOKENS = 4  # of the probe; a token's queries depend on nothing but its own input, which is the reference's
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,21 @@ class _PlainQueries:
         return plain if gathered is None else torch.cat([gathered, plain], 1)
 
 
-def traits_of(model: Decoder, probe: Probe) -> LayerTraits:
-    """Return the properties of a model's layers that selectors need."""
-    with model.computing():
-        prompt = Prompt(model, probe.prompt.tolist(), window=0)
-        halves = _are_turned_by_halves(model, probe)
+def traits_of(model: Decoder, probe: Probe, reference: Reference) -> LayerTraits:
+    """Return the properties of a proven model's layers that selectors need."""
+
+    def as_reference(point: Point, values: Tensor) -> Tensor:
+        return reference.values[point][: len(values)].to(values.device)
+
+    tokens = probe.prompt[:_TOKENS].tolist()
+    with model.computing(), visited(model.network, as_reference):
+        prompt = Prompt(model, tokens, window=0)
+        halves = _are_turned_by_halves(model, tokens)
     caps = [layer.terms.softcap for layer in prompt.evictable if layer.terms.softcap is not None]
     return LayerTraits(model.network.config.model_type, max(caps, default=None), halves)
 
 
-def _are_turned_by_halves(model: Decoder, probe: Probe) -> bool:
+def _are_turned_by_halves(model: Decoder, tokens: list[int]) -> bool:
     """Tell whether the queries of a prompt, rotated back by halves, are equal for two positions of its first token.
 
     Attention with RoPE depends only on distances, so queries before rotation are equal. Rotating the rotated queries
@@ -56,9 +63,9 @@ def _are_turned_by_halves(model: Decoder, probe: Probe) -> bool:
     try:
         for first in _FIRST:
             statistic = _PlainQueries(first)
-            prompt = Prompt(model, probe.prompt.tolist(), window=0, statistics=[statistic], first=first)
+            prompt = Prompt(model, tokens, window=0, statistics=[statistic], first=first)
             found.append([layer.gathered(statistic) for layer in prompt.evictable])
     except Exception:  # noqa: BLE001 - the embedding gives no angles for whole heads, or none in the usual way
         return False
-    off = max(difference(one, other, model.dtype) for one, other in zip(*found, strict=True))
+    off = max(float(difference(one, other).max()) for one, other in zip(*found, strict=True))
     return off <= TOLERANCES[model.dtype]
