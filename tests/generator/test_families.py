@@ -361,7 +361,7 @@ def test_a_model_that_gives_something_else_is_refused_by_its_layer(
 
     monkeypatch.setattr("generator.attention.interface.LayerTerms", forgetful)
     folder = saved_family(family)
-    with pytest.raises(InputError, match=rf"not supported: layer {layer} differs from transformers' own") as refused:
+    with pytest.raises(InputError, match=rf"not supported: attention of layer {layer} differs from transformers' own") as refused:
         load_model(str(folder))
     assert proofs.results() == {str(folder): str(refused.value).partition("not supported: ")[2]}
     monkeypatch.undo()
@@ -390,8 +390,8 @@ def test_a_selector_that_a_family_cannot_give_is_refused_alone(selector: Selecto
 def test_a_proof_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder, made = saved_family("mistral"), []
-    forward = loading.own_forward
-    monkeypatch.setattr(loading, "own_forward", lambda *given: made.append(given) or forward(*given))
+    forward = loading.reference_forward
+    monkeypatch.setattr(loading, "reference_forward", lambda *given: made.append(given) or forward(*given))
     for _ in range(2):
         load_model(str(folder))
     assert len(made) == 1
@@ -409,6 +409,7 @@ def test_a_proof_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     [
         ({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}, "multi-head latent attention (MLA) is not supported"),
         ({"text_config": {"model_type": "deepseek_v3"}, "architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}, "multi-head latent attention (MLA) is not supported"),
+        ({"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "num_hidden_layers": 4, "num_kv_shared_layers": 2}, "2 layers that read the entries of other layers (num_kv_shared_layers) are not supported"),
         ({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "num_hidden_layers": 2, "layer_types": ["conv"] * 2}, "a model of states alone is not supported: no entry could be evicted"),
     ],
 )  # fmt: skip

@@ -58,6 +58,16 @@ def test_wide_logits_are_sums_in_float32(dtype: torch.dtype) -> None:
     assert total_variation(narrow, exact).max() > 1e-4
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
+def test_a_cap_keeps_small_logits_of_16_bits(dtype: torch.dtype, bound: float) -> None:
+    """A cap of 30 leaves logits of some 0.04 nearly as they are; its own rounding would make them multiples of 0.1."""
+    model, hidden = network(96, dtype), hidden_states(dtype) / 100
+    model.config.final_logit_softcapping = 30.0
+    logits = (hidden.double() @ model.lm_head.weight.double().t()).log_softmax(-1)
+    off = laws(Head(model, "cpu"), hidden).double().log() - logits
+    assert off.abs().max() < bound * logits.std(-1).max() * 4
+
+
 def test_wide_logits_of_wide_weights_are_the_same() -> None:
     model, hidden = network(97, torch.float32), hidden_states(torch.float32)
     assert torch.equal(*(laws(Head(model, "cpu", logits), hidden) for logits in ("float32", None)))

@@ -1,0 +1,254 @@
+"""The proof of a model: right models load whatever their weights, and a fault in a single layer is refused.
+
+Routers with nearly equal scores, and rounding that grows from layer to layer, make two right implementations differ at
+the end of a network. So each layer is compared on the reference's own input.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from fixtures.families import BASE, saved_family
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from generator.attention.interface import IMPLEMENTATION
+from generator.attention.streams.states import StreamStates
+from generator.transformer import loading
+from generator.transformer.files.configuration import quiet
+from generator.transformer.fused.head import Head
+from generator.transformer.loading import load_model
+from generator.transformer.model import LoadedModel
+from generator.transformer.prompts.kernels import TransformerKernels
+from generator.transformer.proof.forward import Probe, Reference
+from generator.transformer.proof.proof import refusal
+
+DTYPES = ("float32", "bfloat16", "float16")
+LAYERS = 5
+SINKS = "windows and sinks"  # a GPT-OSS whose first, middle and last layers have windows
+WINDOWS = {"num_hidden_layers": LAYERS, "sliding_window": 40, "layer_types": [*["sliding_attention", "full_attention"] * 2, "sliding_attention"]}
+
+
+@pytest.fixture(autouse=True)
+def no_proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proof of before counts, and none is left on the machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.set_num_threads(1)
+
+
+def save(folder: Path, kind: str, dtype: str, seed: int, **changes: Any) -> Any:
+    """Write a random model, made in a dtype, and return its network."""
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{kind}Config")(**BASE | changes)
+    with quiet():
+        network = getattr(transformers, f"{kind}ForCausalLM")(config).to(getattr(torch, dtype))
+        network.save_pretrained(folder)
+    return network
+
+
+# --- Right models load ------------------------------------------------------------------------------------------------
+
+MIXTURE = {
+    "num_hidden_layers": 12, "num_local_experts": 32, "num_experts": 32, "num_experts_per_tok": 4,
+    "intermediate_size": 64, "moe_intermediate_size": 64, "sliding_window": None,
+}  # fmt: skip
+GPT_OSS = MIXTURE | {
+    "sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"] * 6, "initializer_range": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("kind", "dtype", "changes"),
+    [
+        pytest.param("GptOss", "bfloat16", GPT_OSS, id="gpt-oss"),  # case 11, with fewer layers
+        pytest.param("GptOss", "float16", GPT_OSS | {"initializer_range": 0.25}, id="gpt-oss-float16"),
+        # TransformerLens 570, CTranslate2 1644: routing of Mixtral makes small differences large.
+        pytest.param("Mixtral", "bfloat16", MIXTURE, id="mixtral"),
+        pytest.param("Qwen3Moe", "bfloat16", MIXTURE, id="qwen3-moe"),
+        # transformers 26869: hidden states of bfloat16 drift apart from layer to layer, without any router.
+        pytest.param("Mistral", "bfloat16", {"num_hidden_layers": 24, "sliding_window": None}, id="mistral"),
+    ],
+)
+@pytest.mark.by_default("gpt-oss-0", "gpt-oss-1", "mixtral-0", "mistral-1")
+def test_a_deep_model_loads_whatever_its_seed(
+    kind: str, dtype: str, changes: dict[str, Any], seed: int, tmp_path: Path
+) -> None:
+    """All of these were refused for differences between one and two times the tolerance."""
+    save(tmp_path, kind, dtype, seed, **changes)
+    load_model(str(tmp_path), dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_case_11_at_its_size(seed: int, tmp_path: Path) -> None:
+    save(
+        tmp_path, "GptOss", "bfloat16", seed, vocab_size=2048, hidden_size=512, intermediate_size=512,
+        num_hidden_layers=24, num_attention_heads=8, head_dim=64, num_local_experts=32, num_experts_per_tok=4,
+        sliding_window=128, layer_types=["sliding_attention", "full_attention"] * 12, initializer_range=0.02,
+    )  # fmt: skip
+    load_model(str(tmp_path), dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("dtype", "off"), [("float32", 1e-7), ("bfloat16", 0.004)])
+def test_nearly_tied_experts_are_the_references(dtype: str, off: float, tmp_path: Path) -> None:
+    """vLLM 58076: which of two experts with nearly the same score is chosen is rounding, and changes the layer's output.
+
+    Here each expert has a twin, whose scores differ from its own by rounding alone; all rows are tied.
+    """
+    changes = {"num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": None}
+    network = save(tmp_path, "Mixtral", dtype, 2, **changes)
+    with torch.no_grad():
+        for layer in network.model.layers:
+            router = layer.mlp.gate.weight
+            router[2:] = router[:2] * (1 + off * torch.randn_like(router[:2]))
+    network.save_pretrained(tmp_path)
+    load_model(str(tmp_path), dtype=dtype)
+
+
+def test_experts_may_be_computed_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 42697: the implementations of experts, eager and grouped_mm, round differently."""
+
+    def by_eager_experts(network: Any, probe: Probe) -> Reference:
+        before = network.config._experts_implementation
+        assert before != "eager"
+        network.set_experts_implementation("eager")
+        try:
+            return forward(network, probe)
+        finally:
+            network.set_experts_implementation(before)
+
+    forward = loading.reference_forward
+    monkeypatch.setattr(loading, "reference_forward", by_eager_experts)
+    save(tmp_path, "Mixtral", "bfloat16", 0, **MIXTURE | {"num_hidden_layers": 6})
+    load_model(str(tmp_path), dtype="bfloat16")
+
+
+# --- Faults are refused -----------------------------------------------------------------------------------------------
+
+
+@cache
+def tried(family: str, dtype: str) -> tuple[LoadedModel, Probe, Reference]:
+    """What a model's results are compared with; the model itself is right."""
+    found: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.setattr(loading, "refusal", lambda *given: found.append(given) or refusal(*given))
+        if family == SINKS:
+            network = save(Path(folder), "GptOss", "float32", 0, **WINDOWS, num_local_experts=4, num_experts_per_tok=2)
+            for layer in network.model.layers:
+                layer.self_attn.sinks.data *= 8  # as large as scores; random ones are near 0
+            network.save_pretrained(folder)
+        load_model(folder if family == SINKS else str(saved_family(family)), dtype=dtype)
+    return found[0]
+
+
+Attended = dict[str, Any]  # the arguments of transformers' attention interface
+
+OF_ATTENTION: dict[str, Callable[[Attended], Attended]] = {
+    "sign of scores": lambda a: {"scaling": -a["scaling"]},
+    "sign of values": lambda a: {"value": -a["value"]},
+    "no sinks": lambda _: {"s_aux": None},
+    "sign of sinks": lambda a: {"s_aux": -a["s_aux"]},
+    "rotated otherwise": lambda a: {"query": torch.cat(a["query"].chunk(2, -1)[::-1], -1)},
+    "window": lambda a: {"sliding_window": a["sliding_window"] and a["sliding_window"] + 1},
+    "no window": lambda _: {"sliding_window": None},
+}
+
+
+BRIEFLY = (
+    "0-sign of scores-bfloat16", "2-no sinks-bfloat16", "4-window-bfloat16", "4-sign of values-float16",
+    "0-no window-float16", "4-no sinks-float16", "2-sign of sinks-float32", "4-rotated otherwise-float32",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fault", OF_ATTENTION)
+@pytest.mark.parametrize("layer", [0, 2, LAYERS - 1])
+@pytest.mark.by_default(*BRIEFLY)
+def test_a_fault_in_the_attention_of_one_layer_is_refused(
+    fault: str, layer: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first layer, a middle one or the last; the line names the layer."""
+    right = AttentionInterface()[IMPLEMENTATION]
+
+    def wrong(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **named: Any) -> Any:
+        named |= {"query": query, "key": key, "value": value}
+        if module.layer_idx == layer:
+            named |= OF_ATTENTION[fault](named)
+        return right(module, attention_mask=mask, **named)
+
+    model, probe, reference = tried(SINKS, dtype)
+    monkeypatch.setitem(AttentionInterface._global_mapping, IMPLEMENTATION, wrong)
+    assert str(refusal(model, probe, reference)).startswith(f"attention of layer {layer} differs")
+
+
+Plant = Callable[[Any, pytest.MonkeyPatch], None]  # of a network and of what all networks share
+
+
+def negated(place: str) -> Plant:
+    """Change the sign of a parameter."""
+    return lambda network, _: network.get_parameter(place).neg_()
+
+
+def one_position_on(_: Any, patch: pytest.MonkeyPatch) -> None:
+    right = TransformerKernels._positions
+    patch.setattr(TransformerKernels, "_positions", lambda kernels: right(kernels) + 1)
+
+
+def no_terms_of_logits(_: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Head, "_on_logits", lambda _, logits: logits)
+
+
+def no_states(_: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StreamStates, "open", lambda *_: None)
+
+
+ELSEWHERE: dict[str, tuple[str, Plant, str]] = {
+    "router": (SINKS, negated("model.layers.2.mlp.router.weight"), "the router of layer 2 differs"),
+    "experts": (SINKS, negated("model.layers.2.mlp.experts.down_proj"), "layer 2 differs"),
+    "mlp": ("gemma3", negated("model.layers.2.mlp.down_proj.weight"), "layer 2 differs"),
+    "norm": ("granite", negated("model.norm.weight"), "its logits differ"),
+    "embedding": ("gemma3", lambda net, _: net.model.embed_tokens.embed_scale.fill_(4.0), "the embedding differs"),
+    "residual": ("granite", lambda net, _: setattr(net.model.layers[2], "residual_multiplier", 0.5), "layer 2 differs"),
+    "positions": ("granite", one_position_on, "attention of layer 0 differs"),
+    "logits' factor": ("granite", no_terms_of_logits, "its logits differ"),
+    "states": ("falcon-h1", no_states, "layer 0 differs"),
+    "convolutions": ("lfm2", no_states, "layer 0 differs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fault", ELSEWHERE)
+@pytest.mark.by_default("bfloat16")
+def test_a_fault_elsewhere_is_refused(fault: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, plant, line = ELSEWHERE[fault]
+    model, probe, reference = tried(family, dtype)
+    faulty = replace(model, network=copy.deepcopy(model.network))
+    plant(faulty.network, monkeypatch)
+    assert str(refusal(faulty, probe, reference)).startswith(line)
+
+
+# --- What is said -----------------------------------------------------------------------------------------------------
+
+
+def test_a_proof_that_takes_a_while_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line before it and a line after it, once; nothing of a small model."""
+    folder, said = str(saved_family("mistral")), []
+    monkeypatch.setattr(loading, "ONE_THREAD_PARAMETERS", 0)
+    for _ in range(2):
+        load_model(folder, say=said.append)
+    before, after = said
+    assert folder in before
+    assert " s" in after
+    monkeypatch.undo()
+    load_model(str(saved_family("phi3")), say=said.append)
+    assert len(said) == 2
