@@ -32,7 +32,7 @@ from generator.transformer.fused.layers import join_weights, layers_fault
 from generator.transformer.memory import ModelShape
 from generator.transformer.model import LoadedModel
 from generator.transformer.model_checks import checked_configuration
-from generator.transformer.proof.forward import Probe, reference_forward
+from generator.transformer.proof.forward import Probe, Reference, reference_forward
 from generator.transformer.proof.proof import refusal
 from generator.transformer.proof.traits import traits_of
 from schema.errors import InputError, first_line, reading
@@ -87,11 +87,8 @@ def load_model(
     probe = Probe.of(config.vocab_size)
     reference = None
     if proof is None:  # the network's parts are still transformers' own
-        if not small:
-            say(f"proving model '{model_id}', once for these weights: each layer against transformers' own")
-        failure = f"model.id = '{model_id}': not supported: its own forward pass fails on a probe"
-        with torch_threads(threads), reading(failure, Exception):
-            reference = reference_forward(network, probe)
+        with torch_threads(threads):
+            reference = _reference(model_id, network, probe, SILENT.say if small else say)
     if torch.device(device).type == "cpu":
         replace_activations(network)
         replace_linear_layers(network)
@@ -107,16 +104,29 @@ def load_model(
         logits_dtype=logits_dtype, stored_bytes=stored_bytes(model_id, revision), switch=rope_switch(config),
     )  # fmt: skip
     if reference is not None:
-        began = time.perf_counter()
-        problem = refusal(model, probe, reference)
-        proof = Proof.of(traits_of(model, probe, reference)) if problem is None else Proof(problem)
+        proof = _proof(model, probe, reference, SILENT.say if small else say)
         remember(files.weights_sha256, dtype, device, model_id, proof)
-        if not small:
-            taken = reference.seconds + time.perf_counter() - began
-            say(f"tried in {taken:.1f} s, {reference.seconds:.1f} s of it transformers' own forward pass")
     if proof is not None and proof.refusal is not None:
         raise InputError(f"model.id = '{model_id}': not supported: {proof.refusal}")
     return replace(model, traits=UNKNOWN if proof is None else proof.traits(config.model_type))
+
+
+def _reference(model_id: str, network: Any, probe: Probe, say: Callable[[str], None]) -> Reference:
+    """Compute the probe by transformers alone, and say before it that the model is being proven."""
+    say(f"proving model '{model_id}', once for these weights: each layer is compared with transformers' own")
+    with reading(f"model.id = '{model_id}': not supported: its own forward pass fails on a probe", Exception):
+        return reference_forward(network, probe)
+
+
+def _proof(model: LoadedModel, probe: Probe, reference: Reference, say: Callable[[str], None]) -> Proof:
+    """Compare a model with the reference, and say how long both took."""
+    began = time.perf_counter()
+    problem = refusal(model, probe, reference)
+    proof = Proof.of(traits_of(model, probe, reference)) if problem is None else Proof(problem)
+    seconds = reference.seconds + time.perf_counter() - began
+    result = "proven" if problem is None else "refused"
+    say(f"model '{model.id}' is {result} after {seconds:.1f} s, {reference.seconds:.1f} s of which transformers took")
+    return proof
 
 
 def _network(model_id: str, revision: str | None, dtype: str, device_map: str | None, config: Any) -> Any:

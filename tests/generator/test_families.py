@@ -361,7 +361,9 @@ def test_a_model_that_gives_something_else_is_refused_by_its_layer(
 
     monkeypatch.setattr("generator.attention.interface.LayerTerms", forgetful)
     folder = saved_family(family)
-    with pytest.raises(InputError, match=rf"not supported: attention of layer {layer} differs from transformers' own") as refused:
+    with pytest.raises(
+        InputError, match=rf"not supported: attention of layer {layer} differs from transformers' own"
+    ) as refused:
         load_model(str(folder))
     assert proofs.results() == {str(folder): str(refused.value).partition("not supported: ")[2]}
     monkeypatch.undo()

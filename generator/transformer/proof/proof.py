@@ -163,9 +163,7 @@ def _compute(model: Decoder, probe: Probe, compared: _Comparison) -> None:
             own if layer.terms.window is not None else _kept(own, kept_positions(layer.number, own.key.shape[0]))
             for layer, own in zip(prompt.layers, whole, strict=True)
         ]
-        caches = PromptCaches(
-            ENTRIES, prompt.first_law, [whole, evicted], (0, 0), (None, None), (prompt.states,) * 2
-        )
+        caches = PromptCaches(ENTRIES, prompt.first_law, [whole, evicted], (0, 0), (None, None), (prompt.states,) * 2)
         kernels = TransformerKernels(model, [caches], 4, STEPS + 1, ALL_SAVINGS)
         kernels.open([0, 1])
         kernels.select(torch.tensor([0, 0, 1, 1]))

@@ -35,7 +35,11 @@ from generator.transformer.proof.proof import refusal
 DTYPES = ("float32", "bfloat16", "float16")
 LAYERS = 5
 SINKS = "windows and sinks"  # a GPT-OSS whose first, middle and last layers have windows
-WINDOWS = {"num_hidden_layers": LAYERS, "sliding_window": 40, "layer_types": [*["sliding_attention", "full_attention"] * 2, "sliding_attention"]}
+WINDOWS = {
+    "num_hidden_layers": LAYERS,
+    "sliding_window": 40,
+    "layer_types": [*["sliding_attention", "full_attention"] * 2, "sliding_attention"],
+}
 
 
 @pytest.fixture(autouse=True)
