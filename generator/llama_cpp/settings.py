@@ -62,7 +62,7 @@ class ContextSettings:
         made = cls(**given)
         for name in ("type_k", "type_v"):
             if (kind := getattr(made, name)) not in CACHE_TYPES:
-                raise InputError(f"{where}: {name} = '{kind}': {nearest(kind, CACHE_TYPES)}")
+                raise InputError(f"{where}: {name} = '{kind}': no cache type; write {', '.join(CACHE_TYPES)}")
         for name, least, most in (("ubatch", 1, 1 << 16), ("threads", 0, 512), ("rows", 1, _MOST_ROWS)):
             if not least <= getattr(made, name) <= most:
                 raise InputError(f"{where}: {name} = {getattr(made, name)}: write {least} to {most}")

@@ -12,7 +12,12 @@ import typer
 def init(
     study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The file to write.")] = Path("my-study.toml"),
     model: Annotated[
-        str, typer.Option(metavar="ID", help="The model: a folder or a Hugging Face id; by default the embedded model.")
+        str,
+        typer.Option(
+            metavar="ID",
+            help="The model: a folder, a Hugging Face id or a GGUF file, which llama.cpp decodes; by default the "
+            "embedded model.",
+        ),
     ] = "kvdrift/tiny",
     documents: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Your own prompts: a JSON Lines file with id and prompt.")
@@ -46,7 +51,7 @@ def init(
         str | None, typer.Option(metavar="NAME", help="The engine that decodes in place of kvdrift: llama.cpp.")
     ] = None,
     gguf: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The engine's weights; by default the embedded model's weights.")
+        Path | None, typer.Option(metavar="FILE", help="The engine's weights, as --model FILE.gguf names them.")
     ] = None,
     cache_types: Annotated[
         str | None,
@@ -61,13 +66,21 @@ def init(
 
     Without options it compares two actions of the embedded model, which needs no download.
     """
-    from kvdrift.study_files.engine_study import engine_choice
-    from kvdrift.study_files.new_study import named_action, new_study, swept_action, write_study
+    from kvdrift.console import ConsoleProgress
 
-    asked = [*map(named_action, action or []), *map(swept_action, sweep or [])]
-    chosen = engine_choice(engine, gguf, cache_types, weights or [])
-    write_study(study, new_study(study, model, documents, task or [], length, asked, horizon, chosen))
+    with ConsoleProgress() as console:
+        console.doing("reading the model's tokenizer and the prompts")  # importing transformers takes seconds
+        from kvdrift.study_files.engine_study import engine_choice
+        from kvdrift.study_files.new_study import check_absent, named_action, new_study, swept_action, write_study
+
+        check_absent([study])
+        asked = [*map(named_action, action or []), *map(swept_action, sweep or [])]
+        chosen = engine_choice(model, engine, gguf, cache_types, weights or [])
+        made = new_study(study, model, documents, task or [], length, asked, horizon, chosen)
+        write_study(made)
     named = shlex.quote(str(study))
     typer.echo(f"wrote {study}")
+    if made.remark:
+        typer.echo(made.remark)
     typer.echo(f"to forecast the study: kvdrift run {named} --dry-run")
     typer.echo(f"to run the study:      kvdrift run {named}")

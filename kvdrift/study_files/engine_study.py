@@ -9,7 +9,7 @@ from pathlib import Path
 
 from generator.engines.llama_cpp import NAME
 from generator.llama_cpp.settings import ContextSettings
-from generator.transformer.files.local_folders import EMBEDDED_GGUF, gguf_file
+from generator.transformer.files.local_folders import EMBEDDED_GGUF, EMBEDDED_ID, GGUF, gguf_file
 from kvdrift.study_files.commented import Table
 from schema.errors import InputError, nearest
 from schema.study import HTTP
@@ -24,17 +24,23 @@ class EngineChoice:
 
     engine: str  # The engine's name
     gguf: Path | None  # The file of the reference's weights; None for the embedded model's
+    option: str  # The option that names the file
     cache_types: Sequence[str]  # For each action the type of its keys and values; ``K/V`` names two types
     weights: Sequence[Path]  # For each further action the file of its weights
 
     @property
+    def file(self) -> Path:
+        """The file of the reference's weights on this machine."""
+        return gguf_file(_EMBEDDED if self.gguf is None else str(self.gguf))
+
+    @property
     def embedded(self) -> bool:
-        """Tell whether the weights are those of the embedded model, which cannot read text."""
-        return self.gguf is None
+        """Whether the weights are those of the embedded model, which cannot read text."""
+        return self.file.parent == EMBEDDED_GGUF
 
     def model(self, folder: Path) -> Table:
         """Return the values of ``[model]`` for a study file in ``folder``."""
-        file = _EMBEDDED if self.gguf is None else _named(self.gguf, folder, "--gguf")
+        file = _EMBEDDED if self.gguf is None else _named(self.gguf, folder, self.option)
         return {"engine": self.engine, "id": file, "settings": {"type_k": "f16", "type_v": "f16"}}
 
     def actions(self, folder: Path) -> list[Table]:
@@ -45,24 +51,32 @@ class EngineChoice:
 
 
 def engine_choice(
-    engine: str | None, gguf: Path | None, cache_types: str | None, weights: Sequence[Path]
+    model: str, engine: str | None, gguf: Path | None, cache_types: str | None, weights: Sequence[Path]
 ) -> EngineChoice | None:
-    """Return the choice that the options of ``kvdrift init`` make; None without an engine."""
-    given = {"--gguf": gguf is not None, "--cache-types": cache_types is not None, "--weights": bool(weights)}
-    if engine is None:
+    """Return the choice that the options of ``kvdrift init`` make; None without an engine.
+
+    A GGUF file, named by ``--model`` or ``--gguf``, is for llama.cpp.
+    """
+    by_model = model.endswith(GGUF)
+    if engine is None and gguf is None and not by_model:
+        given = {"--cache-types": cache_types is not None, "--weights": bool(weights)}
         if option := next((name for name, there in given.items() if there), None):
-            raise InputError(f"{option}: belongs to an engine; add --engine {NAME}")
+            raise InputError(f"{option}: belongs to an engine; add --model FILE{GGUF}, or --engine {NAME}")
         return None
     if engine == HTTP:
         raise InputError(
             f"--engine {HTTP}: a study of servers is written by hand; docs/engines.md has one to start from"
         )
-    if engine != NAME:
+    if engine not in (None, NAME):
         raise InputError(f"--engine {engine}: {nearest(engine, [NAME])}")
+    if gguf is not None and model != EMBEDDED_ID:
+        raise InputError(f"--model {model}: --gguf names the model already; leave one of the two out")
+    if gguf is None and not by_model and model != EMBEDDED_ID:
+        raise InputError(f"--model {model}: engine {NAME} reads a GGUF file, *{GGUF}")
     kinds = [] if cache_types is None else [kind.strip() for kind in cache_types.split(",") if kind.strip()]
     for kind in kinds:
         ContextSettings.of(_types(kind), f"--cache-types {kind}")
-    return EngineChoice(engine, gguf, kinds, weights)
+    return EngineChoice(NAME, Path(model) if by_model else gguf, "--model" if by_model else "--gguf", kinds, weights)
 
 
 def _types(kind: str) -> Table:

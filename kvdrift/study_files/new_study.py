@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flows.material import checked_actions
-from generator.documents.files import read_rows
-from generator.documents.jsonl import cluster_of, cluster_splits
 from generator.documents.registry import SOURCES, check_source
-from generator.documents.splits import divided
-from generator.transformer.files.local_folders import EMBEDDED_ID, check_hub_id, local_folder
+from generator.transformer.files.local_folders import EMBEDDED_ID, GGUF, check_hub_id, local_folder
 from kvdrift.study_files.commented import Draft, Table, commented_study
 from kvdrift.study_files.engine_study import EngineChoice
+from kvdrift.study_files.own_prompts import OwnPrompts, own_prompts
+from kvdrift.study_files.text_models import TextModel, text_model
 from schema.errors import InputError, nearest
 from schema.study import load_studies
-from schema.study.reading import expanded
 
 DEFAULT_ACTIONS = ("snapkv-half=snapkv:1/2", "recent-half=recent:1/2")
 _HORIZON = 64
@@ -28,10 +27,29 @@ _EMBEDDED_LENGTHS = (384, 768)
 _RULER_LENGTH = 4096
 _RULER_TASKS = ("niah_single_1", "vt")
 _COUNTS = {"development": 3, "evaluation": 10}  # documents of a stratum whose prompts are made here
-_LEAST = 2  # documents of a stratum in each split
-_MOST = {"development": 8, "evaluation": 48}  # documents of a stratum that is read from a file
-_SPECIAL_TOKENS = 64  # most tokens that a tokenizer adds to a prompt, a chat template's included
-_BLOCK = 64  # lengths are multiples of this many tokens
+
+
+@dataclass(frozen=True)
+class NewStudy:
+    """A new study file, and a file beside it of the clusters that the study leaves out, if there are any.
+
+    Attributes:
+        path: The study file.
+        text: The study file's text.
+        left_out: The clusters that are left out.
+        remark: A line for the user; empty if there is nothing to say.
+    """
+
+    path: Path
+    text: str
+    left_out: Sequence[str]
+    remark: str
+
+    @property
+    def files(self) -> dict[Path, str]:
+        """The texts of the files, by path."""
+        clusters = json.dumps({"clusters": self.left_out}, ensure_ascii=False, indent=1) + "\n"
+        return ({_exclude_file(self.path): clusters} if self.left_out else {}) | {self.path: self.text}
 
 
 def new_study(
@@ -43,12 +61,14 @@ def new_study(
     actions: Sequence[Table],
     horizon: int | None,
     engine: EngineChoice | None = None,
-) -> str:
-    """Return the text of a new study file, which the schema accepts.
+) -> NewStudy:
+    """Return a new study file, which the schema accepts.
+
+    The model's tokenizer counts the prompts of ``documents``; a prompt and the horizon fit the model's positions.
 
     Args:
         path: the file that the text is for.
-        model: a folder, from the working folder on, a Hugging Face id or the embedded model's.
+        model: a folder, from the working folder on, a Hugging Face id or the embedded model's; not with an engine.
         documents: a JSON Lines file of prompts, from the working folder on.
         tasks: tasks of the source that makes prompts for the model, if no file is given.
         length: the most tokens of a prompt.
@@ -58,50 +78,75 @@ def new_study(
     """
     folder = path.absolute().parent
     embedded = model == EMBEDDED_ID if engine is None else engine.embedded
-    if engine is not None and (model != EMBEDDED_ID or actions):
+    if engine is not None and actions:
+        raise InputError(f"--action: not for engine {engine.engine}; use --cache-types and --weights")
+    own = _model(model, folder, embedded=embedded) if engine is None else engine.model(folder)
+    reader = None if embedded else text_model(_reader(model) if engine is None else str(engine.file))
+    tokens = horizon or _HORIZON
+    if length is not None and reader is not None and (most := reader.most_tokens(tokens)) is not None and length > most:
         raise InputError(
-            f"--{'action' if actions else 'model'}: not for engine {engine.engine}; "
-            "use --gguf, --cache-types and --weights"
+            f"--length {length}: the model has {reader.positions:,} positions, and a horizon of {tokens} leaves "
+            f"{most:,} of them"
         )
     if documents is not None:
         if tasks:
             raise InputError("--task: names prompts that kvdrift makes; leave --documents out, or --task")
-        if embedded:
-            raise InputError(f"--documents {documents}: {EMBEDDED_ID} reads no text; give --model too, or --gguf")
-        strata = _file_strata(documents, folder, length)
-        remark = f"The prompts are from {documents.name}; the counts follow from its rows."
+        if reader is None:
+            raise InputError(f"--documents {documents}: the embedded model reads no text; give --model too")
+        prompts = own_prompts(documents, folder, length, reader, tokens)
+        comment = f"The prompts are from {documents.name}; the counts follow from its rows."
     else:
-        strata, remark = _made_strata(tasks, length, embedded=embedded), ""
-    return commented_study(
+        prompts, comment = _made_prompts(tasks, length, reader, tokens), ""
+    for stratum in prompts.strata if prompts.too_long else []:
+        stratum["exclude"] = _exclude_file(path).name
+    text = commented_study(
         Draft(
-            study={"name": _study_name(path), "horizon": horizon or _HORIZON, "seed": 0, "temperature": 1.0},
-            model=_model(model, folder, embedded=embedded) if engine is None else engine.model(folder),
-            documents=strata,
+            study={"name": _study_name(path), "horizon": tokens, "seed": 0, "temperature": 1.0},
+            model=own,
+            documents=prompts.strata,
             actions=actions or [named_action(text) for text in DEFAULT_ACTIONS]
             if engine is None
             else engine.actions(folder),
-            remarks={"documents": remark} if remark else {},
+            remarks={"documents": comment} if comment else {},
         ),
         path.name,
     )
+    return NewStudy(path, text, prompts.too_long, prompts.remark)
 
 
-def write_study(path: Path, text: str) -> None:
-    """Write a new study file if the schema accepts its text; never overwrite a file."""
-    if path.exists():
-        raise InputError(f"{path}: is there already; remove it, or give another name")
+def write_study(made: NewStudy) -> None:
+    """Write a new study file, and the file beside it, if the schema accepts the text; never overwrite a file."""
+    check_absent(made.files)
     with tempfile.TemporaryDirectory() as folder:
-        draft = Path(folder) / path.name
-        draft.write_text(text, encoding="utf-8")
-        for study in load_studies(draft, path.parent):
+        draft = Path(folder) / made.path.name
+        draft.write_text(made.text, encoding="utf-8")
+        for study in load_studies(draft, made.path.parent):
             checked_actions(study)
             for section in study.documents:
                 check_source(section)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+    for path, text in made.files.items():
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def check_absent(paths: Iterable[Path]) -> None:
+    """Refuse files that exist already."""
+    for path in paths:
+        if path.exists():
+            raise InputError(f"{path}: is there already; remove it, or give another name")
+
+
+def _exclude_file(path: Path) -> Path:
+    return path.with_name(f"{path.stem}-exclude.json")
+
+
+def _reader(model: str) -> str:
+    """Return where the tokenizer of ``--model`` is: its folder, or the Hugging Face id."""
+    found = local_folder(model)
+    return model if found is None else str(found)
 
 
 def _study_name(path: Path) -> str:
@@ -114,6 +159,8 @@ def _model(model: str, folder: Path, *, embedded: bool) -> Table:
     if found is not None and not model.startswith(("/", "~")):
         model = os.path.relpath(found.absolute(), folder)
         model = model if model.startswith("..") else f"./{model}"
+    elif found is None and Path(model).expanduser().is_file():
+        raise InputError(f"--model {model}: is a file; name the model's folder, a Hugging Face id or a file *{GGUF}")
     elif found is None and model.startswith((".", "/", "~")):
         raise InputError(f"--model {model}: no such folder")
     elif found is None and not embedded:
@@ -121,49 +168,29 @@ def _model(model: str, folder: Path, *, embedded: bool) -> Table:
     return {"id": model} if embedded else {"id": model, "device": "cpu", "dtype": "float32"}
 
 
-def _made_strata(tasks: Sequence[str], length: int | None, *, embedded: bool) -> list[Table]:
-    """Return the strata of generated prompts: one for each length of the embedded source, or each task of RULER."""
-    source = "embedded" if embedded else "ruler"
+def _made_prompts(tasks: Sequence[str], length: int | None, model: TextModel | None, horizon: int) -> OwnPrompts:
+    """Return the strata of generated prompts: one for each length of the embedded source, or each task of RULER.
+
+    ``model`` is None for the embedded model.
+    """
+    source = "embedded" if model is None else "ruler"
     known = SOURCES[source].generated
     for task in tasks:
         if task not in known:
             raise InputError(f"--task {task}: no task that is made here for this model; {nearest(task, known)}")
-    chosen = list(dict.fromkeys(tasks)) or (list(known) if embedded else list(_RULER_TASKS))
-    lengths = [length] if length is not None else [*_EMBEDDED_LENGTHS] if embedded else [_RULER_LENGTH]
-    return [
-        {"source": source, "tasks": [task], "length": one, "stratum": f"{task}-{one}", **_COUNTS}
+    chosen = list(dict.fromkeys(tasks)) or (list(known) if model is None else list(_RULER_TASKS))
+    lengths, chat, remark = [*_EMBEDDED_LENGTHS], {}, ""
+    if model is not None:
+        most = model.most_tokens(horizon)
+        lengths = [_RULER_LENGTH if most is None else min(_RULER_LENGTH, most)]
+        chat = {"chat_template": True} if model.has_chat_template else {}
+        remark = f"{model.unknown_tokenizer}: chat_template is not set" if model.tokenizer is None else ""
+    strata = [
+        {"source": source, "tasks": [task], "length": one, "stratum": f"{task}-{one}", **chat, **_COUNTS}
         for task in chosen
-        for one in lengths
+        for one in (lengths if length is None else [length])
     ]
-
-
-def _file_strata(documents: Path, folder: Path, length: int | None) -> list[Table]:
-    """Return the strata that a file's rows name, or one stratum of all rows, each with all of the file's documents."""
-    if not documents.is_file():
-        raise InputError(f"--documents {documents}: no such file, expected JSON Lines with id and prompt")
-    rows = [row for _, row in read_rows(documents)]
-    longest = max((len(row.text("prompt").encode()) for row in rows), default=0) + _SPECIAL_TOKENS
-    most = length or -(-longest // _BLOCK) * _BLOCK
-    named = list(dict.fromkeys(row.text("stratum") for row in rows if row.has("stratum")))
-    relative = os.path.relpath(expanded(str(documents)).absolute(), folder)
-    splits = cluster_splits([documents])
-    strata: list[Table] = []
-    for stratum in named or [re.sub(r"[^A-Za-z0-9._-]+", "-", documents.stem).lstrip("._-") or "prompts"]:
-        own = [row for row in rows if not named or not row.has("stratum") or row.text("stratum") == stratum]
-        sizes = Counter(map(cluster_of, own))
-        taken, there = divided(sizes, dict.fromkeys(_MOST, _LEAST), splits), Counter[str]()
-        for cluster, size in sizes.items():
-            there[taken[cluster]] += size
-        counts = {split: min(there[split], at_most) for split, at_most in _MOST.items()}
-        for split, count in counts.items():
-            if count < _LEAST:
-                raise InputError(
-                    f"--documents {documents}: {len(own)} row(s) of '{stratum}' are too few: {there[split]} on the "
-                    f"{split} side of the split, and a study needs {_LEAST} on each side; rows of one cluster stay "
-                    "together"
-                )
-        strata.append({"source": "jsonl", "path": relative, "length": most, "stratum": stratum, **counts})
-    return strata
+    return OwnPrompts(strata, [], remark)
 
 
 def named_action(text: str) -> Table:

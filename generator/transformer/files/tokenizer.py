@@ -101,7 +101,7 @@ def known_tokenizer(model_id: str, revision: str | None) -> Any:
     if (
         local_folder(model_id) is None
         and model_folder(model_id, revision) is None
-        and not _is_on_hub(model_id, revision)
+        and not is_on_hub(model_id, revision)
     ):
         return None
     try:
@@ -112,12 +112,15 @@ def known_tokenizer(model_id: str, revision: str | None) -> Any:
 
 
 @functools.cache
-def _is_on_hub(model_id: str, revision: str | None) -> bool:
-    """Tell whether a hub has the model, asked once in a process, since loading a missing tokenizer asks many times."""
+def is_on_hub(model_id: str, revision: str | None) -> bool | None:
+    """Tell whether a hub has the model; None if no hub answers, or it gives this user no answer.
+
+    The hub is asked once in a process, since loading a missing tokenizer asks many times.
+    """
     try:
         return file_exists(model_id, "config.json", revision=revision)  # without trying again, as a download would
     except Exception:  # noqa: BLE001 - no connection, no access, an id that no model can have: each library its own
-        return False
+        return None
 
 
 def _tokenizer(model_id: str, revision: str | None) -> Any:

@@ -1,0 +1,133 @@
+"""The strata of a JSON Lines file: how many documents each has, and how many tokens its prompts have."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from generator.documents.files import read_rows
+from generator.documents.jsonl import TASK, cluster_of, cluster_splits
+from generator.documents.registry import SOURCES
+from generator.documents.splits import divided
+from kvdrift.study_files.commented import Table
+from kvdrift.study_files.text_models import TextModel
+from schema.errors import InputError
+from schema.study import DocumentsSection
+from schema.study.reading import expanded
+
+_LEAST = 2  # documents of a stratum in each split
+_MOST = {"development": 8, "evaluation": 48}  # documents of a stratum that is read from a file
+_SPECIAL_TOKENS = 64  # most tokens that a tokenizer adds to a prompt, a chat template's included
+_BLOCK = 64  # lengths are multiples of this many tokens, if the model has as many positions
+_NAMED = 5  # documents in a line
+
+
+@dataclass(frozen=True)
+class OwnPrompts:
+    """The strata of a file.
+
+    Attributes:
+        strata: The values of each stratum.
+        too_long: The clusters of documents that are too long for the model or for the user's bound.
+        remark: A line about such documents, or about lengths that are estimates; empty if there is nothing to say.
+    """
+
+    strata: list[Table]
+    too_long: list[str]
+    remark: str
+
+
+def own_prompts(documents: Path, folder: Path, length: int | None, model: TextModel, horizon: int) -> OwnPrompts:
+    """Return the strata that a file's rows name, or one stratum of all rows, each with all of the file's documents.
+
+    Prompts are counted as a run counts them: by the model's tokenizer, with its chat template if it has one. If the
+    tokenizer is not known, the length is an estimate from the prompts' characters.
+
+    Args:
+        documents: The file, from the working folder on.
+        folder: The study file's folder.
+        length: The user's bound of a prompt's tokens; None for the longest prompt that fits the model.
+        model: The model that reads the prompts.
+        horizon: H in tokens.
+    """
+    if not documents.is_file():
+        raise InputError(f"--documents {documents}: no such file, expected JSON Lines with id and prompt")
+    rows = [row for _, row in read_rows(documents)]
+    named = list(dict.fromkeys(row.text("stratum") for row in rows if row.has("stratum")))
+    strata = named or [re.sub(r"[^A-Za-z0-9._-]+", "-", documents.stem).lstrip("._-") or "prompts"]
+    bounds = [bound for bound in (length, model.most_tokens(horizon)) if bound is not None]
+    too_long, remark, longest = dict[str, str](), "", 0
+    if model.tokenizer is None:
+        texts = (json.dumps(row.fields, ensure_ascii=False) for row in rows)
+        longest = max((len(text.encode()) for text in texts), default=0) + _SPECIAL_TOKENS
+        uncounted = "prompts are not counted" if length else "length is an estimate from characters, a token to a byte"
+        remark = f"{model.unknown_tokenizer}: {uncounted}, and chat_template is not set"
+    else:
+        counted = {doc: one for stratum in strata for doc, one in _counted(documents, stratum, model).items()}
+        beyond = {doc: one for doc, one in counted.items() if bounds and one[1] > min(bounds)}
+        too_long = {doc: cluster for doc, (cluster, _) in beyond.items()}
+        clusters = set(too_long.values())
+        longest = max((tokens for cluster, tokens in counted.values() if cluster not in clusters), default=1)
+        if too_long:
+            remark = _too_long(documents, beyond, len(counted), model, None if length else horizon, min(bounds))
+    most = length or min([-(-longest // _BLOCK) * _BLOCK, *bounds])
+    relative = os.path.relpath(expanded(str(documents)).absolute(), folder)
+    splits, tables = cluster_splits([documents]), []
+    for stratum in strata:
+        own = [row for row in rows if not named or not row.has("stratum") or row.text("stratum") == stratum]
+        counts = _counts(documents, stratum, list(map(cluster_of, own)), set(too_long.values()), splits)
+        chat = {"chat_template": True} if model.has_chat_template else {}
+        tables.append({"source": "jsonl", "path": relative, "length": most, "stratum": stratum, **chat, **counts})
+    return OwnPrompts(tables, sorted(set(too_long.values())), remark)
+
+
+def _counted(documents: Path, stratum: str, model: TextModel) -> dict[str, tuple[str, int]]:
+    """Return the cluster and the prompt tokens of each document of a stratum, by id."""
+    source = SOURCES["jsonl"]
+    section = DocumentsSection(
+        source="jsonl", path=str(documents), stratum=stratum, development=2, evaluation=2,
+        chat_template=model.has_chat_template or None,
+    ).model_copy(update={"length": sys.maxsize})  # fmt: skip
+    candidates = list(source.candidates(section, TASK, 0))
+    made = source.documents(section, candidates, model.tokenizer, 0)
+    return {document.doc: (document.cluster, document.prompt_tokens) for document in made}
+
+
+def _too_long(
+    documents: Path, beyond: dict[str, tuple[str, int]], total: int, model: TextModel, horizon: int | None, most: int
+) -> str:
+    """Return a line on documents above ``most`` tokens; ``horizon`` is None if the user chose this bound."""
+    bound = f"{most:,} tokens"
+    if horizon is not None:
+        bound = f"the {bound} that a horizon of {horizon} leaves of the model's {model.positions:,} positions"
+    listed = ", ".join(f"{doc} ({tokens:,})" for doc, (_, tokens) in list(beyond.items())[:_NAMED])
+    more = f" and {len(beyond) - _NAMED} more" if len(beyond) > _NAMED else ""
+    which = f"{len(beyond)} of {total} documents {'is' if len(beyond) == 1 else 'are'} longer than {bound}"
+    return f"{documents}: {which}, and left out with their clusters: {listed}{more}"
+
+
+def _counts(
+    documents: Path, stratum: str, clusters: Sequence[str], left_out: Collection[str], splits: Mapping[str, str]
+) -> dict[str, int]:
+    """Return how many documents of each split a study takes of a stratum; refuse a stratum that has too few.
+
+    ``splits`` has the splits that the file's rows name.
+    """
+    sizes = Counter(cluster for cluster in clusters if cluster not in left_out)
+    taken, there = divided(sizes, dict.fromkeys(_MOST, _LEAST), splits), Counter[str]()
+    for cluster, size in sizes.items():
+        there[taken[cluster]] += size
+    for split in _MOST:
+        if there[split] < _LEAST:
+            raise InputError(
+                f"--documents {documents}: {sizes.total()} row(s) of '{stratum}' are too few: {there[split]} on the "
+                f"{split} side of the split, and a study needs {_LEAST} on each side; rows of one cluster stay "
+                "together"
+            )
+    return {split: min(there[split], at_most) for split, at_most in _MOST.items()}
