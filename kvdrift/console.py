@@ -20,9 +20,12 @@ _SINGULARS = {"analyses": "analysis", "studies": "study", "files of events": "fi
 
 
 class ConsoleProgress:
-    """A listener for ``schema.progress``: a live bar on a terminal, an occasional line elsewhere."""
+    """A listener for ``schema.progress``: a live bar on a terminal, an occasional line elsewhere.
 
-    def __init__(self) -> None:
+    If ``at_once``, a line about present work does not wait until the work has taken a while.
+    """
+
+    def __init__(self, *, at_once: bool = False) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._live = self._console.is_terminal
         shared = sys.stdout.isatty()  # only if standard output is the terminal too do its lines belong above the bars
@@ -37,6 +40,7 @@ class ConsoleProgress:
             redirect_stdout=shared,
         )
         self._spinner = Live(console=self._console, transient=True, redirect_stdout=shared)
+        self._quiet = 0.0 if at_once else _QUIET_SECONDS
         self._task: TaskID | None = None
         self._line: threading.Timer | None = None
         self._stage, self._unit = "", ""
@@ -58,9 +62,11 @@ class ConsoleProgress:
         if self._live and self._task is None:
             self._spinner.update(Spinner("dots", Text(what)))
             self._spinner.start(refresh=True)
+        elif not self._live and not self._quiet:
+            self.say(what)
         elif not self._live:
             self._end_doing()
-            self._line = threading.Timer(_QUIET_SECONDS, self.say, [what])
+            self._line = threading.Timer(self._quiet, self.say, [what])
             self._line.daemon = True  # a command that ends does not wait for this timer
             self._line.start()
 

@@ -75,7 +75,7 @@ def run(
     """
     from kvdrift.console import ConsoleProgress
 
-    with ConsoleProgress() as console:
+    with ConsoleProgress(at_once=dry_run) as console:
         console.doing(f"loading what {study.name} needs")  # importing these libraries takes seconds
         from flows.run.options import named_service, named_workers
         from schema.study import load_studies
@@ -92,9 +92,10 @@ def run(
         location = absolute(store if store is not None else default_location(studies))
         on_gpus = len(workers.workers or ()) if workers is not None and gpus is not None else 0
         served = address is not None or cluster is not None
-        with ConsoleProgress() as console:
-            console.doing("checking and measuring")
-            for line in describe_studies(studies, location, redo or [], served=served, gpus=on_gpus, replan=replan):
+        with ConsoleProgress(at_once=True) as console:
+            for line in describe_studies(
+                studies, location, redo or [], console.doing, served=served, gpus=on_gpus, replan=replan
+            ):
                 typer.echo(line)
         return
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from flows.generate.local import LocalGenerator
 from flows.generate.storing import storing
@@ -17,6 +17,7 @@ from generator.actions import Action
 from kvdrift.dry_run.ends import end_lines
 from kvdrift.dry_run.needs import binary, need_lines
 from log.units.revisions import newest_revisions
+from schema.progress import SILENT
 from schema.study import FINITE_STATE, FLOOR_ACTION, Study
 from schema.tables import SWRB
 
@@ -30,6 +31,7 @@ def describe_studies(
     studies: Sequence[Study],
     location: str,
     redo: Sequence[str] = (),
+    doing: Callable[[str], None] = SILENT.say,
     *,
     served: bool = False,
     gpus: int = 0,
@@ -38,16 +40,18 @@ def describe_studies(
     """Say line by line what a run of the studies of one file would generate, derive and estimate, and what it needs.
 
     If the plan is not frozen yet, the evaluation is shown at the largest size that the plan may choose. The last lines
-    are measured, which takes about a minute if units are to be generated and the model is on this machine.
+    are measured, which takes up to two minutes if units are to be generated and the model is on this machine.
 
     Args:
         studies: the studies, one to a model and law.
         location: where the store is or will be: an absolute path or a URL.
         redo: names of actions that the run is to redo.
+        doing: receives a line before each step that takes long.
         served: whether an endpoint or a cluster generates; neither is asked.
         gpus: how many GPUs of this machine generate, with a worker each; 0 if none of them was asked for.
         replan: whether the run is to plan anew.
     """
+    doing("checking the model and reading the documents")
     local, gathered = storing(LocalGenerator()), SharedMaterial()
     runs = [StudyRun(study, location, local, offline=True, replan=replan, gathered=gathered) for study in studies]
     unchecked = [check_study(run, served=served or gpus > 0) for run in runs]
@@ -72,7 +76,7 @@ def describe_studies(
         if any(split.work for split in found.splits) and study.model.kind == FINITE_STATE:
             yield "  no model is loaded and no prompt is kept: the laws of the systems are looked up"
         elif any(split.work for split in found.splits):
-            yield from need_lines(run.material, found, served=served, gpus=gpus)
+            yield from need_lines(run.material, found, doing, served=served, gpus=gpus)
             if study.name != study.name_in_file and len(studies) > 1:
                 yield "    the run prefills prompts once for all temperatures; this forecast has a prefill for each"
 

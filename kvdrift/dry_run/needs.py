@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from flows.material import Material
 from flows.run.forecast import Forecast
@@ -16,32 +15,28 @@ from generator.generation.engine_models import engine_model
 from generator.transformer.files.local_folders import has_local_weights, local_configuration, model_location
 from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
 from generator.transformer.other_weights.named import weights_location, with_own_weights
-from kvdrift.dry_run.timing import Extent, Seconds, study_time
+from kvdrift.dry_run.timing import Seconds, StudyTime, study_time
 from schema.errors import KvdriftError
 from schema.study import CONTROL_REPLICATES, FLOOR_ACTION, HTTP, Study
 from schema.study.described import described_action
 from schema.tables import PLAIN, SWRB
 
+_BESIDE_SECONDS = 20.0  # of imports, a plan, estimates and a report of a few actions, measured on two cores
+_NEARLY = 0.8  # share of the longest prompt that is as good as the whole
+
 _Footprints = dict[str | None, Footprint]  # by the name of an action's own weights; None is the reference
 
 
-def _extents(found: Forecast) -> dict[str, Extent]:
-    """Return how much of each split is still to be generated."""
-    extents = {}
-    for split in found.splits:
-        if split.work:
-            pending = Counter(document.stratum for document, _ in split.work)
-            fewest = {stratum: few if split.bounded else most for stratum, (few, most) in split.documents.items()}
-            documents = {stratum: (min(fewest[stratum], most), most) for stratum, most in pending.items()}
-            extents[split.split] = Extent(split.replicates, documents)
-    return extents
+def need_lines(
+    material: Material, found: Forecast, doing: Callable[[str], None], *, served: bool, gpus: int
+) -> Iterator[str]:
+    """Yield the needs of a study, for this machine or, if ``served``, for another.
 
-
-def need_lines(material: Material, found: Forecast, *, served: bool, gpus: int) -> Iterator[str]:
-    """Yield the needs of a study, for this machine or, if ``served``, for another."""
+    ``doing`` receives a line before each step that takes long.
+    """
     model = material.study.model
     if model.engine is not None:
-        yield from _engine_lines(material, found)
+        yield from _engine_lines(material, found, doing)
         return
     location = model_location(model)
     footprints = _footprints(material.study)
@@ -68,10 +63,10 @@ def need_lines(material: Material, found: Forecast, *, served: bool, gpus: int) 
         yield _memory_line(material.study, footprints, memory)
     if gpus:
         yield f"  generation on {gpus} GPU{'s' if gpus > 1 else ''} of this machine, one worker each"
-    yield from _time_lines(material, found, memory, served=served, gpus=gpus)
+    yield from _time_lines(material, found, memory, doing, served=served, gpus=gpus)
 
 
-def _engine_lines(material: Material, found: Forecast) -> Iterator[str]:
+def _engine_lines(material: Material, found: Forecast, doing: Callable[[str], None]) -> Iterator[str]:
     """Yield the needs of a study that an engine decodes."""
     for action in material.actions:
         yield f"  action {action.name}: {described_action(action.row(material.study.name, prespecified=True))}"
@@ -82,7 +77,7 @@ def _engine_lines(material: Material, found: Forecast) -> Iterator[str]:
     else:
         yield f"  memory of generation: {need.words}"
     if need.fits:
-        yield from _measured_lines(material, found, gpus=0)
+        yield from _measured_lines(material, found, doing, gpus=0)
 
 
 def _server_lines(material: Material, made: EngineModel, need: EngineFootprint) -> Iterator[str]:
@@ -98,8 +93,9 @@ def _server_lines(material: Material, made: EngineModel, need: EngineFootprint) 
 
 
 def _time_lines(
-    material: Material, found: Forecast, memory: MemoryPlan | None, *, served: bool, gpus: int
-) -> Iterator[str]:
+    material: Material, found: Forecast, memory: MemoryPlan | None, doing: Callable[[str], None], *, served: bool,
+    gpus: int,
+) -> Iterator[str]:  # fmt: skip
     model = material.study.model
     if served:
         yield "  time: not measured; another machine generates"
@@ -111,13 +107,13 @@ def _time_lines(
     if not (has_local_weights(model_location(model), model.revision) and all(map(has_local_weights, others))):
         yield "  time: needs the model's weights, which are not on this machine"
         return
-    yield from _measured_lines(material, found, gpus=gpus)
+    yield from _measured_lines(material, found, doing, gpus=gpus)
 
 
-def _measured_lines(material: Material, found: Forecast, *, gpus: int) -> Iterator[str]:
+def _measured_lines(material: Material, found: Forecast, doing: Callable[[str], None], *, gpus: int) -> Iterator[str]:
     model = material.study.model
     try:
-        took = study_time(material, _extents(found), {name for split in found.splits for name in split.pending})
+        took = study_time(material, found.splits, doing)
     except KvdriftError as error:
         yield f"  time: not measured; {error}"
         return
@@ -125,13 +121,29 @@ def _measured_lines(material: Material, found: Forecast, *, gpus: int) -> Iterat
     spans = [f"{split} {_duration(seconds.times(share, share))}" for split, seconds in took.splits.items()]
     device = f"{gpus} GPUs like this one" if gpus > 1 else took.device
     by = "by the servers" if model.engine == HTTP else f"on {device} ({model.engine or model.dtype})"
-    yield f"  time of generation {by}, an estimate: {', '.join(spans)}"
-    horizon = material.study.study.horizon
-    shorter = {stratum: time.positions for stratum, time in took.strata.items() if time.positions < horizon}
-    cut = [f"to position {positions} in {stratum}" for stratum, positions in shorter.items()]
-    whole = len(took.strata) - len(cut)
-    how = [f"whole in {whole} {'stratum' if whole == 1 else 'strata'}", *cut] if whole else cut
-    yield f"    from {took.measuring:.0f} s of generating one document of each stratum here: {'; '.join(how)}"
+    whole = sum((seconds.times(share, share) for seconds in took.splits.values()), Seconds(0, 0))
+    beside = took.once + _BESIDE_SECONDS
+    yield (
+        f"  time {by}, an estimate: {', '.join(spans)}; the whole run {_duration(whole + Seconds(beside, beside))}, "
+        f"{beside:.0f} s of them for loading, planning, estimating and the report"
+    )
+    yield f"    {_measured(took, material)}"
+
+
+def _measured(took: StudyTime, material: Material) -> str:
+    """Return what was measured: how many documents, how long they are, and what of them was left out."""
+    longest, horizon = max(_lengths(material)), material.study.study.horizon
+    rate = f"{took.prompt_rate:,.0f}" if took.prompt_rate >= 10 else f"{took.prompt_rate:.2g}"
+    rate += " prompt tokens a second"
+    if not took.samples:
+        return (
+            f"from {took.measuring:.0f} s of reading a prompt here, at {rate}; decoding was not tried, and is guessed"
+        )
+    read, decoded = (max(getattr(one, name) for one in took.samples) for name in ("tokens", "positions"))
+    line = f"from {took.measuring:.0f} s of generating here, at {rate}"
+    cut = [f"{read:,} of {longest:,} prompt tokens"] if read < _NEARLY * longest else []
+    cut += [f"{decoded} of {horizon} positions"] if decoded < horizon else []
+    return f"{line}; measured were {' and '.join(cut)} at most, and the rest is extrapolated" if cut else line
 
 
 def _duration(seconds: Seconds) -> str:
@@ -139,7 +151,7 @@ def _duration(seconds: Seconds) -> str:
         (size, name) for size, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (0, "s")) if seconds.high >= 2 * size
     )
     low, high = (f"{float(f'{value / (unit or 1):.2g}'):,g}" for value in (seconds.low, seconds.high))  # no 1.1e+02
-    return f"{low} to {high} {name}"
+    return f"about {high} {name}" if low == high else f"{low} to {high} {name}"
 
 
 def _lengths(material: Material) -> list[int]:

@@ -1,55 +1,42 @@
-"""Forecast of a study's generation time: one document of each stratum is generated for a moment, nothing is stored.
+"""Forecast of a study's time: some documents are generated for a moment, and nothing is stored.
 
-A document costs its prefill, and decoding, which grows with its replicates and positions. Both are measured on the
-study's device by generating for real, as many positions as the budget leaves room for, and scaled to the documents and
-replicates that the study may have.
+A document costs its prefill, and steps whose cost grows with its pairs and its prompt. Both are measured on the study's
+device by generating for real: documents of several lengths, as far as a budget goes. If a document is too much for the
+budget, only the beginning of its prompt is read, or only its first positions are decoded. The other documents follow
+from their numbers of prompt tokens and pairs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flows.material import Material
-from flows.plan.left import wanted_units
-from generator.actions import Action
+from flows.material import Material, check_retentions
+from flows.run.forecast import SplitForecast
 from generator.engines.model import EngineModel
 from generator.generation import PendingUnit, generate_units
 from generator.generation.engine_models import engine_model
-from generator.generation.model import Model
 from schema.document import Document
-from schema.errors import OperationError
+from schema.errors import InputError
 from schema.keyed_random import keyed_generator
-from schema.tables import PLAIN, SWRB
+from schema.tables import SWRB
 
 if TYPE_CHECKING:
     from generator.transformer.model import LoadedModel
     from generator.transformer.other_weights.model import ModelWithOthers
 
-BUDGET_SECONDS = 60.0  # approximate time that measuring may take
+BUDGET_SECONDS = 75.0  # approximate time that loading and measuring may take
 _PROBE_TOKENS, _PROBE_POSITIONS = 64, 4
+_WARM = 0.1  # share of the budget above which a first prefill is not repeated, to be timed without its preparations
 _COMMIT = 0.05  # seconds that a document's units take to enter a local store
-_DOCUMENTS_DIFFER = (0.8, 1.3)  # range of a stratum's mean document relative to the measured document
-_POSITIONS_DIFFER = (0.5, 2.0)  # range of later positions relative to measured ones: sides end, and pairs diverge
+_PLACES = (0.5, 1.0, 0.0)  # places of measured documents among a stratum's documents, ordered by length
 _SIDE_BY_SIDE = 0.25  # least share of a document's time alone if several are decoded together in two threads
+_ALIKE = 1.2  # lengths within this ratio show no dependence on the length
 
-
-@dataclass(frozen=True)
-class Extent:
-    """The amount of a split to generate: least and most replicates, and least and most documents of each stratum."""
-
-    replicates: tuple[int, int]
-    documents: dict[str, tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """The documents and actions that are timed."""
-
-    material: Material
-    actions: list[Action]
+_Pending = Sequence[PendingUnit]
 
 
 @dataclass(frozen=True)
@@ -68,126 +55,251 @@ class Seconds:
 
 
 @dataclass(frozen=True)
-class DocumentTime:
-    """Seconds of one document: prefill, and decoding of ``replicates`` replicates, timed on ``positions`` positions."""
+class Sample:
+    """A document, or the beginning of one, that was generated."""
 
-    prefill: float
-    decode: Seconds
-    replicates: int
-    positions: int
+    tokens: int  # prompt tokens
+    pairs: int  # pairs of all actions
+    positions: int  # decoded positions; the first costs no step
+    prefill: float  # seconds
+    decode: float  # seconds of all steps
+    branched: float  # seconds of residual branching among them
+    trials: float  # other seconds, of trials and preparations that a size takes once
 
-    def of_replicates(self, least: int) -> Seconds:
-        """Return the seconds of ``least`` to ``replicates`` replicates; a step of fewer costs at least their share."""
-        decode = self.decode.times(least / self.replicates, 1)
-        return Seconds(self.prefill + _COMMIT, self.prefill + _COMMIT) + decode
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return max(self.positions - 1, 1)
 
 
 @dataclass(frozen=True)
 class StudyTime:
-    """Seconds of each split's generation, and the measurements behind them."""
+    """The time of a study, and the measurements behind it.
+
+    Attributes:
+        splits: Seconds of each split's generation, from the least to the greatest size that a plan may choose.
+        device: The device of the model.
+        once: Seconds of loading the model, and of trials.
+        measuring: Seconds that measuring took.
+        samples: What was generated.
+        prompt_rate: Prompt tokens a second, in the longest prompt that was read.
+    """
 
     splits: dict[str, Seconds]
-    strata: dict[str, DocumentTime]
     device: str
+    once: float
     measuring: float
+    samples: Sequence[Sample]
+    prompt_rate: float
 
 
 def study_time(
-    material: Material, extents: dict[str, Extent], actions: Collection[str], budget: float = BUDGET_SECONDS
+    material: Material, splits: Sequence[SplitForecast], doing: Callable[[str], None], budget: float = BUDGET_SECONDS
 ) -> StudyTime:
-    """Load the study's model and measure one document of each stratum, within about ``budget`` seconds.
+    """Load the study's model, and measure some of the splits' documents within about ``budget`` seconds.
+
+    ``doing`` receives a line before each step.
 
     Raises:
         InputError: the model cannot be loaded here.
-        OperationError: the prefill of a prompt alone would take more than its share of the budget.
     """
+    began, study = time.perf_counter(), material.study
+    doing(f"loading {study.model.id}")
+    model = replace(_load(material), law=study.law)
+    loading = time.perf_counter() - began
+    trial = _Trial(model, material, began + budget, doing)
+    trial.measure([item for split in splits for item in split.work])
+    least = _SIDE_BY_SIDE if model.pairs_at_once else 1.0
+    found = {split.split: trial.split_seconds(split).times(least, 1.0) for split in splits if split.work}
+    trials = sum(sample.trials for sample in trial.samples)
+    measuring = time.perf_counter() - began - loading
+    return StudyTime(found, model.device, loading + trials, measuring, trial.samples, trial.prompt_rate)
+
+
+class _Trial:
+    """The measuring of some documents until a moment of the clock, and the seconds of other documents by it."""
+
+    def __init__(
+        self, model: LoadedModel | ModelWithOthers | EngineModel, material: Material, until: float,
+        doing: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._model, self._material, self._until, self._doing = model, material, until, doing
+        self._horizon = material.study.study.horizon
+        self._probe = Sample(1, 1, 1, 0.0, 0.0, 0.0, 0.0)
+        self._few: Sample | None = None  # of one replicate of each action; None if the model is too slow for it
+        self.samples: list[Sample] = []  # of more replicates, all of as many
+
+    def measure(self, work: Sequence[tuple[Document, _Pending]]) -> None:
+        """Measure the shortest document a little, then documents of each stratum as a whole, if there is time."""
+        ordered = sorted(work, key=lambda item: item[0].prompt_tokens)
+        first, own = max(ordered, key=lambda item: (_pairs(item[1]), -item[0].prompt_tokens))
+        self._read_a_little(first, own)
+        if (least := self._beginning(first, self._left / 6)) is None:
+            return
+        self._few = self._sample(least, _at_most(own, 1), _PROBE_POSITIONS)
+        expected = max(self._few.decode / self._few.steps * (_PROBE_POSITIONS - 1), 1e-9)
+        own = _at_most(own, max(int(self._left / 4 / expected), 1))  # each replicate costs as much, at most
+        self.samples.append(self._sample(least, own, _PROBE_POSITIONS))
+        by_stratum = defaultdict[str, list[Document]](list)
+        for document, _ in ordered:
+            by_stratum[document.stratum].append(document)
+        seen = set[str]()
+        for place in _PLACES:
+            chosen = [own[round(place * (len(own) - 1))] for own in by_stratum.values()]
+            for number, document in enumerate(chosen):
+                if document.doc not in seen:
+                    seen.add(document.doc)
+                    self._measure_one(document, own, self._left / (len(chosen) - number), needed=place == _PLACES[0])
+
+    def split_seconds(self, split: SplitForecast) -> Seconds:
+        """Return the seconds of a split, from those of the least to those of the greatest size it may have."""
+        count = Counter(document.stratum for document, _ in split.work)
+        fewer = split.replicates[0] / split.replicates[1]
+        total = Seconds(0.0, 0.0)
+        for document, own in split.work:
+            fewest = min(split.documents[document.stratum][0] / count[document.stratum], 1.0) if split.bounded else 1.0
+            least = fewest * self._seconds(document, fewer * _pairs(own), branched=False)
+            total += Seconds(least, self._seconds(document, _pairs(own)))
+        return total
+
+    @property
+    def prompt_rate(self) -> float:
+        """Prompt tokens a second, in the longest prompt that was read."""
+        longest = max([self._probe, *self.samples], key=lambda sample: sample.tokens)
+        return longest.tokens / max(longest.prefill, 1e-9)
+
+    @property
+    def _left(self) -> float:
+        return max(self._until - time.perf_counter(), 0.0)
+
+    def _seconds(self, document: Document, pairs: float, *, branched: bool = True) -> float:
+        """Return the seconds of a document; unless ``branched``, a hybrid study branches no action."""
+        decode = (self._horizon - 1) * self._step(document.prompt_tokens, pairs)
+        if not branched and self._material.study.plan.estimator == "hybrid" and self.samples:
+            whole = sum(sample.decode for sample in self.samples)
+            decode *= 1 - sum(sample.branched for sample in self.samples) / max(whole, 1e-9)
+        return self._prefill(document.prompt_tokens) + decode + _COMMIT
+
+    def _prefill(self, tokens: int) -> float:
+        """Return the seconds of a prompt: a token costs more, the more tokens are before it."""
+        known = self.samples
+        if len({sample.tokens for sample in known}) < 2:
+            known = [self._probe, *known]
+        fixed, growing = _line([(sample.tokens, sample.prefill / sample.tokens, 1.0) for sample in known])
+        return tokens * (fixed + growing * tokens)
+
+    def _step(self, tokens: int, pairs: float) -> float:
+        """Return the seconds of a step."""
+        if not self.samples:  # the model is too slow to be tried: a step is at least a prompt of as many tokens
+            return 2 * pairs * self._probe.prefill / self._probe.tokens
+        points = [(sample.tokens, sample.decode / sample.steps, float(sample.steps)) for sample in self.samples]
+        fixed, growing = _line(points)
+        return (fixed + growing * tokens) * self._relative(pairs)
+
+    def _relative(self, pairs: float) -> float:
+        """Return the cost of a step of some pairs, relative to a step of the samples' pairs: a part is fixed."""
+        most, few = self.samples[0].pairs, self._few
+        if few is None or few.pairs == most:
+            return pairs / most
+        saved = 1 - (few.decode / few.steps) / max(self.samples[0].decode / self.samples[0].steps, 1e-9)
+        of_pair = min(max(saved / (most - few.pairs), 0.0), 1 / most)
+        return 1 + of_pair * (pairs - most)
+
+    def _read_a_little(self, document: Document, own: _Pending) -> None:
+        """Time the prefill of the fewest tokens of which all actions can keep entries."""
+        short, before = self._least(document), self._left
+        for _ in range(2):
+            self._probe = self._sample(short, _at_most(own, 1), 1)
+            if before - self._left > _WARM * before:
+                break
+
+    def _measure_one(self, document: Document, own: _Pending, seconds: float, *, needed: bool) -> None:
+        """Measure a document within some seconds: the whole; or, if ``needed``, as much as there is time for."""
+        step = max(self._step(document.prompt_tokens, _pairs(own)), 1e-9)
+        if self._prefill(document.prompt_tokens) + step * (self._horizon - 1) <= seconds:
+            self.samples.append(self._sample(document, own, self._horizon))
+        elif needed and (part := self._beginning(document, seconds / 2)) is not None:
+            room = seconds - self._prefill(part.prompt_tokens)
+            self.samples.append(self._sample(part, own, max(1 + int(room / step), 2)))
+
+    def _beginning(self, document: Document, seconds: float) -> Document | None:
+        """Return as much of a document as is read in some seconds; None if that is too little for the actions."""
+        if self._prefill(document.prompt_tokens) <= seconds:
+            return document
+        least = self._least(document)
+        tokens = int(seconds * self.prompt_rate)
+        if self._prefill(tokens) > seconds:
+            tokens = int(tokens * seconds / self._prefill(tokens))
+        return replace(document, tokens=document.tokens[:tokens]) if tokens >= least.prompt_tokens else None
+
+    def _least(self, document: Document) -> Document:
+        """Return the beginning of a document with the fewest tokens of which all actions can keep entries."""
+        tokens = _PROBE_TOKENS
+        while tokens < document.prompt_tokens:
+            try:
+                check_retentions(self._material.actions, tokens, "")
+            except InputError:
+                tokens *= 2
+            else:
+                return replace(document, tokens=document.tokens[:tokens])
+        return document
+
+    def _sample(self, document: Document, own: _Pending, positions: int) -> Sample:
+        """Generate a document, or the beginning of one."""
+        study, positions = self._material.study, min(positions, self._horizon)
+        self._doing(
+            f"measuring: {document.prompt_tokens:,} prompt tokens of document '{document.doc}', {_pairs(own)} pairs, "
+            f"{positions} position{'s' if positions > 1 else ''}"
+        )
+        if document.stratum in self._material.nominal and not isinstance(self._model, EngineModel):
+            most = self._model.positions - self._horizon
+            document = _with_random_tokens(document, most, self._model.shape.vocabulary, study.study.seed)
+        began = time.perf_counter()
+        units = generate_units(self._model, study.name, document, own, positions, study.study.seed)
+        seconds = time.perf_counter() - began
+        prefill, decode = (sum(unit.record[f"{part}_seconds"] for unit in units) for part in ("prefill", "decode"))
+        branched = sum(unit.record["decode_seconds"] for unit in units if unit.record["estimator"] == SWRB)
+        trials = max(seconds - prefill - decode, 0.0)
+        return Sample(document.prompt_tokens, _pairs(own), positions, prefill, decode, branched, trials)
+
+
+def _load(material: Material) -> LoadedModel | ModelWithOthers | EngineModel:
     from generator.transformer.other_weights.model import load_transformer
 
-    engine = material.study.model.engine is not None
-    loaded = engine_model(material.study) if engine else load_transformer(material.study)
-    model = replace(loaded, law=material.study.law)
-    timed = _Timed(material, [action for action in material.actions if action.name in actions])
-    began = time.perf_counter()
-    most = max(extent.replicates[1] for extent in extents.values())
-    wanted = {stratum for extent in extents.values() for stratum in extent.documents}
-    sections = [section for section in material.study.documents if section.stratum_name in wanted]
-    strata: dict[str, DocumentTime] = {}
-    per_token = 0.0
-    for number, section in enumerate(sorted(sections, key=lambda section: section.length)):
-        document = _first_document(section.stratum_name, material, model)
-        per_token = per_token or _prefill_per_token(model, timed, document)
-        share = (budget - (time.perf_counter() - began)) / (len(sections) - number)
-        expected = per_token * document.prompt_tokens
-        if expected > share:
-            raise OperationError(
-                f"the prefill of {document.prompt_tokens:,} prompt tokens alone takes some {expected:.0f} s"
-            )
-        strata[section.stratum_name] = _document_time(model, timed, document, most, share)
-    least = _SIDE_BY_SIDE if model.pairs_at_once else 1.0
-    equal = material.study.law.greedy
-    splits = {split: _split_seconds(extent, strata, equal=equal).times(least, 1) for split, extent in extents.items()}
-    return StudyTime(splits, strata, model.device, time.perf_counter() - began)
+    study = material.study
+    return load_transformer(study) if study.model.engine is None else engine_model(study)
 
 
-def _split_seconds(extent: Extent, strata: dict[str, DocumentTime], *, equal: bool) -> Seconds:
-    """Return the seconds of a split; equal replicates are decoded once, so fewer distinct ones take as long."""
-    total = Seconds(0, 0)
-    for stratum, documents in extent.documents.items():
-        time_of = strata[stratum]
-        least = time_of.replicates if equal else extent.replicates[0]
-        total += time_of.of_replicates(least).times(*documents).times(*_DOCUMENTS_DIFFER)
-    return total
+def _pairs(own: Iterable[PendingUnit]) -> int:
+    return sum(unit.count for unit in own)
 
 
-def _prefill_per_token(model: Model, timed: _Timed, document: Document) -> float:
-    """Measure the prefill seconds for each token on the first tokens of a prompt; of two runs the second counts."""
-    short = replace(document, tokens=document.tokens[:_PROBE_TOKENS])
-    control = [PendingUnit(action, 0, 1) for action in timed.material.actions if action.control]
-    for _ in range(2):
-        began = time.perf_counter()
-        generate_units(model, timed.material.study.name, short, control, 1, 0)
-        seconds = time.perf_counter() - began
-    return seconds / short.prompt_tokens
+def _at_most(own: _Pending, replicates: int) -> _Pending:
+    return [replace(unit, count=min(unit.count, replicates)) for unit in own]
 
 
-def _document_time(model: Model, timed: _Timed, document: Document, replicates: int, budget: float) -> DocumentTime:
-    """Time a document: a few positions first, then as many as the budget allows."""
-    began, horizon = time.perf_counter(), timed.material.study.study.horizon
-    positions = min(horizon, _PROBE_POSITIONS)
-    prefill, decode = _generate(model, timed, document, replicates, positions)
-    room = budget - (time.perf_counter() - began) - prefill
-    reach = min(horizon, 1 + int(room * max(positions - 1, 1) / max(decode.high, 1e-9)))
-    if reach > positions:
-        positions = reach
-        prefill, decode = _generate(model, timed, document, replicates, positions)
-    left = (horizon - positions) / max(positions - 1, 1)  # how many positions each measured position stands for
-    return DocumentTime(
-        prefill, decode.times(*(1 + left * factor for factor in _POSITIONS_DIFFER)), replicates, positions
-    )
+def _line(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+    """Fit rates that grow with the tokens, given as (tokens, rate, weight); return the rate at 0 and its growth.
+
+    Neither is negative, since costs that seem to fall with the length are noise.
+    """
+    weight = sum(w for _, _, w in points)
+    middle = sum(w * n for n, _, w in points) / weight
+    mean = sum(w * rate for _, rate, w in points) / weight
+    lengths = [n for n, _, _ in points]
+    if max(lengths) < _ALIKE * min(lengths):
+        return mean, 0.0
+    spread = sum(w * (n - middle) ** 2 for n, _, w in points)
+    growing = sum(w * (n - middle) * (rate - mean) for n, rate, w in points) / spread
+    if growing <= 0:
+        return mean, 0.0
+    if mean - growing * middle < 0:
+        return 0.0, sum(w * n * rate for n, rate, w in points) / sum(w * n * n for n, _, w in points)
+    return mean - growing * middle, growing
 
 
-def _generate(
-    model: Model, timed: _Timed, document: Document, replicates: int, positions: int
-) -> tuple[float, Seconds]:
-    """Return the seconds of prefill and of decoding; the hybrid estimator may branch no action."""
-    study = timed.material.study
-    actions = {action.name: action for action in timed.actions}
-    branched = [] if study.plan.estimator == PLAIN else [name for name, action in actions.items() if not action.control]
-    wanted = wanted_units({name: action.control for name, action in actions.items()}, replicates, branched)
-    pending = [PendingUnit(actions[one.action], 0, one.replicates, one.estimator) for one in wanted]
-    began = time.perf_counter()
-    units = generate_units(model, study.name, document, pending, positions, study.study.seed)
-    prefill = sum(unit.record["prefill_seconds"] for unit in units)
-    decode = time.perf_counter() - began - prefill
-    branched = sum(unit.record["decode_seconds"] for unit in units if unit.record["estimator"] == SWRB)
-    return prefill, Seconds(decode - branched if study.plan.estimator == "hybrid" else decode, decode)
-
-
-def _first_document(stratum: str, material: Material, model: LoadedModel | ModelWithOthers | EngineModel) -> Document:
-    """Return the stratum's first document, with random tokens if its prompt cannot be made here."""
-    document = material.documents["development"][stratum][0]
-    if stratum not in material.nominal or isinstance(model, EngineModel):
-        return document
-    length = min(document.prompt_tokens, model.positions - material.study.study.horizon)
-    uniforms = keyed_generator(f"generation time {stratum} {material.study.study.seed}").random(length)
-    return replace(document, tokens=tuple((uniforms * model.shape.vocabulary).astype(int).tolist()))
+def _with_random_tokens(document: Document, most: int, vocabulary: int, seed: int) -> Document:
+    """Return a document whose prompt cannot be made here with random tokens, at ``most`` so many."""
+    length = min(document.prompt_tokens, most)
+    uniforms = keyed_generator(f"generation time {document.doc} {seed}").random(length)
+    return replace(document, tokens=tuple((uniforms * vocabulary).astype(int).tolist()))
