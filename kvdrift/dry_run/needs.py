@@ -121,12 +121,10 @@ def _measured_lines(material: Material, found: Forecast, doing: Callable[[str], 
     spans = [f"{split} {_duration(seconds.times(share, share))}" for split, seconds in took.splits.items()]
     device = f"{gpus} GPUs like this one" if gpus > 1 else took.device
     by = "by the servers" if model.engine == HTTP else f"on {device} ({model.engine or model.dtype})"
-    whole = sum((seconds.times(share, share) for seconds in took.splits.values()), Seconds(0, 0))
+    yield f"  time of generation {by}, an estimate: {', '.join(spans)}"
     beside = took.once + _BESIDE_SECONDS
-    yield (
-        f"  time {by}, an estimate: {', '.join(spans)}; the whole run {_duration(whole + Seconds(beside, beside))}, "
-        f"{beside:.0f} s of them for loading, planning, estimating and the report"
-    )
+    whole = sum((seconds.times(share, share) for seconds in took.splits.values()), Seconds(beside, beside))
+    yield f"    with loading, planning, estimating and the report: {_duration(whole)}"
     yield f"    {_measured(took, material)}"
 
 

@@ -126,26 +126,29 @@ class _Trial:
         self._model, self._material, self._until, self._doing = model, material, until, doing
         self._horizon = material.study.study.horizon
         self._probe = Sample(1, 1, 1, 0.0, 0.0, 0.0, 0.0)
+        self.samples: list[Sample] = []  # all of as many pairs
         self._few: Sample | None = None  # of one replicate of each action; None if the model is too slow for it
-        self.samples: list[Sample] = []  # of more replicates, all of as many
 
     def measure(self, work: Sequence[tuple[Document, _Pending]]) -> None:
         """Measure the shortest document a little, then documents of each stratum as a whole, if there is time."""
         ordered = sorted(work, key=lambda item: item[0].prompt_tokens)
         first, own = max(ordered, key=lambda item: (_pairs(item[1]), -item[0].prompt_tokens))
         self._read_a_little(first, own)
-        if (least := self._beginning(first, self._left / 6)) is None:
+        least = self._beginning(first, self._left / 6) or self._least(first)
+        if self._prefill(least.prompt_tokens) > self._left / 2:
             return
-        self._few = self._sample(least, _at_most(own, 1), _PROBE_POSITIONS)
-        expected = max(self._few.decode / self._few.steps * (_PROBE_POSITIONS - 1), 1e-9)
-        own = _at_most(own, max(int(self._left / 4 / expected), 1))  # each replicate costs as much, at most
+        row = self._probe.prefill / self._probe.tokens  # a step has more rows than pairs, and costs less than prefill
+        affordable = self._left / 2 / max(2 * row * _pairs(_at_most(own, 1)) * (_PROBE_POSITIONS - 1), 1e-9)
+        own = _at_most(own, max(int(affordable), 1))
         self.samples.append(self._sample(least, own, _PROBE_POSITIONS))
+        if self._prefill(least.prompt_tokens) <= self._left / 4:
+            self._few = self._sample(least, _at_most(own, 1), _PROBE_POSITIONS)
         by_stratum = defaultdict[str, list[Document]](list)
         for document, _ in ordered:
             by_stratum[document.stratum].append(document)
         seen = set[str]()
         for place in _PLACES:
-            chosen = [own[round(place * (len(own) - 1))] for own in by_stratum.values()]
+            chosen = [documents[round(place * (len(documents) - 1))] for documents in by_stratum.values()]
             for number, document in enumerate(chosen):
                 if document.doc not in seen:
                     seen.add(document.doc)
@@ -200,7 +203,7 @@ class _Trial:
         """Return the cost of a step of some pairs, relative to a step of the samples' pairs: a part is fixed."""
         most, few = self.samples[0].pairs, self._few
         if few is None or few.pairs == most:
-            return pairs / most
+            return max(pairs / most, 1.0)
         saved = 1 - (few.decode / few.steps) / max(self.samples[0].decode / self.samples[0].steps, 1e-9)
         of_pair = min(max(saved / (most - few.pairs), 0.0), 1 / most)
         return 1 + of_pair * (pairs - most)

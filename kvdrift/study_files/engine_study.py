@@ -71,6 +71,8 @@ def engine_choice(
         raise InputError(f"--engine {engine}: {nearest(engine, [NAME])}")
     if gguf is not None and model != EMBEDDED_ID:
         raise InputError(f"--model {model}: --gguf names the model already; leave one of the two out")
+    if gguf is not None and gguf.suffix != GGUF:
+        raise InputError(f"--gguf {gguf}: a GGUF file is named *{GGUF}")
     if gguf is None and not by_model and model != EMBEDDED_ID:
         raise InputError(f"--model {model}: engine {NAME} reads a GGUF file, *{GGUF}")
     kinds = [] if cache_types is None else [kind.strip() for kind in cache_types.split(",") if kind.strip()]

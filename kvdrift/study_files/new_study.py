@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.material import checked_actions
+from flows.material import check_retentions, checked_actions
 from generator.documents.registry import SOURCES, check_source
 from generator.transformer.files.local_folders import EMBEDDED_ID, GGUF, check_hub_id, local_folder
 from kvdrift.study_files.commented import Draft, Table, commented_study
@@ -38,12 +38,14 @@ class NewStudy:
         text: The study file's text.
         left_out: The clusters that are left out.
         remark: A line for the user; empty if there is nothing to say.
+        shortest: The id and the tokens of the shortest prompt; None if prompts were not counted.
     """
 
     path: Path
     text: str
     left_out: Sequence[str]
     remark: str
+    shortest: tuple[str, int] | None
 
     @property
     def files(self) -> dict[Path, str]:
@@ -83,10 +85,11 @@ def new_study(
     own = _model(model, folder, embedded=embedded) if engine is None else engine.model(folder)
     reader = None if embedded else text_model(_reader(model) if engine is None else str(engine.file))
     tokens = horizon or _HORIZON
-    if length is not None and reader is not None and (most := reader.most_tokens(tokens)) is not None and length > most:
+    if reader is not None and (most := reader.most_tokens(tokens)) is not None and most < (length or 1):
+        option = f"--horizon {tokens}" if length is None else f"--length {length}"
         raise InputError(
-            f"--length {length}: the model has {reader.positions:,} positions, and a horizon of {tokens} leaves "
-            f"{most:,} of them"
+            f"{option}: the model has {reader.positions:,} positions, and a horizon of {tokens} leaves "
+            f"{max(most, 0):,} of them to a prompt"
         )
     if documents is not None:
         if tasks:
@@ -111,7 +114,7 @@ def new_study(
         ),
         path.name,
     )
-    return NewStudy(path, text, prompts.too_long, prompts.remark)
+    return NewStudy(path, text, prompts.too_long, prompts.remark, prompts.shortest)
 
 
 def write_study(made: NewStudy) -> None:
@@ -121,7 +124,10 @@ def write_study(made: NewStudy) -> None:
         draft = Path(folder) / made.path.name
         draft.write_text(made.text, encoding="utf-8")
         for study in load_studies(draft, made.path.parent):
-            checked_actions(study)
+            actions = checked_actions(study)
+            if made.shortest is not None:
+                doc, tokens = made.shortest
+                check_retentions(actions, tokens, f"document '{doc}'")
             for section in study.documents:
                 check_source(section)
     for path, text in made.files.items():

@@ -36,11 +36,13 @@ class OwnPrompts:
         strata: The values of each stratum.
         too_long: The clusters of documents that are too long for the model or for the user's bound.
         remark: A line about such documents, or about lengths that are estimates; empty if there is nothing to say.
+        shortest: The id and the tokens of the shortest prompt; None if prompts were not counted.
     """
 
     strata: list[Table]
     too_long: list[str]
     remark: str
+    shortest: tuple[str, int] | None = None
 
 
 def own_prompts(documents: Path, folder: Path, length: int | None, model: TextModel, horizon: int) -> OwnPrompts:
@@ -62,7 +64,7 @@ def own_prompts(documents: Path, folder: Path, length: int | None, model: TextMo
     named = list(dict.fromkeys(row.text("stratum") for row in rows if row.has("stratum")))
     strata = named or [re.sub(r"[^A-Za-z0-9._-]+", "-", documents.stem).lstrip("._-") or "prompts"]
     bounds = [bound for bound in (length, model.most_tokens(horizon)) if bound is not None]
-    too_long, remark, longest = dict[str, str](), "", 0
+    too_long, remark, shortest = dict[str, str](), "", None
     if model.tokenizer is None:
         texts = (json.dumps(row.fields, ensure_ascii=False) for row in rows)
         longest = max((len(text.encode()) for text in texts), default=0) + _SPECIAL_TOKENS
@@ -73,7 +75,9 @@ def own_prompts(documents: Path, folder: Path, length: int | None, model: TextMo
         beyond = {doc: one for doc, one in counted.items() if bounds and one[1] > min(bounds)}
         too_long = {doc: cluster for doc, (cluster, _) in beyond.items()}
         clusters = set(too_long.values())
-        longest = max((tokens for cluster, tokens in counted.values() if cluster not in clusters), default=1)
+        kept = {doc: tokens for doc, (cluster, tokens) in counted.items() if cluster not in clusters}
+        longest = max(kept.values(), default=1)
+        shortest = min(kept.items(), key=lambda item: item[1], default=None)
         if too_long:
             remark = _too_long(documents, beyond, len(counted), model, None if length else horizon, min(bounds))
     most = length or min([-(-longest // _BLOCK) * _BLOCK, *bounds])
@@ -84,7 +88,7 @@ def own_prompts(documents: Path, folder: Path, length: int | None, model: TextMo
         counts = _counts(documents, stratum, list(map(cluster_of, own)), set(too_long.values()), splits)
         chat = {"chat_template": True} if model.has_chat_template else {}
         tables.append({"source": "jsonl", "path": relative, "length": most, "stratum": stratum, **chat, **counts})
-    return OwnPrompts(tables, sorted(set(too_long.values())), remark)
+    return OwnPrompts(tables, sorted(set(too_long.values())), remark, shortest)
 
 
 def _counted(documents: Path, stratum: str, model: TextModel) -> dict[str, tuple[str, int]]:

@@ -141,7 +141,7 @@ def _parameters(kind: type[Any]) -> str:
 
 
 def _example() -> str:
-    return new_study(Path("my-study.toml"), EMBEDDED_ID, None, [], None, [], None)
+    return new_study(Path("my-study.toml"), EMBEDDED_ID, None, [], None, [], None).text
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,6 @@ def text_model(location: str) -> TextModel:
 
 def _of_gguf(file: Path) -> TextModel:
     check_is_gguf(file)
-    if importlib.util.find_spec(PACKAGE) is None:
+    if find_spec(PACKAGE) is None:
         return TextModel(str(file), None, None, f"it needs the package {PACKAGE}: {INSTALL}")
     return TextModel(str(file), load_tokenizer(str(file)), gguf_facts(file).positions or None)

@@ -15,23 +15,29 @@ from fixtures.command import call, mistake
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
-from flows.material import gather_material
+from flows.generate.local import LocalGenerator
+from flows.generate.storing import storing
+from flows.material import Material, gather_material
 from flows.plan.making import primary_endpoints
+from flows.run.forecast import forecast
+from flows.run.study_run import StudyRun
 from generator.actions import build_actions
 from generator.documents.registry import stratum_documents
 from generator.documents.source import Candidate, HeldDocuments, where
-from generator.generation import PendingUnit
+from generator.generation import PendingUnit, Work
 from generator.transformer.footprint import Footprint, local_footprint
 from generator.transformer.loading import load_model
 from generator.transformer.memory import ModelShape
 from generator.transformer.prompts.eviction import evict
 from generator.transformer.prompts.prompt import Prompt
+from kvdrift.console import ConsoleProgress
 from kvdrift.dry_run import timing as generation_time
-from kvdrift.dry_run.timing import Extent, Seconds, StudyTime, study_time
+from kvdrift.dry_run.timing import Sample, Seconds, StudyTime, study_time
 from schema.document import SPLITS, Document
-from schema.errors import InputError, OperationError
+from schema.errors import InputError
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
-from schema.study import DocumentsSection, load_studies
+from schema.study import DocumentsSection, Study, load_studies
+from schema.tables import PLAIN
 from stats.endpoints import Family
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -179,7 +185,8 @@ class TestPaperStudies:
 def test_quickstart_is_exact(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found = StudyTime({"development": Seconds(4.04, 114), "evaluation": Seconds(540, 1300)}, {}, "cpu", 3.2)
+    splits = {"development": Seconds(4.04, 114), "evaluation": Seconds(540, 1300)}
+    found = StudyTime(splits, "cpu", 10.0, 3.2, [Sample(774, 12, 64, 1.0, 1.0, 0.0, 0.0)], 774.0)
     monkeypatch.setattr("kvdrift.dry_run.needs.study_time", lambda *_: found)
     out = dry_run(capsys, STUDIES / "quickstart.toml", "--store", tmp_path / "store")
     assert "action snapkv-half: snapkv, half of the entries: 196 to 774 prompt entries" in out
@@ -188,7 +195,8 @@ def test_quickstart_is_exact(
         in out
     )
     assert "nominal" not in out
-    assert "time of generation on cpu (float32), an estimate: development 4 to 110 s, evaluation 9 to 22 min" in out
+    assert "time of generation on cpu (float32), an estimate: development 4 to 110 s, evaluation 9 to 22 min\n" in out
+    assert "with loading, planning, estimating and the report: 9.6 to 24 min\n" in out
 
 
 def test_bytes_are_those_that_eviction_measures() -> None:
@@ -241,33 +249,47 @@ def test_a_family_smaller_than_its_members_is_refused(tmp_path: Path) -> None:
 
 @dataclass
 class Machine:
-    """A clock that generation moves on: seconds to a prompt token, to a position, and to a replicate at a position."""
+    """A clock that generation moves on: seconds by prompt tokens and their pairs, by steps, and by pairs in a step."""
 
     token: float = 0.01
-    position: float = 0.1
-    replicate: float = 0.02
+    before: float = 1e-5  # for each token, and each token before it
+    step: float = 0.1
+    entry: float = 0.0  # for each step and prompt token
+    pair: float = 0.02
     now: float = 0.0
-    asked: list[tuple[str, int, int]] = field(default_factory=list)  # document, replicates, positions
+    made: list[tuple[str, int, int, int]] = field(default_factory=list)  # document, prompt tokens, pairs, positions
 
     def perf_counter(self) -> float:
         return self.now
 
-    def decode(self, replicates: int, positions: int) -> float:
-        return (positions - 1) * (self.position + self.replicate * replicates)
+    def prefill(self, tokens: int) -> float:
+        return tokens * (self.token + self.before * tokens)
+
+    def decode(self, tokens: int, pairs: int, positions: int) -> float:
+        return (positions - 1) * (self.step + self.entry * tokens + self.pair * pairs)
 
     def generate_units(
         self, _model: Any, _study: str, document: Document, pending: Iterable[PendingUnit], horizon: int, _seed: int
     ) -> list[Any]:
-        units, prefill = [], self.token * document.prompt_tokens
-        for estimator in sorted({item.estimator for item in pending}):
-            replicates = max(item.count for item in pending if item.estimator == estimator)
-            decode = self.decode(replicates, horizon)
+        units, prefill, items = [], self.prefill(document.prompt_tokens), list(pending)
+        for estimator in sorted({item.estimator for item in items}):
+            pairs = sum(item.count for item in items if item.estimator == estimator)
+            decode = self.decode(document.prompt_tokens, pairs, horizon)
             self.now += prefill + decode
             record = {"estimator": estimator, "prefill_seconds": prefill, "decode_seconds": decode}
             units.append(SimpleNamespace(record=record))
             prefill = 0.0
-        self.asked.append((document.doc, max(item.count for item in pending), horizon))
+        self.made.append((document.doc, document.prompt_tokens, sum(item.count for item in items), horizon))
         return units
+
+    def truth(self, work: Work, horizon: int) -> float:
+        """The seconds of some work, with those in which its units enter the store."""
+        return sum(
+            self.prefill(document.prompt_tokens)
+            + self.decode(document.prompt_tokens, sum(item.count for item in items), horizon)
+            + 0.05
+            for document, items in work
+        )
 
 
 @dataclass(frozen=True)
@@ -289,60 +311,119 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return clock
 
 
-def small_time(folder: Path, *changes: tuple[str, str], budget: float = 60.0) -> StudyTime:
-    """Of 2 development documents to a stratum with 4 replicates, and 3 to 5 of evaluation with 5 to 9."""
-    extents = {
-        "development": Extent((4, 4), dict.fromkeys(("needle", "tracking"), (2, 2))),
-        "evaluation": Extent((5, 9), dict.fromkeys(("needle", "tracking"), (3, 5))),
-    }
-    material = gather_material(load_study(write_study(folder, *changes)), offline=True)
-    return study_time(material, extents, {"snapkv-half", "recent-half", "full"}, budget)
+LONGER = ('tasks = ["variable_tracking"]\nlength = 384', 'tasks = ["variable_tracking"]\nlength = 768')
 
 
-def test_time_is_that_of_a_document_times_documents(tmp_path: Path, machine: Machine) -> None:
-    """Prompts have 396 and 392 tokens; bounds include the differences among documents and among replicates."""
-    found = small_time(tmp_path)
-    assert {spent.positions for spent in found.strata.values()} == {12}
-    whole = machine.decode(9, 12)  # both splits are scaled from the most replicates
-
-    def seconds(documents: int, decode: float) -> float:
-        return documents * (0.01 * (396 + 392) + 2 * (decode + 0.05))
-
-    assert found.splits["development"].low == pytest.approx(0.8 * seconds(2, whole * 4 / 9))
-    assert found.splits["development"].high == pytest.approx(1.3 * seconds(2, whole))
-    assert found.splits["evaluation"].low == pytest.approx(0.8 * seconds(3, whole * 5 / 9))
-    assert found.splits["evaluation"].high == pytest.approx(1.3 * seconds(5, whole))
-    assert found.measuring == machine.now
+def small_time(folder: Path, *changes: tuple[str, str], budget: float = 60.0) -> tuple[StudyTime, dict[str, Work]]:
+    """The forecast, and the splits' work at their greatest size."""
+    study = load_study(write_study(folder, *changes))
+    run = StudyRun(study, str(folder / "none"), storing(LocalGenerator()), offline=True)
+    splits = forecast(run).splits
+    found = study_time(run.material, splits, lambda _: None, budget)
+    return found, {split.split: split.work for split in splits}
 
 
-@pytest.mark.parametrize("budget", [15.0, 20.0, 30.0])
+def test_time_is_that_of_all_documents(tmp_path: Path, machine: Machine) -> None:
+    """Prompts of two lengths, and splits of 10 and of 12 pairs, are measured until costs of tokens and pairs are."""
+    found, work = small_time(tmp_path, LONGER)
+    assert list(found.splits) == list(work) == ["development", "evaluation"]
+    for split, seconds in found.splits.items():
+        assert seconds.low == seconds.high == pytest.approx(machine.truth(work[split], 12))
+    assert found.measuring == machine.now < 60
+    assert {made[3] for made in machine.made} == {1, 4, 12}
+
+
+def test_a_plan_that_is_still_to_be_made_has_a_range_of_sizes(tmp_path: Path, machine: Machine) -> None:
+    """K of 5 to 9, and 2 or 3 documents of each stratum."""
+    between = ("replicates = 5\n", 'replicates = "auto"\nreplicates_between = [5, 9]\n')
+    at_least = ("documents = 3\n", 'documents = "auto"\ndocuments_at_least = 2\n')
+    found, work = small_time(tmp_path, between, at_least)
+    evaluation = found.splits["evaluation"]
+    assert evaluation.high == pytest.approx(machine.truth(work["evaluation"], 12), rel=1e-3)
+    fewer = [
+        (document, [replace(item, count=min(item.count, 5)) for item in own]) for document, own in work["evaluation"]
+    ]
+    assert evaluation.low == pytest.approx(2 / 3 * machine.truth(fewer, 12), rel=0.05)
+
+
+@pytest.mark.parametrize("entry", [0.0, 2e-4])
+@pytest.mark.parametrize("budget", [20.0, 30.0, 75.0])
 @pytest.mark.parametrize("horizon", [12, 200])
-def test_measuring_keeps_to_its_budget_and_the_range_holds_the_truth(
-    tmp_path: Path, machine: Machine, budget: float, horizon: int
+def test_measuring_keeps_to_its_budget_and_the_forecast_is_within_a_quarter(
+    tmp_path: Path, machine: Machine, budget: float, horizon: int, entry: float
 ) -> None:
-    found = small_time(tmp_path, ("horizon = 12", f"horizon = {horizon}"), budget=budget)
-    assert machine.now < 1.5 * budget
-    for least, most in ((4, 4), (5, 9)):
-        for spent in found.strata.values():
-            seconds = spent.of_replicates(least)
-            other = spent.prefill + 0.05
-            assert seconds.low - other - 1e-9 <= machine.decode(least, horizon)
-            assert machine.decode(most, horizon) <= seconds.high - other + 1e-9
+    machine.entry = entry
+    found, work = small_time(tmp_path, LONGER, ("horizon = 12", f"horizon = {horizon}"), budget=budget)
+    assert machine.now < 1.3 * budget
+    for split, seconds in found.splits.items():
+        assert seconds.high == pytest.approx(machine.truth(work[split], horizon), rel=0.25)
 
 
-def test_a_prefill_beyond_the_budget_is_said(tmp_path: Path, machine: Machine) -> None:
-    machine.token = 1.0
-    with pytest.raises(OperationError, match="the prefill of 396 prompt tokens alone takes some 396 s"):
-        small_time(tmp_path)
-    assert len(machine.asked) == 2
+@pytest.mark.parametrize("token", [0.05, 0.1])
+def test_prompts_beyond_the_budget_are_read_in_part(tmp_path: Path, machine: Machine, token: float) -> None:
+    """A prompt of 774 tokens takes 45 and 83 s. Of all prompts the beginnings give the costs."""
+    machine.token = token
+    found, work = small_time(tmp_path, LONGER, budget=40.0)
+    assert machine.now < 52
+    assert max(tokens for _, tokens, _, _ in machine.made) < 700
+    for split, seconds in found.splits.items():
+        assert seconds.high == pytest.approx(machine.truth(work[split], 12), rel=0.25)
+
+
+def test_a_prefill_rate_is_a_forecast(tmp_path: Path, machine: Machine) -> None:
+    """128 prompt tokens, the fewest that snapkv can halve, take 26 s; then no time is left to decode."""
+    machine.token, machine.before = 0.2, 0.0
+    found, work = small_time(tmp_path)
+    assert machine.now < 75
+    assert (found.samples, found.prompt_rate) == ([], pytest.approx(5.0))
+    prompts = sum(document.prompt_tokens for own in work.values() for document, _ in own)
+    assert sum(seconds.low for seconds in found.splits.values()) > 0.2 * prompts
 
 
 def test_a_hybrid_study_may_branch_no_action(tmp_path: Path, machine: Machine) -> None:
-    machine.position = machine.replicate = 0.01
-    found = small_time(tmp_path, ("draws = 200", 'estimator = "hybrid"\ndraws = 200'))
-    for spent in found.strata.values():
-        assert spent.decode.low == pytest.approx(machine.decode(9, 12))
-        assert spent.decode.high == pytest.approx(2 * machine.decode(9, 12))
+    machine.step, machine.pair = 0.0, 0.01
+    found, work = small_time(tmp_path, ("draws = 200", 'estimator = "hybrid"\ndraws = 200'))
+    plain = [(one, [item for item in own if item.estimator == PLAIN]) for one, own in work["development"]]
+    assert found.splits["development"].low == pytest.approx(machine.truth(plain, 12), rel=0.02)
+    assert found.splits["development"].high == pytest.approx(machine.truth(work["development"], 12), rel=1e-3)
+
+
+def test_each_step_is_named_before_it_begins(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine
+) -> None:
+    """The study file is read, and the model loaded, after the line about it; measuring names the document's size."""
+    said: list[str] = []
+    loading = generation_time._load
+
+    def load(material: Material) -> Any:
+        said.append("the model is loaded")
+        return loading(material)
+
+    def read(path: Path) -> list[Study]:
+        said.append("the study file is read")
+        return load_studies(path)
+
+    monkeypatch.setattr(generation_time, "_load", load)
+    monkeypatch.setattr("schema.study.load_studies", read)
+    with monkeypatch.context() as patch:
+        patch.setattr("fixtures.command.ConsoleProgress", SimpleNamespace(doing=None))  # lines of steps are heard here
+        patch.setattr(ConsoleProgress, "doing", lambda _, what: said.append(what))
+        dry_run(capsys, write_study(tmp_path), "--store", tmp_path / "store")
+    first, read_file, checking, loading_line, loaded, *measured = said
+    assert (read_file, loaded) == ("the study file is read", "the model is loaded")
+    assert "small.toml" in first
+    assert "documents" in checking
+    assert "kvdrift/tiny" in loading_line
+    assert len(measured) == len(machine.made)
+    for line, (_, tokens, pairs, positions) in zip(measured, machine.made, strict=True):
+        assert all(f"{number} {what}" in line for number, what in
+                   ((tokens, "prompt tokens"), (pairs, "pairs"), (positions, "position")))  # fmt: skip
+
+
+def test_a_line_at_once_waits_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with ConsoleProgress(at_once=True) as console:
+        console.doing("loading a model")
+        assert capsys.readouterr().err == "loading a model\n"
 
 
 def test_time_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -350,7 +431,7 @@ def test_time_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert re.search(
         r"time of generation on cpu \(float32\), an estimate: development .* to .* s, evaluation .* s\n", out
     )
-    assert out.endswith(" s of generating one document of each stratum here: whole in 2 strata\n")
+    assert re.search(r"\n    from \d+ s of generating here, at [\d,]+ prompt tokens a second\n$", out)
     assert not (tmp_path / "store").exists()
 
 

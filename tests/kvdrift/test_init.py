@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from fixtures.byte_level import byte_level_tokenizer
 from fixtures.command import call, mistake
 from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
+from flows.material import gather_material
 from flows.plan.size import EvaluatedSize, size_bounds
 from generator.documents.registry import choose_candidates
 from kvdrift.examples import EXAMPLES
@@ -132,12 +135,140 @@ def test_prompts_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     study = load_study(path)
     assert [part.stratum_name for part in study.documents] == ["a", "b"]
     assert {part.path for part in study.documents} == {str(tmp_path / "data" / "mine.jsonl")}
-    assert study.documents[0].length == 576  # 99 words of 5 bytes, and room for special tokens
+    assert study.documents[0].length == 640  # a row of 99 words of 5 bytes, and room for special tokens
     assert sum(part.development + part.evaluation for part in study.documents) <= 80
     assert min(part.development for part in study.documents) >= 2
     (tmp_path / "data" / "mine.jsonl").write_text(json.dumps(rows[0]))
     line = mistake(capsys, "init", tmp_path / "few.toml", *options)
     assert "1 row(s) of 'a' are too few" in line
+
+
+def model_folder(folder: Path, *, positions: int = 512, chat: bool = True) -> Path:
+    """The configuration and the tokenizer of a model, whose weights are elsewhere."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template if chat else None
+    tokenizer.save_pretrained(folder)
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": len(tokenizer),
+              "max_position_embeddings": positions}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def write_prompts(file: Path, texts: list[str]) -> Path:
+    rows = [{"id": f"d{number:02}", "prompt": text} for number, text in enumerate(texts)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_prompts_are_counted_as_a_run_counts_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, *, chat: bool
+) -> None:
+    """By the model's tokenizer, with its chat template if it has one; a run's documents fit the length."""
+    model = model_folder(tmp_path / "model", chat=chat)
+    texts = ["The grass is green. " * (30 + number) for number in range(16)]
+    documents = write_prompts(tmp_path / "mine.jsonl", texts)
+    text = init(capsys, tmp_path / "mine.toml", "--model", model, "--documents", documents)
+    assert ("chat_template = true" in text) is chat
+    study = load_study(tmp_path / "mine.toml")
+    material = gather_material(study, offline=True)
+    counted = [one.prompt_tokens for split in ("development", "evaluation") for one in material.of_split(split)]
+    assert len(counted) == 16
+    assert max(counted) <= study.documents[0].length < max(counted) + 64 < len(texts[-1])
+
+
+def test_documents_that_leave_no_room_for_the_horizon_are_named_and_left_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What fits is a study that a run accepts; a bound of the user's own leaves out what is longer, too."""
+    model = model_folder(tmp_path / "model")
+    texts = ["The grass is green. " * (30 + number + 200 * (number in (3, 12))) for number in range(16)]
+    documents = write_prompts(tmp_path / "mine.jsonl", texts)
+    options = ("--model", model, "--documents", documents, "--horizon", "100")
+    code, out, _ = call(capsys, "init", tmp_path / "mine.toml", *options)
+    (line,) = [line for line in out.splitlines() if "longer than" in line]
+    assert code == 0
+    assert re.search(
+        r"2 of 16 documents .* 412 tokens .* 100 .* 512 positions.* d03 \(\d,?\d+\), d12 \(\d,?\d+\)$", line
+    )
+    study = load_study(tmp_path / "mine.toml")
+    section = study.documents[0]
+    assert (section.development + section.evaluation, section.exclude) == (14, str(tmp_path / "mine-exclude.json"))
+    material = gather_material(study, offline=True)
+    names = {one.doc for split in ("development", "evaluation") for one in material.of_split(split)}
+    assert names == {f"d{number:02}" for number in range(16)} - {"d03", "d12"}
+    line = mistake(capsys, "init", tmp_path / "more.toml", *options, "--length", "413")
+    assert "--length 413: the model has 512 positions, and a horizon of 100 leaves 412 of them" in line
+    most = max(one.prompt_tokens for one in material.of_split("evaluation")) - 1
+    code, out, _ = call(capsys, "init", tmp_path / "less.toml", *options, "--length", str(most))
+    assert (code, f"documents are longer than {most} tokens, and left out" in out) == (0, True)
+    assert load_study(tmp_path / "less.toml").documents[0].length == most
+
+
+@pytest.mark.parametrize(
+    ("positions", "tokens", "horizon", "fits"),
+    [
+        (2049, 2049, 5, False),  # stanford-crfm/helm issue 94: 2,049 in the prompt and 5 to complete
+        (4097, 1090, 3072, False),  # tatsu-lab/stanford_alpaca issue 47
+        (4097, 1090, 3007, True),
+    ],
+)
+def test_a_prompt_and_its_continuation_fit_the_positions(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, *, positions: int, tokens: int, horizon: int, fits: bool
+) -> None:
+    model = model_folder(tmp_path / "model", positions=positions, chat=False)
+    documents = write_prompts(tmp_path / "mine.jsonl", ["~" * 150] * 15 + ["~" * tokens])
+    options = ("--model", model, "--documents", documents, "--horizon", str(horizon))
+    code, out, _ = call(capsys, "init", tmp_path / "mine.toml", *options)
+    assert (code, f"d15 ({tokens:,})" in out) == (0, not fits)
+    assert load_study(tmp_path / "mine.toml").documents[0].length <= positions - horizon
+
+
+def test_what_a_run_would_refuse_is_refused_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A horizon without room for any prompt (EleutherAI/lm-evaluation-harness issue 4001), and too short prompts."""
+    model = model_folder(tmp_path / "model", positions=2048)
+    documents = write_prompts(tmp_path / "mine.jsonl", ["The grass is green. "] * 16)
+    options = ("--model", model, "--documents", documents)
+    line = mistake(capsys, "init", tmp_path / "mine.toml", *options, "--horizon", "32768")
+    assert "--horizon 32768: the model has 2,048 positions" in line
+    line = mistake(capsys, "init", tmp_path / "mine.toml", *options)
+    assert "action 'snapkv-half', document 'd00': keep = 1/2 retains" in line
+    assert list(tmp_path.glob("*.toml")) == []
+
+
+def test_prompts_that_are_made_fit_the_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """RULER's prompts have 4,096 tokens, or as many as a horizon leaves."""
+    for positions, length in ((2048, 1984), (8192, 4096)):
+        model = model_folder(tmp_path / f"model-{positions}", positions=positions)
+        text = init(capsys, tmp_path / f"{positions}.toml", "--model", model, "--task", "vt")
+        assert f"length = {length}\n" in text
+        assert "chat_template = true\n" in text
+
+
+def test_without_a_tokenizer_a_line_says_that_the_length_is_an_estimate(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    documents = write_prompts(tmp_path / "mine.jsonl", ["The grass is green. " * 20] * 16)
+    options = ("--model", "org/model", "--documents", documents)
+    for name, more, what in (
+        ("a", (), "length is an estimate from characters"),
+        ("b", ("--length", "99"), "not counted"),
+    ):
+        code, out, err = call(capsys, "init", tmp_path / f"{name}.toml", *options, *more)
+        assert (code, err, "chat_template" in (tmp_path / f"{name}.toml").read_text()) == (0, "", False)
+        (line,) = [line for line in out.splitlines() if "org/model" in line]
+        assert what in line
+        assert "chat_template is not set" in line
+
+
+def test_a_model_that_the_hub_lacks_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvdrift.study_files.text_models.is_on_hub", lambda *_: False)
+    documents = write_prompts(tmp_path / "mine.jsonl", ["The grass is green."] * 16)
+    line = mistake(capsys, "init", tmp_path / "mine.toml", "--model", "org/none", "--documents", documents)
+    assert "--model org/none: the hub has no such model" in line
+    assert list(tmp_path.glob("*.toml")) == []
 
 
 def test_few_prompts_are_all_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -205,7 +336,7 @@ def test_a_model_that_no_folder_and_no_hub_has_is_refused_at_once(
         (("--action", "a=snapkv:0.5"), "keep = '0.5': write an integer, an exact fraction"),
         (("--length", "100"), "length 100: the embedded source has the lengths 384, 768, 1536"),
         (("--model", "./nowhere"), "--model ./nowhere: no such folder"),
-        (("--documents", "x.jsonl"), "--documents x.jsonl: kvdrift/tiny reads no text; give --model too"),
+        (("--documents", "x.jsonl"), "--documents x.jsonl: the embedded model reads no text; give --model too"),
         (("--documents", "x.jsonl", "--model", "org/m"), "--documents x.jsonl: no such file, expected JSON Lines"),
         (("--documents", "x.jsonl", "--task", "needle"), "--task: names prompts that kvdrift makes"),
     ],

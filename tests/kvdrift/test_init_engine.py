@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from fixtures.byte_level import byte_level_tokenizer
 from fixtures.command import call, mistake
+from fixtures.gguf_models import write_random_llama
 from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
@@ -14,6 +17,7 @@ from generator.transformer.files.local_folders import EMBEDDED_GGUF
 from schema.study import Study, load_studies
 
 ENGINE = ("--engine", "llama.cpp")
+KNOWN_TYPES = "no cache type; write f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"
 
 
 def written(capsys: pytest.CaptureFixture[str], path: Path, *options: str | Path) -> Study:
@@ -36,8 +40,29 @@ def test_without_more_it_compares_two_cache_types_of_the_embedded_model(
     assert study.plan.baseline == "cache-q8_0"
 
 
+@pytest.fixture
+def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without llama.cpp, where a GGUF file is known by its first bytes only."""
+    monkeypatch.setattr("kvdrift.study_files.text_models.find_spec", lambda _: None)
+
+
+@pytest.mark.usefixtures("no_package")
+@pytest.mark.parametrize("option", [("--model",), ("--gguf",), (*ENGINE, "--model"), (*ENGINE, "--gguf")])
+def test_a_gguf_file_is_for_llama_cpp_however_it_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, ...]
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    code, out, err = call(capsys, "init", tmp_path / "study.toml", *option, tmp_path / "model.gguf")
+    assert (code, err) == (0, "")
+    assert "model.gguf' cannot be loaded (it needs the package xllamacpp" in out
+    study = load_study(tmp_path / "study.toml")
+    assert (study.model.engine, study.model.id) == ("llama.cpp", "model.gguf")
+    assert sides(study).keys() == {"cache-q8_0", "cache-q4_0"}
+
+
+@pytest.mark.usefixtures("no_package")
 def test_cache_types_and_weights_are_an_action_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "model.gguf").touch()
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
     (tmp_path / "model-Q4_K_M.gguf").touch()
     (tmp_path / "studies").mkdir()
     study = written(
@@ -57,28 +82,60 @@ def test_cache_types_and_weights_are_an_action_each(tmp_path: Path, capsys: pyte
     [
         (("--engine", "llamacpp"), "--engine llamacpp: did you mean 'llama.cpp'?"),
         (("--engine", "http"), "--engine http: a study of servers is written by hand"),
-        ((*ENGINE, "--cache-types", "q8_0,q9_0"), "--cache-types q9_0: type_k = 'q9_0': did you mean"),
-        ((*ENGINE, "--cache-types", "q8_0/q9_0"), "--cache-types q8_0/q9_0: type_v = 'q9_0': did you mean"),
+        ((*ENGINE, "--cache-types", "q8_0,q9_0"), f"--cache-types q9_0: type_k = 'q9_0': {KNOWN_TYPES}"),
+        ((*ENGINE, "--cache-types", "q8_0/q9_0"), f"--cache-types q8_0/q9_0: type_v = 'q9_0': {KNOWN_TYPES}"),
+        # unixsysdev/llama-turboquant issue 5, and Anbeeld/beellama.cpp issue 120
+        ((*ENGINE, "--cache-types", "tq3_0"), f"--cache-types tq3_0: type_k = 'tq3_0': {KNOWN_TYPES}"),
+        ((*ENGINE, "--cache-types", "q8_0/kvarn6"), f"--cache-types q8_0/kvarn6: type_v = 'kvarn6': {KNOWN_TYPES}"),
         ((*ENGINE, "--gguf", "none.gguf"), "--gguf none.gguf: no such file"),
         ((*ENGINE, "--weights", "none.gguf"), "--weights none.gguf: no such file"),
-        (
-            (*ENGINE, "--model", "org/model"),
-            "--model: not for engine llama.cpp; use --gguf, --cache-types and --weights",
-        ),
+        (("--model", "none.gguf"), "--model none.gguf: no such file"),
+        ((*ENGINE, "--model", "org/model"), "--model org/model: engine llama.cpp reads a GGUF file, *.gguf"),
+        (("--model", "a.gguf", "--gguf", "b.gguf"), "--model a.gguf: --gguf names the model already"),
         (
             (*ENGINE, "--action", "half=snapkv:1/2"),
-            "--action: not for engine llama.cpp; use --gguf, --cache-types and --weights",
+            "--action: not for engine llama.cpp; use --cache-types and --weights",
         ),
-        (("--gguf", "model.gguf"), "--gguf: belongs to an engine; add --engine llama.cpp"),
-        (("--cache-types", "q8_0"), "--cache-types: belongs to an engine; add --engine llama.cpp"),
-        (("--weights", "model.gguf"), "--weights: belongs to an engine; add --engine llama.cpp"),
+        (("--cache-types", "q8_0"), "--cache-types: belongs to an engine; add --model FILE.gguf"),
+        (("--weights", "model.gguf"), "--weights: belongs to an engine; add --model FILE.gguf"),
+        (("--model", Path(__file__)), "test_init_engine.py: is a file; name the model's folder"),
+        (("--gguf", Path(__file__)), "test_init_engine.py: a GGUF file is named *.gguf"),
     ],
 )
 def test_mistakes_write_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str | Path, ...], said: str
 ) -> None:
     assert said in mistake(capsys, "init", tmp_path / "mine.toml", *options)
     assert not (tmp_path / "mine.toml").exists()
+
+
+@pytest.mark.llama_cpp
+def test_prompts_are_counted_with_the_files_own_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file has 2,048 positions and a chat template; its tokenizer is the one that it was written from."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+    file = write_random_llama(tmp_path / "model.gguf", head_size=32, tokenizer=tokenizer)
+    texts = [f"Read {number}. " + "The grass is green. " * (10 + number) for number in range(16)]
+    rows = [json.dumps({"id": f"d{number:02}", "prompt": text}) + "\n" for number, text in enumerate(texts)]
+    (tmp_path / "mine.jsonl").write_text("".join(rows))
+    code, out, _ = call(
+        capsys, "init", tmp_path / "study.toml", "--model", file, "--documents", tmp_path / "mine.jsonl"
+    )
+    assert (code, "cannot be loaded" in out) == (0, False)
+    (section,) = load_study(tmp_path / "study.toml").documents
+    chats = [tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)["input_ids"]
+             for text in texts]  # fmt: skip
+    longest = max(map(len, chats))
+    assert section.chat_template
+    assert longest <= section.length < longest + 64
+    assert section.development + section.evaluation == 16
+    code, out, _ = call(
+        capsys, "init", tmp_path / "long.toml", "--model", file, "--documents", tmp_path / "mine.jsonl", "--horizon",
+        str(2048 - longest + 1),
+    )  # fmt: skip
+    assert code == 0
+    assert f"1 of 16 documents is longer than the {longest - 1} tokens" in out
+    assert f"d15 ({longest})" in out
 
 
 @pytest.mark.llama_cpp

@@ -20,7 +20,7 @@ from flows.run import stages
 from flows.run.study_run import StudyRun
 from generator.identity import GpuKinds
 from generator.transformer.model_checks import visible_gpus
-from kvdrift.dry_run.timing import DocumentTime, Seconds, StudyTime
+from kvdrift.dry_run.timing import Sample, Seconds, StudyTime
 from schema.errors import InputError
 
 TINY = 'id = "kvdrift/tiny"'
@@ -136,7 +136,8 @@ def test_a_machine_without_a_gpu(
 def test_a_dry_run_says_who_generates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hour = StudyTime({"development": Seconds(3600, 7200)}, {"needle": DocumentTime(1, Seconds(1, 1), 4, 12)}, "cuda", 9)
+    sample = Sample(396, 12, 12, 1.0, 1.0, 0.0, 0.0)
+    hour = StudyTime({"development": Seconds(3600, 7200)}, "cuda", 5.0, 9.0, [sample], 396.0)
     monkeypatch.setattr("kvdrift.dry_run.needs.study_time", lambda *_: hour)
     code, out, _ = call(capsys, "run", write_study(tmp_path, CUDA), "--gpus", "all", "--dry-run")
     assert code == 0
