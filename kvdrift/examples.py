@@ -6,7 +6,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": (
         "kvdrift init",
         "kvdrift init studies/mine.toml --model Qwen/Qwen2.5-0.5B-Instruct --documents prompts.jsonl",
-        "kvdrift init mine.toml --engine llama.cpp --gguf model.gguf --cache-types q8_0,q8_0/q4_0,q4_0",
+        "kvdrift init mine.toml --model model.gguf --cache-types q8_0,q8_0/q4_0,q4_0",
         "kvdrift init mine.toml --task needle --action half=snapkv:1/2 --action few=recent:128 --horizon 32",
         "kvdrift init mine.toml --sweep snapkv:3/4,1/2,1/4 --sweep recent:3/4,1/2,1/4",
     ),
