@@ -185,7 +185,8 @@ def _made_prompts(tasks: Sequence[str], length: int | None, model: TextModel | N
         if task not in known:
             raise InputError(f"--task {task}: no task that is made here for this model; {nearest(task, known)}")
     chosen = list(dict.fromkeys(tasks)) or (list(known) if model is None else list(_RULER_TASKS))
-    lengths, chat, remark = [*_EMBEDDED_LENGTHS], {}, ""
+    lengths, remark = [*_EMBEDDED_LENGTHS], ""
+    chat: Table = {}
     if model is not None:
         most = model.most_tokens(horizon)
         lengths = [_RULER_LENGTH if most is None else min(_RULER_LENGTH, most)]

@@ -64,7 +64,8 @@ def own_prompts(documents: Path, folder: Path, length: int | None, model: TextMo
     named = list(dict.fromkeys(row.text("stratum") for row in rows if row.has("stratum")))
     strata = named or [re.sub(r"[^A-Za-z0-9._-]+", "-", documents.stem).lstrip("._-") or "prompts"]
     bounds = [bound for bound in (length, model.most_tokens(horizon)) if bound is not None]
-    too_long, remark, shortest = dict[str, str](), "", None
+    too_long, remark = dict[str, str](), ""
+    shortest: tuple[str, int] | None = None
     if model.tokenizer is None:
         texts = (json.dumps(row.fields, ensure_ascii=False) for row in rows)
         longest = max((len(text.encode()) for text in texts), default=0) + _SPECIAL_TOKENS

@@ -58,7 +58,7 @@ def text_model(location: str) -> TextModel:
     if local_folder(location) is None and model_folder(location) is None:
         there = is_on_hub(location, None)
         if there is None:
-            return TextModel(location, None, None, "no hub gives it out here")
+            return TextModel(location, None, None, "the hub cannot be reached, or does not give it out")
         if not there:
             raise InputError(f"--model {location}: the hub has no such model, or it is private")
     tokenizer: Any = load_tokenizer(location)
