@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from generator.actions import Action, build_actions
+from generator.documents.conversations import TokenizerWithVariables
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from generator.documents.source import NOTHING_HELD, HeldDocuments, document_of
 from generator.finite.study_systems import study_systems, system_document
@@ -36,6 +37,7 @@ class Material:
     documents: dict[str, dict[str, list[Document]]]  # split -> stratum -> documents in the source's order
     actions: list[Action]
     nominal: frozenset[str] = frozenset()  # strata whose texts are not tokenized yet, with prompts of nominal length
+    unread: tuple[str, ...] = ()  # variables of the study file that the chat template does not read
 
     @property
     def model_id(self) -> str:
@@ -59,7 +61,7 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
     """
     actions = checked_actions(study)
     documents: dict[str, dict[str, list[Document]]] = {split: {} for split in SPLITS}
-    nominal = set()
+    nominal, unread = set(), list[str]()
     if study.model.kind == FINITE_STATE:
         for split, strata in study_systems(study).items():
             for stratum, systems in strata.items():
@@ -68,7 +70,12 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
 
         @cache
         def tokenizer() -> Any:
-            return load_tokenizer(tokenizer_location(study.model), revision=study.model.revision)
+            loaded = load_tokenizer(tokenizer_location(study.model), revision=study.model.revision)
+            if study.model.chat_template_kwargs is None:
+                return loaded
+            given = TokenizerWithVariables(loaded, study.model.chat_template_kwargs)
+            unread[:] = given.unread
+            return given
 
         for section in study.documents:
             made = _nominal_documents(section, study, tokenizer, held) if offline else None
@@ -76,7 +83,7 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
                 nominal.add(section.stratum_name)
             for split, own in (made or stratum_documents(section, study.study.seed, tokenizer, held)).items():
                 documents[split][section.stratum_name] = own
-    material = Material(study, documents, actions, frozenset(nominal))
+    material = Material(study, documents, actions, frozenset(nominal), tuple(unread))
     check_distinct(document for split in SPLITS for document in material.of_split(split))
     check_disjoint(material)
     if study.model.kind != FINITE_STATE:

@@ -16,6 +16,7 @@ from schema.document import Document
 from schema.study import FINITE_STATE, FIXED, Study
 
 _DRAWS_BEYOND = 50
+_NAMED = 3  # control tokens in a line
 
 
 def remarks(runs: Sequence[StudyRun]) -> list[str]:
@@ -25,6 +26,8 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
         lines += _absent_eos_tokens(run.study)
         lines += _equal_replicates(run.study)
         lines += _unreached_bounds(run.study)
+        lines += _control_tokens(run.material)
+        lines += _unread_variables(run.material)
         lines += _whole_caches(run.material)
         lines += _equal_prompts(run.material)
         lines += _single_clusters(run.material)
@@ -41,6 +44,32 @@ def _absent_eos_tokens(study: Study) -> Iterator[str]:
         yield (
             f"model.id = '{study.model.id}': {which} of its configuration {'are' if absent[1:] else 'is'} not in its "
             f"vocabulary (vocab_size), and {'nothing ends there' if others else 'no continuation ends'}"
+        )
+
+
+def _control_tokens(material: Material) -> Iterator[str]:
+    """Name control tokens of the tokenizer that stand in users' texts."""
+    for templated in (False, True):
+        found = [one for one in _documents(material) if one.control_tokens and one.templated == templated]
+        if not found:
+            continue
+        names = list(dict.fromkeys(name for document in found for name in document.control_tokens))
+        named = ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+        count, first = sum(len(document.control_tokens) for document in found), found[0]
+        where = f"document '{first.doc}'" + f" ({len(first.control_tokens)}) and {len(found) - 1} more" * (len(found) > 1)
+        are = "is a control token" if count == 1 else "are control tokens"
+        yield (
+            f"{where}: the text has {named}, {count} in all, which {are} of the tokenizer, and "
+            + ("read as text, as everything in a message" if templated else "acts as such; the text of messages does not")
+        )
+
+
+def _unread_variables(material: Material) -> Iterator[str]:
+    """Name variables for the chat template that it does not read."""
+    for name in material.unread:
+        yield (
+            f"model.chat_template_kwargs: the chat template of '{material.model_id}' does not read '{name}', so that "
+            "it changes nothing"
         )
 
 

@@ -28,8 +28,31 @@ class GgufTokenizer:
         template = self._calls.llama_model_chat_template(weights.handle, None)
         self.chat_template: str | None = None if template is None else template.decode()
 
-    def __call__(self, text: str, *, add_special_tokens: bool = True, **_: bool) -> Mapping[str, list[int]]:
-        """Tokenize a text; the token ids are under ``input_ids``. Special tokens in the text are read as such."""
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id of BOS; None if the file names none."""
+        token = int(self._calls.llama_vocab_bos(self._weights.vocabulary))
+        return None if token < 0 else token
+
+    @functools.cached_property
+    def added_tokens_decoder(self) -> Mapping[int, Any]:
+        """The control tokens by id, in transformers' form."""
+        from tokenizers import AddedToken  # noqa: PLC0415 - only prompts of text need it
+
+        vocabulary, is_control = self._weights.vocabulary, self._calls.llama_vocab_is_control
+        return {
+            token: AddedToken(name.decode(errors="replace"), special=True)
+            for token, name in enumerate(self.names())
+            if name and is_control(vocabulary, token)
+        }
+
+    def __call__(
+        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False, **_: bool
+    ) -> Mapping[str, list[int]]:
+        """Tokenize a text; the token ids are under ``input_ids``.
+
+        Control tokens in the text are read as such, or with ``split_special_tokens`` like other text.
+        """
         encoded = text.encode()
         room = len(encoded) + 8
         while True:
@@ -41,7 +64,7 @@ class GgufTokenizer:
                 ids,
                 room,
                 add_special_tokens,
-                True,  # noqa: FBT003
+                not split_special_tokens,
             )
             if count >= 0:
                 return {"input_ids": list(ids[:count])}
