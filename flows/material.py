@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 from generator.actions import Action, build_actions
 from generator.documents.conversations import TokenizerWithVariables
+from generator.documents.prompts import Tokenizer
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from generator.documents.source import NOTHING_HELD, HeldDocuments, document_of
+from generator.engines.http.tokenizer import server_tokenizer
 from generator.finite.study_systems import study_systems, system_document
 from generator.generation.engine_models import engine_model
 from generator.transformer.decoder import check_prompt
@@ -37,7 +39,6 @@ class Material:
     documents: dict[str, dict[str, list[Document]]]  # split -> stratum -> documents in the source's order
     actions: list[Action]
     nominal: frozenset[str] = frozenset()  # strata whose texts are not tokenized yet, with prompts of nominal length
-    unread: tuple[str, ...] = ()  # variables of the study file that the chat template does not read
 
     @property
     def model_id(self) -> str:
@@ -61,34 +62,34 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
     """
     actions = checked_actions(study)
     documents: dict[str, dict[str, list[Document]]] = {split: {} for split in SPLITS}
-    nominal, unread = set(), list[str]()
+    nominal = set()
     if study.model.kind == FINITE_STATE:
         for split, strata in study_systems(study).items():
             for stratum, systems in strata.items():
                 documents[split][stratum] = [system_document(system, stratum) for system in systems]
     else:
-
-        @cache
-        def tokenizer() -> Any:
-            loaded = load_tokenizer(tokenizer_location(study.model), revision=study.model.revision)
-            if study.model.chat_template_kwargs is None:
-                return loaded
-            given = TokenizerWithVariables(loaded, study.model.chat_template_kwargs)
-            unread[:] = given.unread
-            return given
-
+        tokenizer = cache(partial(_tokenizer, study))
         for section in study.documents:
             made = _nominal_documents(section, study, tokenizer, held) if offline else None
             if made is not None:
                 nominal.add(section.stratum_name)
             for split, own in (made or stratum_documents(section, study.study.seed, tokenizer, held)).items():
                 documents[split][section.stratum_name] = own
-    material = Material(study, documents, actions, frozenset(nominal), tuple(unread))
+    material = Material(study, documents, actions, frozenset(nominal))
     check_distinct(document for split in SPLITS for document in material.of_split(split))
     check_disjoint(material)
     if study.model.kind != FINITE_STATE:
         _check_with_model(material, offline=offline)
     return material
+
+
+def _tokenizer(study: Study) -> Tokenizer:
+    """Load the tokenizer of a study's prompts, with the variables that the study file has for its chat template."""
+    loaded = server_tokenizer(study.model)
+    if loaded is None:
+        loaded = load_tokenizer(tokenizer_location(study.model), revision=study.model.revision)
+    given = study.model.chat_template_kwargs
+    return loaded if given is None else TokenizerWithVariables(loaded, given)
 
 
 class SharedMaterial:

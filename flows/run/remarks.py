@@ -27,7 +27,6 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
         lines += _equal_replicates(run.study)
         lines += _unreached_bounds(run.study)
         lines += _control_tokens(run.material)
-        lines += _unread_variables(run.material)
         lines += _whole_caches(run.material)
         lines += _equal_prompts(run.material)
         lines += _single_clusters(run.material)
@@ -56,21 +55,14 @@ def _control_tokens(material: Material) -> Iterator[str]:
         names = list(dict.fromkeys(name for document in found for name in document.control_tokens))
         named = ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
         count, first = sum(len(document.control_tokens) for document in found), found[0]
-        where = f"document '{first.doc}'" + f" ({len(first.control_tokens)}) and {len(found) - 1} more" * (len(found) > 1)
-        are = "is a control token" if count == 1 else "are control tokens"
-        yield (
-            f"{where}: the text has {named}, {count} in all, which {are} of the tokenizer, and "
-            + ("read as text, as everything in a message" if templated else "acts as such; the text of messages does not")
-        )
+        which = f"{_counted(len(found), 'document')} have {_counted(count, 'control token')} of the tokenizer ({named})"
+        place = f"in '{first.doc}'" if len(found) == 1 else f"{len(first.control_tokens)} in '{first.doc}'"
+        read = "which messages keep as text" if templated else "which act as such in a prompt without a chat template"
+        yield f"the texts of {which}, {place}, {read}"
 
 
-def _unread_variables(material: Material) -> Iterator[str]:
-    """Name variables for the chat template that it does not read."""
-    for name in material.unread:
-        yield (
-            f"model.chat_template_kwargs: the chat template of '{material.model_id}' does not read '{name}', so that "
-            "it changes nothing"
-        )
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def _whole_caches(material: Material) -> Iterator[str]:

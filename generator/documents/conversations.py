@@ -21,7 +21,9 @@ from generator.documents.special_tokens import (
     Tokenizer,
     begun_once,
     control_pattern,
+    control_tokens,
     controls_in,
+    template_text,
     text_tokens,
 )
 from schema.document import Document, Turn
@@ -41,10 +43,18 @@ class TemplateRefusalError(InputError):
 
 @dataclass(frozen=True, eq=False)
 class TokenizerWithVariables:
-    """A tokenizer whose chat template gets further variables, such as ``enable_thinking``."""
+    """A tokenizer whose chat template gets further variables, such as ``enable_thinking``, each of which it reads."""
 
     tokenizer: Tokenizer
     variables: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        templates = template_text(self.tokenizer)
+        for name in self.variables:
+            if not re.search(rf"\b{re.escape(name)}\b", templates):
+                raise InputError(
+                    f"model.chat_template_kwargs: the model's chat template does not read '{name}'; remove it"
+                )
 
     @property
     def chat_template(self) -> Any:
@@ -68,13 +78,6 @@ class TokenizerWithVariables:
     def apply_chat_template(self, conversation: list[dict[str, Any]], /, **options: Any) -> Any:
         """Write a conversation, with the variables."""
         return self.tokenizer.apply_chat_template(conversation, **(options | dict(self.variables)))
-
-    @property
-    def unread(self) -> list[str]:
-        """The names of variables that no chat template of the tokenizer mentions."""
-        templates = self.chat_template
-        texts = templates.values() if isinstance(templates, Mapping) else [templates or ""]
-        return [name for name in self.variables if not any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts)]
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class Conversation:
 
         def mark(value: Any) -> Any:
             if isinstance(value, str):
-                return pattern.sub(f"{stem}[\\g<0>]{stem}", value)
+                return pattern.sub(f"{stem}o\\g<0>{stem}c", value)
             if isinstance(value, Mapping):
                 return {name: mark(entry) for name, entry in value.items()}
             return [mark(entry) for entry in value] if isinstance(value, list | tuple) else value
@@ -182,24 +185,33 @@ class _Marked:
     def _around(self) -> re.Pattern[str]:
         """Finds a marked control token, or a mark that a template has parted from it."""
         stem = self.stem
-        return re.compile(rf"{stem}\[((?:(?!{stem}).)*)\]{stem}|{stem}\[|\]{stem}", re.DOTALL)
+        return re.compile(rf"{stem}o((?:(?!{stem}).)*){stem}c|{stem}[oc]", re.DOTALL)
 
     def encoded(self, tokenizer: Tokenizer, text: str) -> list[int]:
         """Return the token ids of marked text: marked control tokens are cut like other text."""
         first, *pieces = self._around.split(text)
         tokens = text_tokens(tokenizer, first)
-        newline = text_tokens(tokenizer, "\n") if pieces else []
         for number, piece in enumerate(pieces):
-            if not piece:
-                continue
-            controls = number % 2 == 1  # every second one was marked
-            # After a line break, since some tokenizers put a space before what begins a text.
-            cut = text_tokens(tokenizer, f"\n{piece}", controls=controls)
-            if cut[: len(newline)] == newline:
-                tokens += cut[len(newline) :]
-            else:
-                tokens += text_tokens(tokenizer, piece, controls=controls)
+            if piece and number % 2:  # between marked control tokens
+                tokens += _inner_tokens(tokenizer, piece)
+            elif piece:
+                cut = _inner_tokens(tokenizer, piece, controls=False)
+                whole = control_tokens(tokenizer).get(piece) in cut  # a token that is not marked as special
+                tokens += _inner_tokens(tokenizer, piece[:1]) + _inner_tokens(tokenizer, piece[1:]) if whole else cut
         return tokens
+
+
+def _inner_tokens(tokenizer: Tokenizer, text: str, *, controls: bool = True) -> list[int]:
+    """Return the tokens of a text that stands inside of another.
+
+    Some tokenizers put a space before what begins a text, so the text is cut behind a character that stays apart from
+    it, if there is one.
+    """
+    for before in ("\n", ".", "a", "1"):
+        first, cut = text_tokens(tokenizer, before), text_tokens(tokenizer, before + text, controls=controls)
+        if cut[: len(first)] == first:
+            return cut[len(first) :]
+    return text_tokens(tokenizer, text, controls=controls)
 
 
 def _strings(value: Any) -> Iterator[str]:

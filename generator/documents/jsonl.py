@@ -22,10 +22,12 @@ _NAMED = 5  # strata in a line
 class JsonlSource(DocumentSource):
     """The rows of ``path`` in the file's order, with prompts of at most ``length`` tokens.
 
+    A row has a ``prompt``, or ``messages``, a conversation whose last message the model answers, with the ``tools``
+    that it may call; the model's chat template writes conversations, and nothing is cut off one.
+
     A row with a ``stratum`` belongs to that stratum only; a row without one fits every stratum that names the file, but
     a study takes no document twice: ``part`` tells such strata apart. Rows of strata that a study does not name are
-    left out, and a line says so. A row has a ``prompt``, or ``messages``, a conversation whose last message the model
-    answers, with the ``tools`` that it may call; the model's chat template writes conversations. Rows with the same ``cluster`` are in one split. A row's ``answers`` are scored by
+    left out, and a line says so. Rows with the same ``cluster`` are in one split. A row's ``answers`` are scored by
     their share that occurs in a continuation (``scoring`` "all", the default), or by whether any does ("part").
     """
 

@@ -41,7 +41,7 @@ def text_tokens(tokenizer: Tokenizer, text: str, *, controls: bool = True) -> li
 
 def plain_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the token ids of a prompt without a chat template, which begins as the tokenizer begins texts."""
-    prefix = _prefix(tokenizer)
+    prefix = list(_prefix(tokenizer))
     begun = begun_once(tokenizer, text_tokens(tokenizer, text))
     return begun if begun[: len(prefix)] == prefix else prefix + begun
 
@@ -49,32 +49,52 @@ def plain_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
 def begun_once(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
     """Return token ids without repetitions of the beginning: BOS, or what the tokenizer puts before texts."""
     bos = tokenizer.bos_token_id
-    start = _prefix(tokenizer) or ([] if bos is None else [bos])
+    start = [*_prefix(tokenizer)] or ([] if bos is None else [bos])
     while start and tokens[: 2 * len(start)] == 2 * start:
         tokens = tokens[len(start) :]
     return tokens
 
 
-def _prefix(tokenizer: Tokenizer) -> list[int]:
+@functools.lru_cache(maxsize=8)
+def _prefix(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the tokens that a tokenizer puts before a text; those that it appends are left out."""
     alone = text_tokens(tokenizer, "a")
     whole = list(tokenizer("a", add_special_tokens=True, verbose=False)["input_ids"])
     # From the end, so that all are a prefix if the tokenizer has no token for the letter.
     starts = range(len(whole) - len(alone), -1, -1)
-    return next((whole[:start] for start in starts if whole[start : start + len(alone)] == alone), [])
+    return next((tuple(whole[:start]) for start in starts if whole[start : start + len(alone)] == alone), ())
+
+
+def template_text(tokenizer: Tokenizer) -> str:
+    """Return the text of a tokenizer's chat template, or of all of them; empty without one."""
+    templates = tokenizer.chat_template
+    return "\0".join(map(str, templates.values())) if isinstance(templates, Mapping) else templates or ""
 
 
 @functools.lru_cache(maxsize=8)
 def control_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:
-    """Return the ids of a tokenizer's control tokens by their texts."""
-    return {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+    """Return the ids of a tokenizer's control tokens by their texts.
+
+    Added tokens that are not marked as special count, too, if the chat template writes them: such a token may end a
+    turn. White space does not count.
+    """
+    written = template_text(tokenizer)
+    return {
+        token.content: id_
+        for id_, token in tokenizer.added_tokens_decoder.items()
+        if token.special or (token.content in written and not token.content.isspace())
+    }
 
 
 @functools.lru_cache(maxsize=8)
 def control_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
     """Return a pattern that finds a tokenizer's control tokens in a text, the longest at each place."""
     longest_first = sorted(control_tokens(tokenizer), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")  # which is nowhere
+    if not longest_first:
+        return re.compile(r"(?!)")  # which is nowhere
+    # Looking at the first character first: some tokenizers have thousands of control tokens.
+    first = "".join(sorted({re.escape(name[0]) for name in longest_first}))
+    return re.compile(f"(?=[{first}])(?:{'|'.join(map(re.escape, longest_first))})")
 
 
 def controls_in(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[str, ...]:

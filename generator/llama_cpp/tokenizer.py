@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from ctypes import c_int32
@@ -14,6 +15,7 @@ from typing import Any
 from generator.llama_cpp.weights import Weights, check_is_gguf
 from schema.errors import InputError
 
+_CONTROL, _USER_DEFINED = 1 << 3, 1 << 4  # of llama.cpp's kinds of tokens
 _TOKEN_BYTES = 16  # about what the text of a token takes; a call that needs more says how much
 
 
@@ -30,20 +32,20 @@ class GgufTokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The id of BOS; None if the file names none."""
+        """The id of BOS; None if the file names none, for which llama.cpp takes a token of text."""
         token = int(self._calls.llama_vocab_bos(self._weights.vocabulary))
-        return None if token < 0 else token
+        return token if token >= 0 and self._calls.llama_vocab_is_control(self._weights.vocabulary, token) else None
 
     @functools.cached_property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """The control tokens by id, in transformers' form."""
+        """The tokens that are found in a text before it is cut, by id, in transformers' form."""
         from tokenizers import AddedToken  # noqa: PLC0415 - only prompts of text need it
 
-        vocabulary, is_control = self._weights.vocabulary, self._calls.llama_vocab_is_control
+        kinds = (self._calls.llama_vocab_get_attr(self._weights.vocabulary, token) for token in itertools.count())
         return {
-            token: AddedToken(name.decode(errors="replace"), special=True)
-            for token, name in enumerate(self.names())
-            if name and is_control(vocabulary, token)
+            token: AddedToken(name.decode(errors="replace"), special=bool(kind & _CONTROL))
+            for token, (name, kind) in enumerate(zip(self.names(), kinds, strict=False))
+            if name and kind & (_CONTROL | _USER_DEFINED)
         }
 
     def __call__(
@@ -76,8 +78,9 @@ class GgufTokenizer:
 
         render: Any = render_jinja_template
         options.pop("tokenize", None)
-        special = {name: self._text(getattr(self._calls, f"llama_vocab_{name[:3]}")) for name in _SPECIAL}
-        rendered, _ = render([conversation], chat_template=self.chat_template, **special, **options)
+        eos = int(self._calls.llama_vocab_eos(self._weights.vocabulary))
+        special = {"bos_token": self._text(self.bos_token_id), "eos_token": self._text(None if eos < 0 else eos)}
+        rendered, _ = render([conversation], chat_template=self.chat_template, **(special | options))
         return str(rendered[0])
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False, **_: bool) -> str:
@@ -109,12 +112,9 @@ class GgufTokenizer:
         count = self._calls.llama_vocab_n_tokens(vocabulary)
         return [self._calls.llama_vocab_get_text(vocabulary, token) or b"" for token in range(count)]
 
-    def _text(self, which: Any) -> str:
-        token = which(self._weights.vocabulary)
-        return "" if token < 0 else (self._calls.llama_vocab_get_text(self._weights.vocabulary, token) or b"").decode()
-
-
-_SPECIAL = ("bos_token", "eos_token")
+    def _text(self, token: int | None) -> str:
+        name = None if token is None else self._calls.llama_vocab_get_text(self._weights.vocabulary, token)
+        return (name or b"").decode()
 
 
 def load_gguf_tokenizer(file: Path) -> GgufTokenizer | None:

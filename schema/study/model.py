@@ -13,8 +13,8 @@ from schema.study.section import Section, Value, meaning
 TRANSFORMER: Final = "transformer"
 FINITE_STATE: Final = "finite-state"
 _TEMPLATE_OWN: Final = (
-    "messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template",
-    "tokenize", "return_dict", "return_tensors", "tokenizer_kwargs", "sanitize_control_tokens",
+    "messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message",
+    "chat_template", "tokenize", "return_dict", "return_tensors", "tokenizer_kwargs", "sanitize_control_tokens",
 )  # fmt: skip
 """The variables of a chat template that kvdrift sets, and options of transformers that are no variables."""
 HTTP: Final = "http"
