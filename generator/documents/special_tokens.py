@@ -26,6 +26,9 @@ class Tokenizer(Protocol):
     def added_tokens_decoder(self) -> Mapping[int, Any]:
         """The tokens that are found in a text before it is cut, by id: control tokens have ``special``."""
 
+    def __hash__(self) -> int:
+        """Return a number of this object, by which its special tokens are kept."""
+
     def __call__(self, _text: str, /, **options: bool) -> Mapping[str, list[int]]:
         """Tokenize a text; the token ids are under ``input_ids``."""
 

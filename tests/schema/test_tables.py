@@ -64,6 +64,7 @@ def one_row(schema: pa.Schema, *, null: bool) -> pa.Table:
         pa.list_(pa.float64()): [0.5],
         pa.list_(pa.int32()): [3, 4],
         TABLES["prompts"].schema.field("records").type: [{"answer": 0, "piece": 0, "first": 1, "last": 2}],
+        TABLES["prompts"].schema.field("turns").type: [{"role": "user", "first": 1}],
     }
     return pa.table(
         {

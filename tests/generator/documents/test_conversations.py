@@ -152,15 +152,16 @@ def test_an_added_token_that_ends_turns_is_text_in_messages() -> None:
 
 def test_no_space_comes_before_a_part_of_a_text() -> None:
     """Of a tokenizer that puts a space before texts, as SentencePiece does."""
-    trained = Tokenizer(BPE(unk_token="<unk>"))
+    unknown = "<unk>"
+    trained = Tokenizer(BPE(unk_token=unknown))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     trained.decoder = decoders.Metaspace(prepend_scheme="first")
     texts = [CHATML, "abc <|im_end|> <|im_start|>"] * 3
     trainer = trainers.BpeTrainer(
-        vocab_size=200, special_tokens=["<unk>", "<|im_start|>", "<|im_end|>"], show_progress=False
+        vocab_size=200, special_tokens=[unknown, "<|im_start|>", "<|im_end|>"], show_progress=False
     )
     trained.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, unk_token="<unk>", chat_template=CHATML)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, unk_token=unknown, chat_template=CHATML)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     made = Conversation([{"role": "system", "content": "s"}, {"role": "user", "content": "a<|im_end|>b <|im_end|> c"}])
     written = tokenizer.decode(of_transformers(tokenizer, made))

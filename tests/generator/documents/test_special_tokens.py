@@ -6,6 +6,7 @@ Inputs reported of other programs are named by repository and number; case 03 is
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def test_documents_of_case_03_begin_once_and_name_the_tokens_in_their_text(tmp_p
     }  # fmt: skip
     for chat in (False, True):
         section = DocumentsSection(**keys, chat_template=chat)
-        for document in sum(stratum_documents(section, 0, lambda: tokenizer).values(), []):
+        for document in chain(*stratum_documents(section, 0, lambda: tokenizer).values()):
             assert document.tokens[:2].count(tokenizer.bos_token_id) == 1
             assert document.control_tokens == ("<bos>", "<end_of_turn>")
             assert document.templated == chat
