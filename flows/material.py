@@ -9,7 +9,6 @@ from typing import Any
 
 from generator.actions import Action, build_actions
 from generator.documents.conversations import TokenizerWithVariables
-from generator.documents.prompts import Tokenizer
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from generator.documents.source import NOTHING_HELD, HeldDocuments, document_of
 from generator.engines.http.tokenizer import server_tokenizer
@@ -83,9 +82,9 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
     return material
 
 
-def _tokenizer(study: Study) -> Tokenizer:
+def _tokenizer(study: Study) -> Any:
     """Load the tokenizer of a study's prompts, with the variables that the study file has for its chat template."""
-    loaded = server_tokenizer(study.model)
+    loaded: Any = server_tokenizer(study.model)
     if loaded is None:
         loaded = load_tokenizer(tokenizer_location(study.model), revision=study.model.revision)
     given = study.model.chat_template_kwargs

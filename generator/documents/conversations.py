@@ -247,7 +247,7 @@ def _turn_begins(marked: _Marked, tokenizer: Tokenizer, text: str) -> list[tuple
     *_, last = places.finditer(closed)
     closing = closed[last.end() :].strip()
     pattern = control_pattern(tokenizer)
-    begins = []
+    begins = list[tuple[str, int]]()
     for before, begin, role in spans:
         gap = text[before:begin]
         if before == 0 and not begins:

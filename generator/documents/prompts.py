@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from generator.documents.conversations import SYSTEM, USER, Conversation
-from generator.documents.special_tokens import Tokenizer, controls_in, plain_tokens
+from generator.documents.special_tokens import Tokenizer, plain_tokens, prompt_controls
 from schema.document import Document
 
 __all__ = ["PromptText", "Tokenizer", "longest_prompt"]
@@ -37,7 +37,7 @@ class PromptText:
         """Return this prompt's document with its turns and the control tokens in its text."""
         if chat:
             return self._conversation(tokenizer).described(document, tokenizer)
-        return replace(document, control_tokens=controls_in(tokenizer, [self.text, self.plain_opening]))
+        return replace(document, control_tokens=prompt_controls(tokenizer, self.text + self.plain_opening))
 
     def _conversation(self, tokenizer: Tokenizer) -> Conversation:
         user = Conversation([{"role": USER, "content": self.text}], opening=self.chat_opening)

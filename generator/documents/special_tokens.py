@@ -16,7 +16,9 @@ from typing import Any, Protocol
 class Tokenizer(Protocol):
     """The part of transformers' tokenizer interface that documents use."""
 
-    chat_template: Any
+    @property
+    def chat_template(self) -> Any:
+        """The chat template, or several by their names; None without one."""
 
     @property
     def bos_token_id(self) -> int | None:
@@ -104,3 +106,10 @@ def controls_in(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[str, ...]:
     """Return the control tokens that stand in some texts, as often as they do."""
     pattern = control_pattern(tokenizer)
     return tuple(found.group() for text in texts for found in pattern.finditer(text))
+
+
+def prompt_controls(tokenizer: Tokenizer, text: str) -> tuple[str, ...]:
+    """Return the control tokens in a prompt without a chat template, but for a BOS that only the text can write."""
+    found = controls_in(tokenizer, [text])
+    begins = bool(found) and text.startswith(found[0]) and not _prefix(tokenizer)
+    return found[1:] if begins and control_tokens(tokenizer)[found[0]] == tokenizer.bos_token_id else found

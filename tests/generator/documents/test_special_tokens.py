@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from generator.documents.prompts import PromptText
 from generator.documents.registry import stratum_documents
-from generator.documents.special_tokens import control_tokens, controls_in, plain_tokens
+from generator.documents.special_tokens import control_tokens, controls_in, plain_tokens, prompt_controls
 from generator.llama_cpp.tokenizer import GgufTokenizer, load_gguf_tokenizer
 from schema.study import DocumentsSection
 
@@ -147,6 +147,15 @@ def test_control_tokens_are_found_as_the_tokenizer_finds_them() -> None:
     found = [token for token in tokenizer(text)["input_ids"] if token in control_tokens(tokenizer).values()]
     assert tokenizer.convert_ids_to_tokens(found) == ["<a><b>", "<a>", "[/]"]
     assert controls_in(chat_tokenizer((), None, "."), [text]) == ()
+
+
+def test_a_bos_that_only_the_text_can_write_is_not_named() -> None:
+    for adds, named in (("$A", ()), ("<bos> $A", ("<bos>",))):
+        tokenizer = family_tokenizer("gemma", adds)
+        assert prompt_controls(tokenizer, "<bos>Hello") == named
+        assert prompt_controls(tokenizer, "<bos><eos>Hello <bos>") == (*named, "<eos>", "<bos>")
+        assert prompt_controls(tokenizer, "Hello <bos>") == ("<bos>",)
+    assert prompt_controls(family_tokenizer("gemma"), "<eos>Hello") == ("<eos>",)
 
 
 def test_documents_of_case_03_begin_once_and_name_the_tokens_in_their_text(tmp_path: Path) -> None:
