@@ -125,8 +125,8 @@ def test_turns_begin_with_their_roles(
     following = "(all) => all.map(({ nextElementSibling: one }) => Number(one.dataset.p ?? one.dataset.first))"
     assert labels.evaluate_all(following) == [first for _, first in turns]
     assert " tokens in 5 turns; " in tab.locator("#prompt-note").inner_text()
-    tab.click('#prompt-text [data-p="361"]')
-    assert ", in a turn of user" in tab.locator("#prompt-here").inner_text()
+    tab.click('#prompt-text [data-p="2"]')
+    assert ", in a turn of system" in tab.locator("#prompt-here").inner_text()
 
 
 def test_search_and_folds(tabs: Tabs, path: Path, views: Views) -> None:
