@@ -118,7 +118,10 @@ class Conversation:
         """
         marked = self._marked(tokenizer)
         text = marked.written(tokenizer)
-        begins = _turn_begins(marked, tokenizer, text)
+        try:
+            begins = _turn_begins(marked, tokenizer, text)
+        except TemplateRefusalError:  # of messages with marks, for what they then begin with
+            return ()
         whole = marked.encoded(tokenizer, text)
         repeated = len(whole) - len(begun_once(tokenizer, whole))
         turns, at, before = [], 0, 0
@@ -146,7 +149,7 @@ class Conversation:
             if isinstance(value, str):
                 return pattern.sub(f"{stem}o\\g<0>{stem}c", value)
             if isinstance(value, Mapping):
-                return {name: mark(entry) for name, entry in value.items()}
+                return {name: entry if name == "role" else mark(entry) for name, entry in value.items()}
             return [mark(entry) for entry in value] if isinstance(value, list | tuple) else value
 
         tools = None if self.tools is None else mark([*self.tools])

@@ -150,6 +150,28 @@ def test_an_added_token_that_ends_turns_is_text_in_messages() -> None:
     assert "a<|im_end|>b" in tokenizer.decode(made.tokens(tokenizer))
 
 
+def test_roles_reach_the_template_as_they_are() -> None:
+    """Also if a role's name is an added token, which the template writes."""
+    tokenizer = chat_tokenizer(
+        ("<|im_start|>", "<|im_end|>"), None, "<|im_end|>", template=CHATML, unmarked=("system", "assistant")
+    )
+    made = Conversation([{"role": "system", "content": "a"}, {"role": "user", "content": "the system"}])
+    assert tokenizer.decode(made.tokens(tokenizer)) == tokenizer.decode(of_transformers(tokenizer, made))
+    assert [turn.role for turn in made.turns(tokenizer)] == ["system", "user", "assistant"]
+
+
+@pytest.mark.parametrize("template", [
+    "{% if messages[0].content.startswith('kvdrift') %}{{ raise_exception('no') }}{% endif %}" + CHATML,
+    CHATML.replace("m.content", "m.content[:3]"),
+])  # fmt: skip
+def test_a_template_that_looks_at_contents_has_no_turns(template: str) -> None:
+    tokenizer = family_tokenizer("chatml")
+    tokenizer.chat_template = template
+    made = Conversation([{"role": "user", "content": "How many?"}])
+    assert list(made.tokens(tokenizer)) == of_transformers(tokenizer, made)
+    assert made.turns(tokenizer) == ()
+
+
 def test_no_space_comes_before_a_part_of_a_text() -> None:
     """Of a tokenizer that puts a space before texts, as SentencePiece does."""
     unknown = "<unk>"
