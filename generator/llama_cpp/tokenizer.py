@@ -73,14 +73,18 @@ class GgufTokenizer:
             room = -count
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
-        """Write a conversation in the model's own form, by the file's template."""
+        """Write a conversation in the model's own form, by the file's template, or with tools by that for tools."""
         from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 - takes seconds
 
         render: Any = render_jinja_template
         options.pop("tokenize", None)
         eos = int(self._calls.llama_vocab_eos(self._weights.vocabulary))
+        named = (
+            self._calls.llama_model_chat_template(self._weights.handle, b"tool_use") if options.get("tools") else None
+        )
+        template = self.chat_template if named is None else named.decode()
         special = {"bos_token": self._text(self.bos_token_id), "eos_token": self._text(None if eos < 0 else eos)}
-        rendered, _ = render([conversation], chat_template=self.chat_template, **(special | options))
+        rendered, _ = render([conversation], chat_template=template, **(special | options))
         return str(rendered[0])
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False, **_: bool) -> str:

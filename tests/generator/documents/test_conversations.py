@@ -141,6 +141,16 @@ def test_a_gguf_writes_the_same_conversations(tmp_path: Path, name: str) -> None
         assert made.turns(own) == made.turns(original)
 
 
+@pytest.mark.llama_cpp
+def test_a_gguf_writes_tools_by_its_template_for_tools(tmp_path: Path) -> None:
+    original = family_tokenizer("mistral")
+    original.chat_template = {"default": "{{ messages[0].content }}", "tool_use": original.chat_template}
+    own = load_gguf_tokenizer(write_random_llama(tmp_path / "m.gguf", head_size=32, tokenizer=original))
+    for tools in (None, TOOLS):
+        made = Conversation([{"role": "user", "content": "Hi"}], tools)
+        assert made.tokens(own) == made.tokens(original)
+
+
 def test_an_added_token_that_ends_turns_is_text_in_messages() -> None:
     """A comment on huggingface/transformers 47386: not every token of a template is marked as special."""
     tokenizer = chat_tokenizer(("<eos>",), None, "<eos>", template=CHATML, unmarked=("<|im_start|>", "<|im_end|>"))

@@ -52,10 +52,21 @@ def test_prompts_are_those_of_the_file(pair: tuple[ServerTokenizer, GgufTokenize
 
 
 def test_what_the_servers_template_refuses_is_one_line(pair: tuple[ServerTokenizer, GgufTokenizer]) -> None:
-    """EleutherAI/lm-evaluation-harness 2069, through a server."""
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    messages = [{"role": "user", "content": "Hi"}, {"role": "user", "content": "Hi"}]
     line = refused(Conversation(messages).tokens, pair[0], error=TemplateRefusalError)
-    assert "System role not supported" in line
+    assert "Conversation roles must alternate" in line
+
+
+def test_a_system_message_goes_where_the_server_puts_it(pair: tuple[ServerTokenizer, GgufTokenizer]) -> None:
+    """EleutherAI/lm-evaluation-harness 2069: Gemma's template refuses one; llama-server begins the user's text with it."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <eos>"}]
+    served, own = pair
+    made = Conversation(messages)
+    text = own.decode(made.tokens(served))
+    assert text.index("<start_of_turn>user") < text.index("Be brief.") < text.index("Hi <eos>")
+    assert own.decode([made.tokens(served)[0]]) == "<bos>"
+    assert made.tokens(served).count(control_tokens(own)["<eos>"]) == 0
+    assert [turn.role for turn in made.turns(served)][-2:] == ["user", "assistant"]
 
 
 @pytest.mark.parametrize("keys", [
