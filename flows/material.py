@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 from generator.actions import Action, build_actions
+from generator.documents.conversations import TokenizerWithVariables
 from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
 from generator.documents.source import NOTHING_HELD, Candidate, HeldDocuments, document_of
+from generator.engines.http.tokenizer import server_tokenizer
 from generator.finite.study_systems import study_systems, system_document
 from generator.generation.engine_models import engine_model
 from generator.transformer.decoder import check_prompt
@@ -65,12 +67,7 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
             for stratum, systems in strata.items():
                 documents[split][stratum] = [system_document(system, stratum) for system in systems]
     else:
-
-        @cache
-        def tokenizer() -> Any:
-            return load_tokenizer(tokenizer_location(study.model), revision=study.model.revision)
-
-        seed = study.study.seed
+        tokenizer, seed = cache(partial(_tokenizer, study)), study.study.seed
         for section, chosen in zip(study.documents, choose_candidates(study.documents, seed, held), strict=True):
             made = _nominal_documents(section, study, tokenizer, chosen) if offline else None
             if made is not None:
@@ -83,6 +80,15 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
     if study.model.kind != FINITE_STATE:
         _check_with_model(material, offline=offline)
     return material
+
+
+def _tokenizer(study: Study) -> Any:
+    """Load the tokenizer of a study's prompts, with the variables that the study file has for its chat template."""
+    loaded: Any = server_tokenizer(study.model)
+    if loaded is None:
+        loaded = load_tokenizer(tokenizer_location(study.model), revision=study.model.revision)
+    given = study.model.chat_template_kwargs
+    return loaded if given is None else TokenizerWithVariables(loaded, given)
 
 
 class SharedMaterial:

@@ -65,6 +65,7 @@ def kept_row(unit: Mapping[str, Any], kept: KeptEntries) -> dict[str, Any]:
         "layers": kept.layers,
         "pairs": kept.pairs,
         "kept": kept.counts.reshape(-1),
+        "turns": None,
     }
 
 

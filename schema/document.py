@@ -15,6 +15,14 @@ SCORINGS = (ALL_ANSWERS, ANY_ANSWER, NORMALIZED)
 
 
 @dataclass(frozen=True)
+class Turn:
+    """One message's part of a prompt that a chat template wrote."""
+
+    role: str  # such as system, user, assistant or tool
+    first: int  # the position of the turn's first token, from 1
+
+
+@dataclass(frozen=True)
 class Document:
     """One tokenized prompt of n tokens.
 
@@ -25,6 +33,10 @@ class Document:
         tokens: The prompt's token ids in order, without any generated token.
         answers: The texts that a right continuation states; empty if the source does not know them.
         scoring: The rule that scores the answers, one of ``SCORINGS``; empty without answers.
+        templated: Whether the model's chat template wrote the prompt.
+        turns: The turns of such a prompt in order; the last one is that of the answer, if it has a header.
+        control_tokens: The tokenizer's control tokens that stand in the user's text. Those of a prompt without a
+            template are tokens of the prompt as such.
     """
 
     doc: str
@@ -35,6 +47,9 @@ class Document:
     tokens: tuple[int, ...]
     answers: tuple[str, ...] = field(default=())
     scoring: str = ""
+    templated: bool = False
+    turns: tuple[Turn, ...] = ()
+    control_tokens: tuple[str, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:

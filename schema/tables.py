@@ -28,7 +28,7 @@ from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 # 13: bytes of weights
 # 14: moments of units, in place of those of documents
 # 15: bytes that no action can evict
-# 16: the tokens that end a text
+# 16: the tokens that end a text, turns of prompts
 SCHEMA_VERSION = 16
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # shared by all replicates of a unit
@@ -466,6 +466,13 @@ PROMPTS = _table(
         "of layers, then in the second group, and so on; group g of G has layers [g L / G, (g + 1) L / G), "
         "rounded down; null without an action",
         null=True,
+    ),
+    _column(
+        "turns",
+        "turns of a prompt that a chat template wrote: the role of each and its first position, from 1; null with an "
+        "action or without a template",
+        kind=pa.list_(pa.struct([("role", pa.string()), ("first", pa.int32())])),
+        since=16,
     ),
     since=12,
 )

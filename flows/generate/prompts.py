@@ -43,7 +43,8 @@ def record_prompts(store: Store, material: Material) -> int:
 
 
 def _row(document: Document, records: list[dict[str, int]] | None) -> dict[str, Any]:
-    tokens = list(document.tokens)
+    tokens, turns = list(document.tokens), [asdict(turn) for turn in document.turns] or None
     return {
-        "doc": document.doc, "tokens": tokens, "records": records, "layers": None, "pairs": None, "kept": None
+        "doc": document.doc, "tokens": tokens, "records": records, "layers": None, "pairs": None, "kept": None,
+        "turns": turns,
     }  # fmt: skip

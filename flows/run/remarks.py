@@ -17,6 +17,7 @@ from schema.document import Document
 from schema.study import FINITE_STATE, FIXED, Study
 
 _DRAWS_BEYOND = 50
+_NAMED = 3  # control tokens in a line
 
 
 def remarks(runs: Sequence[StudyRun]) -> list[str]:
@@ -27,6 +28,7 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
         lines += _equal_replicates(run.study)
         lines += _unreached_bounds(run.study)
         lines += _unscored_tasks(run.study)
+        lines += _control_tokens(run.material)
         lines += _whole_caches(run.material)
         lines += _equal_prompts(run.material)
         lines += _single_clusters(run.material)
@@ -44,6 +46,25 @@ def _absent_eos_tokens(study: Study) -> Iterator[str]:
             f"model.id = '{study.model.id}': {which} of its configuration {'are' if absent[1:] else 'is'} not in its "
             f"vocabulary (vocab_size), and {effect}"
         )
+
+
+def _control_tokens(material: Material) -> Iterator[str]:
+    """Name control tokens of the tokenizer that stand in users' texts."""
+    for templated in (False, True):
+        found = [one for one in _documents(material) if one.control_tokens and one.templated == templated]
+        if not found:
+            continue
+        names = list(dict.fromkeys(name for document in found for name in document.control_tokens))
+        named = ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+        count, first = sum(len(document.control_tokens) for document in found), found[0]
+        which = f"{_counted(len(found), 'document')} have {_counted(count, 'control token')} of the tokenizer ({named})"
+        place = f"in '{first.doc}'" if len(found) == 1 else f"{len(first.control_tokens)} in '{first.doc}'"
+        read = "which messages keep as text" if templated else "which act as such in a prompt without a chat template"
+        yield f"the texts of {which}, {place}, {read}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def _whole_caches(material: Material) -> Iterator[str]:

@@ -30,7 +30,7 @@ class SourceRow:
 
     def text(self, *names: str) -> str:
         """Return the text of the first of these fields that is present."""
-        return self._encodable(" or ".join(names), self._get(names, str, "text"))
+        return self.encodable(" or ".join(names), self._get(names, str, "text"))
 
     def number(self, name: str) -> float:
         """Return the field's number."""
@@ -42,7 +42,7 @@ class SourceRow:
         entries = [value] if isinstance(value, str) else value
         if not all(isinstance(entry, str) for entry in entries):
             raise self._wrong(name, "a list of texts", value)
-        return tuple(self._encodable(name, entry) for entry in entries)
+        return tuple(self.encodable(name, entry) for entry in entries)
 
     def rows(self, name: str) -> list[SourceRow]:
         """Return the field's list of objects as rows."""
@@ -65,7 +65,7 @@ class SourceRow:
         wanted, there = " or ".join(names), ", ".join(self.fields) or "none"
         raise self.error(f"field '{wanted}' is missing: expected {expected}; the fields are {there}")
 
-    def _encodable(self, name: str, text: str) -> str:
+    def encodable(self, name: str, text: str) -> str:
         """Return a text if it has only valid characters; JSON can write half of a surrogate pair."""
         try:
             text.encode()

@@ -249,4 +249,5 @@ def _document(
     fitted = longest_prompt(write, tokenizer, chat=chat, tokens=room, least=1, most=most) if most else None
     if fitted is None:
         raise row.error(f"the question, the worked examples and one passage do not fit into {room} tokens")
-    return document_of(section, item, fitted[1], author.answers(row))
+    prompt, tokens = fitted
+    return prompt.described(document_of(section, item, tokens, author.answers(row)), tokenizer, chat=chat)

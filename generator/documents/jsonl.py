@@ -1,4 +1,4 @@
-"""Prompts from a JSON Lines file: id, prompt, and optionally stratum, cluster, split, answers and scoring."""
+"""Prompts from a JSON Lines file: id, prompt or messages, and optionally stratum, cluster, split, answers, scoring."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from generator.documents.answers import score_text
+from generator.documents.conversations import USER, Conversation, TemplateRefusalError
 from generator.documents.files import SourceRow, find_file, read_rows
+from generator.documents.messages import read_conversation
 from generator.documents.prompts import PromptText, Tokenizer
 from generator.documents.source import Candidate, DocumentSource, document_of, need_tokenizer
 from schema.document import SCORINGS, SPLITS, Document
@@ -21,18 +23,21 @@ _NAMED = 5  # strata in a line
 class JsonlSource(DocumentSource):
     """The rows of ``path`` in the file's order, with prompts of at most ``length`` tokens.
 
+    A row has a ``prompt``, or ``messages``, a conversation whose last message the model answers, with the ``tools``
+    that it may call; the model's chat template writes conversations, and nothing is cut off one.
+
     A row with a ``stratum`` belongs to that stratum only; a row without one fits every stratum that names the file, but
     a study takes no document twice: ``part`` tells such strata apart. Rows of strata that a study does not name are
     left out, and a line says so. Rows with the same ``cluster`` are in one split, which one of them may name
-    (``split``). A row's ``answers`` are scored by
-    their share that occurs in a continuation (``scoring`` "all", the default), or by whether any does ("part", or
-    "normalized" without punctuation, articles and further white space).
+    (``split``). A row's ``answers`` are scored by their share that occurs in a continuation (``scoring`` "all", the
+    default), or by whether any does ("part", or "normalized" without punctuation, articles and further white space).
     """
 
     takes = ("path", "chat_template")
     needs = ("path",)
     summary = (
-        "path: a JSON Lines file of id, prompt, and optionally stratum, cluster, split, answers, scoring; no tasks"
+        "path: a JSON Lines file of id, prompt or messages (with tools), and optionally stratum, cluster, split, "
+        "answers, scoring; no tasks"
     )
 
     def candidates(self, section: DocumentsSection, task: str, seed: int) -> Iterator[Candidate]:  # noqa: ARG002 - one task
@@ -45,8 +50,7 @@ class JsonlSource(DocumentSource):
             if name in first:
                 raise row.error(f"field 'id': '{name}' is also the id of {first[name]}")
             first[name] = row.place
-            if not row.text("prompt"):
-                raise row.error("field 'prompt': the text is empty")
+            _ = _prompt(row, section)
             yield Candidate(name, cluster_of(row), TASK, number)
 
     def named_splits(self, sections: Sequence[DocumentsSection]) -> dict[str, str]:
@@ -99,13 +103,17 @@ class JsonlSource(DocumentSource):
         wanted = {item.number: item for item in chosen}
         made: dict[int, Document] = {}
         for number, row in read_rows(_file(section), wanted):
-            tokens = PromptText(row.text("prompt")).tokens(text_tokenizer, chat=bool(section.chat_template))
+            field, prompt, item = _field(row), _prompt(row, section), wanted[number]
+            try:
+                tokens = prompt.tokens(text_tokenizer)
+            except TemplateRefusalError as error:
+                raise row.error(f"field '{field}': {error}") from None
             if len(tokens) > section.length:
-                raise row.error(f"field 'prompt': {len(tokens)} tokens, above the stratum's length = {section.length}")
-            item = wanted[number]
+                raise row.error(f"field '{field}': {len(tokens)} tokens, above the stratum's length = {section.length}")
             scoring = _scoring(row)
             answers = _answers(row, scoring)
-            made[number] = document_of(section, item, tokens, answers, scoring if answers else None)
+            document = document_of(section, item, tokens, answers, scoring if answers else None)
+            made[number] = prompt.described(document, text_tokenizer)
         if len(made) < len(wanted):
             raise InputError(f"{section.path}: the file changed while it was read")
         return [made[item.number] for item in chosen]
@@ -133,6 +141,27 @@ def cluster_of(row: SourceRow) -> str:
     return _name(row, "cluster" if row.has("cluster") else "id")
 
 
+def _field(row: SourceRow) -> str:
+    """Return the field that has the row's prompt."""
+    return "messages" if row.has("messages") else "prompt"
+
+
+def _prompt(row: SourceRow, section: DocumentsSection) -> PromptText | Conversation:
+    if _field(row) == "messages":
+        if row.has("prompt"):
+            raise row.error("fields 'prompt' and 'messages': a row has one of the two")
+        if section.chat_template is False:
+            raise row.error(
+                "field 'messages': needs the chat template, and the study file says chat_template = false; leave it out"
+            )
+        return read_conversation(row)
+    if row.has("tools"):
+        raise row.error("field 'tools': belongs to 'messages'; a prompt is text alone")
+    if not (text := row.text("prompt")):
+        raise row.error("field 'prompt': the text is empty")
+    return Conversation([{"role": USER, "content": text}]) if section.chat_template else PromptText(text)
+
+
 def _name(row: SourceRow, field: str) -> str:
     """Return the field's text, which must be a name."""
     if not (text := row.text(field)):
@@ -158,4 +187,4 @@ def _scoring(row: SourceRow) -> str | None:
 
 
 def _file(section: DocumentsSection) -> Path:
-    return find_file([Path(section.path or "").expanduser()], "JSON Lines with id and prompt")
+    return find_file([Path(section.path or "").expanduser()], "JSON Lines with id and prompt or messages")

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from jinja2 import TemplateError
+from generator.documents.conversations import SYSTEM, USER, Conversation
+from generator.documents.special_tokens import Tokenizer, plain_tokens, prompt_controls
+from schema.document import Document
 
-from schema.errors import InputError
+__all__ = ["PromptText", "Tokenizer", "longest_prompt"]
 
 _CLOSE_ENOUGH = 0.99  # of the bound: the search stops there
-_TEMPLATE_DATE = "26 Jul 2024"  # some chat templates print a date: a document must not change with the day
-
-
-class Tokenizer(Protocol):
-    """The part of transformers' tokenizer interface that documents use."""
-
-    chat_template: Any
-
-    def __call__(self, _text: str, /, **options: bool) -> Mapping[str, list[int]]:
-        """Tokenize a text; the token ids are under ``input_ids``."""
-
-    def apply_chat_template(self, _conversation: list[dict[str, str]], /, **options: Any) -> Any:
-        """Write a conversation in the model's own form."""
 
 
 @dataclass(frozen=True)
@@ -39,28 +27,24 @@ class PromptText:
     chat_opening: str = ""
     system: str | None = None
 
-    def tokens(self, tokenizer: Tokenizer, *, chat: bool) -> tuple[int, ...]:
+    def tokens(self, tokenizer: Tokenizer, *, chat: bool = False) -> tuple[int, ...]:
         """Return the token ids, with the special tokens of the tokenizer or its chat template."""
-        if not chat:
-            ids = tokenizer(self.text + self.plain_opening, add_special_tokens=True, verbose=False)["input_ids"]
-            return tuple(ids)
-        if tokenizer.chat_template is None:
-            raise InputError("chat_template = true, but the model's tokenizer has no chat template")
-        user = [{"role": "user", "content": self.text}]
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        try:
-            opened = _opened(tokenizer, system + user)
-        except TemplateError:  # some templates refuse a system's message
-            opened = _opened(tokenizer, user)
-        ids = tokenizer(opened + self.chat_opening, add_special_tokens=False, verbose=False)["input_ids"]
-        return tuple(ids)
+        if chat:
+            return self._conversation(tokenizer).tokens(tokenizer)
+        return tuple(plain_tokens(tokenizer, self.text + self.plain_opening))
 
+    def described(self, document: Document, tokenizer: Tokenizer, *, chat: bool = False) -> Document:
+        """Return this prompt's document with its turns and the control tokens in its text."""
+        if chat:
+            return self._conversation(tokenizer).described(document, tokenizer)
+        return replace(document, control_tokens=prompt_controls(tokenizer, self.text + self.plain_opening))
 
-def _opened(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
-    text: str = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, date_string=_TEMPLATE_DATE
-    )
-    return text
+    def _conversation(self, tokenizer: Tokenizer) -> Conversation:
+        user = Conversation([{"role": USER, "content": self.text}], opening=self.chat_opening)
+        if self.system is None:
+            return user
+        whole = replace(user, messages=[{"role": SYSTEM, "content": self.system}, *user.messages])
+        return whole if whole.accepted(tokenizer) else user  # some templates refuse a system's message
 
 
 def longest_prompt(

@@ -66,7 +66,7 @@ class RulerSource(DocumentSource):
         self, section: DocumentsSection, chosen: Sequence[Candidate], tokenizer: Tokenizer | None, seed: int
     ) -> list[Document]:
         """Generate or read the chosen prompts, and tokenize them."""
-        text_tokenizer = need_tokenizer(section, tokenizer)
+        text_tokenizer, chat = need_tokenizer(section, tokenizer), bool(section.chat_template)
         if section.path is None:
             return [_generated(section, item, text_tokenizer, seed) for item in chosen]
         made: dict[Candidate, Document] = {}
@@ -74,8 +74,10 @@ class RulerSource(DocumentSource):
             wanted = {item.number: item for item in chosen if item.task == task}
             for number, row in read_rows(_file(section, task), wanted):
                 item = wanted[number]
-                tokens = _prompt(row).tokens(text_tokenizer, chat=bool(section.chat_template))
-                made[item] = document_of(section, item, tokens, _answers(row))
+                prompt = _prompt(row)
+                tokens = prompt.tokens(text_tokenizer, chat=chat)
+                document = document_of(section, item, tokens, _answers(row))
+                made[item] = prompt.described(document, text_tokenizer, chat=chat)
         return [made[item] for item in chosen]
 
 
@@ -103,7 +105,8 @@ def _generated(section: DocumentsSection, item: Candidate, tokenizer: Tokenizer,
             f"whose answer takes {task.generated_tokens} tokens of it"
         )
     text, tokens = fitted
-    return document_of(section, item, tokens, answers[text.text])
+    document = document_of(section, item, tokens, answers[text.text])
+    return text.described(document, tokenizer, chat=chat)
 
 
 def _file(section: DocumentsSection, task: str) -> Path:

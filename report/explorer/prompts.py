@@ -46,6 +46,7 @@ class Prompt:
     records: list[list[int]]  # the positions of its answers' records: rows of answer, piece, first and last
     layers: int  # number of layers of the model; 0 if unknown
     kept: list[Kept]  # the kept entries after each counted step of each action
+    turns: list[tuple[str, int]]  # the role of each turn that a chat template wrote, and its first position
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,12 @@ def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict
         room -= len(text)
         texts.append(text)
         kept = [[one.action, one.step, one.first_layers] for one in prompt.kept]
-        said.append({"place": prompt.place, "entries": len(index), "records": prompt.records, "kept": kept})
+        said.append(
+            {
+                "place": prompt.place, "entries": len(index), "records": prompt.records, "kept": kept,
+                "turns": prompt.turns,
+            }
+        )  # fmt: skip
     return said, texts
 
 
@@ -124,7 +130,8 @@ def _prompt(outcomes: Outcomes, place: int, rows: list[ViewRow]) -> Prompt | Non
         if row["action"] in outcomes.actions
     ]
     layers = max((row["layers"] or 0 for row in rows), default=0)
-    return Prompt(place, tokens, records, layers, sorted(kept, key=lambda one: (one.action, one.step)))
+    turns = [(str(turn["role"]), int(turn["first"])) for turn in newest["turns"] or ()]
+    return Prompt(place, tokens, records, layers, sorted(kept, key=lambda one: (one.action, one.step)), turns)
 
 
 def _shares(row: ViewRow, entries: int) -> tuple[list[int], NDArray[np.uint8]]:

@@ -56,7 +56,9 @@ class DocumentsSection(Section):
         "The number of worked examples in front of a prompt; 2 by default.", "examples", default=None
     )
     chat_template: bool | None = meaning(
-        "Whether a prompt is written as a chat with the template of the model's tokenizer.", default=None
+        "Whether a prompt is written as a chat with the template of the model's tokenizer. Rows of a JSON Lines file "
+        "that have `messages` are written so in any case.",
+        default=None,
     )
 
     @property

@@ -12,6 +12,11 @@ from schema.study.section import Section, Value, meaning
 
 TRANSFORMER: Final = "transformer"
 FINITE_STATE: Final = "finite-state"
+_TEMPLATE_OWN: Final = (
+    "messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message",
+    "chat_template", "tokenize", "return_dict", "return_tensors", "tokenizer_kwargs", "sanitize_control_tokens",
+)  # fmt: skip
+"""The variables of a chat template that kvdrift sets, and options of transformers that are no variables."""
 HTTP: Final = "http"
 """The name of the engine that asks servers over HTTP."""
 
@@ -61,6 +66,10 @@ class ModelSection(Section):
     tokenizer: str | None = meaning(
         "With an engine, a folder or Hugging Face id of the tokenizer for prompts, in place of the "
         "tokenizer of the weights.",
+        default=None,
+    )
+    chat_template_kwargs: dict[str, Value] | None = meaning(
+        "Variables for the chat template, such as `{ enable_thinking = false }`; the template decides what they mean.",
         default=None,
     )
     device: str = meaning('The device of the model: "cpu", "cuda", "cuda:1" and so on.', default="cpu")
@@ -115,6 +124,11 @@ class ModelSection(Section):
             raise InputError('model: a finite-state model has family and alphabet, or tables = "FILE.json"')
         if self.finite and self.logits_dtype is not None:
             raise InputError("model.logits_dtype: belongs to transformers; finite-state laws are given")
+        if self.finite and self.chat_template_kwargs is not None:
+            raise InputError("model.chat_template_kwargs: belongs to transformers; finite-state systems have no prompt")
+        for name in self.chat_template_kwargs or ():
+            if name in _TEMPLATE_OWN:
+                raise InputError(f"model.chat_template_kwargs: kvdrift sets '{name}' itself; remove it")
         self._check_sides()
         if self.engine is not None:
             self._check_engine()

@@ -23,7 +23,10 @@ from schema.windows import Windows
 
 POOLED = "pooled"
 
-_LATER_KEYS = ("kind", "family", "alphabet", "tables", "device_map", "logits_dtype", "engine", "settings", "tokenizer")
+_LATER_KEYS = (
+    "kind", "family", "alphabet", "tables", "device_map", "logits_dtype", "engine", "settings", "tokenizer",
+    "chat_template_kwargs",
+)  # fmt: skip
 _PLACES = (
     "mixed_gpus",
     "url",

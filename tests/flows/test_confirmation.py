@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def test_the_baseline_alone_confirms_no_difference(tmp_path: Path) -> None:
 class Bytes:
     """A tokenizer whose tokens are a text's bytes."""
 
-    chat_template = None
+    chat_template = bos_token_id = None
+    added_tokens_decoder: Mapping[int, Any] = {}
 
     def __call__(self, text: str, **_: bool) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}

@@ -66,6 +66,28 @@ def test_rows_of_strata_that_no_section_names_are_said(
     assert heard.lines == [line, "runs"]
 
 
+def test_control_tokens_in_texts_are_named(tmp_path: Path) -> None:
+    """ggml-org/llama.cpp 7332 warns of a BOS alike: in one line, with the first document and the counts."""
+    rows = prompts(40)
+    for row in rows:
+        row["prompt"] = f"<bos>{row['prompt']} <eos> Q"  # this tokenizer adds no BOS, so the text may
+    study = load_study(write_own_study(tmp_path, rows))
+    run = run_of(study, tmp_path / "store")
+    first, *_ = (document for split in SPLITS for document in run.material.of_split(split))
+    (line,) = [line for line in remarks([run]) if "control token" in line]
+    assert line.startswith("the texts of 4 documents have 4 control tokens of the tokenizer (<eos>), ")
+    assert f", 1 in '{first.doc}', which act as such" in line
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    ("{ tools = true }", "model.chat_template_kwargs: kvdrift sets 'tools' itself"),
+    ("{ enable_thinking = false }", "model.chat_template_kwargs: the model's chat template does not read 'enable_thinking'"),
+])  # fmt: skip
+def test_variables_of_chat_templates_are_checked(tmp_path: Path, keys: str, message: str) -> None:
+    study = write_own_study(tmp_path, prompts(40), ('id = "model"', f'id = "model"\nchat_template_kwargs = {keys}'))
+    assert message in refused(said, study)
+
+
 def test_rows_are_only_left_out_of_their_own_file(tmp_path: Path) -> None:
     other = '\n[[documents]]\nsource = "jsonl"\npath = "{}"\nlength = 80\nstratum = "names"\ndevelopment = 2\nevaluation = 2\n\n[[act'
     both = write_own_study(tmp_path, of_strata(80), ("\n[[act", other.format("prompts.jsonl")))

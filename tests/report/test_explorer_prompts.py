@@ -108,6 +108,27 @@ def test_records_and_layers_are_shown(tabs: Tabs, path: Path, views: Views) -> N
     assert here.locator(".layers b").all_inner_texts() == ["recent-half", "snapkv-half"]
 
 
+def test_turns_begin_with_their_roles(
+    tabs: Tabs, content: PageContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a prompt that a chat template wrote; a role stands before a fold, too."""
+    turns = [("system", 1), ("user", 20), ("assistant", 200), ("tool <b>", 203), ("user", 360)]
+    outcomes = read_outcomes(content)
+    found = prompts.read_prompts(content.source, outcomes, choose(outcomes))
+    assert all(prompt.turns == [] for prompt in found), "of the embedded source"
+    monkeypatch.setattr("report.explorer.page.read_prompts", lambda *_: [replace(one, turns=turns) for one in found])
+    path = write_explorer(content, tmp_path, token_reader(MODEL))
+    assert path is not None
+    tab = opened(tabs, path, address())
+    labels = tab.locator("#prompt-text .turn")
+    assert labels.all_inner_texts() == [role for role, _ in turns]
+    following = "(all) => all.map(({ nextElementSibling: one }) => Number(one.dataset.p ?? one.dataset.first))"
+    assert labels.evaluate_all(following) == [first for _, first in turns]
+    assert " tokens in 5 turns; " in tab.locator("#prompt-note").inner_text()
+    tab.click('#prompt-text [data-p="2"]')
+    assert ", in a turn of system" in tab.locator("#prompt-here").inner_text()
+
+
 def test_search_and_folds(tabs: Tabs, path: Path, views: Views) -> None:
     (prompt,) = [row for row in views.rows("prompts", doc="needle-384-00002").to_pylist() if row["action"] is None]
     text = token_reader(MODEL)

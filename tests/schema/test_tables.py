@@ -18,6 +18,7 @@ ALLOWED = {
     pa.string(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC"),
     pa.list_(pa.string()), pa.list_(pa.float64()), pa.list_(pa.int32()),
     pa.list_(pa.struct([(name, pa.int32()) for name in ("answer", "piece", "first", "last")])),
+    pa.list_(pa.struct([("role", pa.string()), ("first", pa.int32())])),
 }  # fmt: skip
 
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -63,6 +64,7 @@ def one_row(schema: pa.Schema, *, null: bool) -> pa.Table:
         pa.list_(pa.float64()): [0.5],
         pa.list_(pa.int32()): [3, 4],
         TABLES["prompts"].schema.field("records").type: [{"answer": 0, "piece": 0, "first": 1, "last": 2}],
+        TABLES["prompts"].schema.field("turns").type: [{"role": "user", "first": 1}],
     }
     return pa.table(
         {

@@ -79,7 +79,7 @@ class Packed {
   }
 }
 
-/** A prompt: its tokens, the records of its answers in their order, and what actions keep. */
+/** A prompt: its tokens, the records of its answers in their order, its turns, and what actions keep. */
 class PackedPrompt {
   constructor(data, said, bytes) {
     this.entries = said.entries;
@@ -92,12 +92,18 @@ class PackedPrompt {
     });
     this.records = said.records.map(([answer, piece, first, last]) => ({ answer, piece, first, last }))
       .sort((a, b) => a.first - b.first);
+    this.turns = said.turns.map(([role, first]) => ({ role, first }));
     this.places = new Int32Array(said.entries + 1).fill(-1); // of each position the record that has it
     this.records.forEach(({ first, last }, at) => this.places.fill(at, first, last + 1));
   }
 
   token(p) {
     return numbers(this.tokens, p - 1, p)[0];
+  }
+
+  /** The turn that has a position; undefined of a prompt that no chat template wrote. */
+  turnAt(p) {
+    return this.turns.findLast(({ first }) => first <= p);
   }
 
   /** The record that has a position; undefined if none has. */

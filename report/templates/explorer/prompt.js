@@ -91,6 +91,7 @@ class PromptView {
     const kept = this.keptBy(own.action);
     const { entries, records } = this.held;
     const parts = [`${many(entries)} tokens`];
+    if (this.held.turns.length) parts[0] += ` in ${many(this.held.turns.length)} turns`;
     if (!kept) parts.push(`${own.name} decodes in an engine, which does not say what it keeps`);
     else if (kept.whole) parts.push(`${own.name} removes no entry, so nothing is shaded`);
     else {
@@ -185,14 +186,30 @@ class PromptView {
     let next = 1;
     const kept = this.shading();
     for (const [from, to] of this.openStretches()) {
-      if (from > next) parts.push(this.fold(next, from - 1, kept));
+      parts.push(...this.folds(next, from - 1, kept));
       const matches = this.matches.filter(([first, last]) => first <= to && last >= from);
-      for (let p = from; p <= to; p += 1) parts.push(this.token(p, kept, matches));
+      for (let p = from; p <= to; p += 1) parts.push(...this.labels(p), this.token(p, kept, matches));
       next = to + 1;
     }
-    if (next <= this.held.entries) parts.push(this.fold(next, this.held.entries, kept));
+    parts.push(...this.folds(next, this.held.entries, kept));
     byId("prompt").style.setProperty("--colour", this.explorer.shown[0].colour);
     byId("prompt-text").replaceChildren(...parts);
+  }
+
+  /** The role of the turn that begins at a position, if one does. */
+  labels(p) {
+    return this.held.turns.filter(({ first }) => first === p).map(({ role }) => make("span", { class: "turn" }, role));
+  }
+
+  /** The folds of some positions, one for each turn. */
+  folds(first, last, kept) {
+    const begins = this.held.turns.map((turn) => turn.first).filter((begin) => first < begin && begin <= last);
+    const bounds = first <= last ? [first, ...begins, last + 1] : [];
+    return bounds.slice(0, -1).flatMap((begin, at) => {
+      const end = bounds[at + 1];
+      const few = Array.from({ length: Math.min(end - begin, FEWEST_FOLDED) }, (_, more) => this.token(begin + more, kept, []));
+      return [...this.labels(begin), ...(end - begin < FEWEST_FOLDED ? few : [this.fold(begin, end - 1, kept)])];
+    });
   }
 
   fold(first, last, kept) {
@@ -228,8 +245,10 @@ class PromptView {
       return;
     }
     const record = held.recordAt(p);
+    const turn = held.turnAt(p);
     const line = make("p", {}, make("b", {}, `position ${many(p)} of ${many(held.entries)}: `),
       make("code", {}, explorer.data.text(held.token(p))),
+      turn ? `, in a turn of ${turn.role}` : "",
       record ? `, of the record of answer ${record.answer + 1}` : "");
     const rows = explorer.shown.map((one) => this.layers(one, p)).filter(Boolean);
     byId("prompt-here").replaceChildren(line, ...rows);

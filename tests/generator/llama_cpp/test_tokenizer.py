@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixtures.byte_level import byte_level_tokenizer
@@ -125,23 +127,24 @@ def test_prompts_of_text_go_through_the_files_tokenizer(
     tmp_path: Path, file: Path, original: PreTrainedTokenizerFast
 ) -> None:
     (tmp_path / "model.gguf").symlink_to(file)
-    rows = [{"id": f"d{n}", "prompt": f"One of the special magic numbers is: {n}. Which?"} for n in range(8)]
+    asked = [f"One of the special magic numbers is: {n}. Which?" for n in range(8)]
+    rows: list[dict[str, Any]] = [
+        {"id": f"d{n}", "messages": [{"role": "user", "content": text}]} if n % 2 else {"id": f"d{n}", "prompt": text}
+        for n, text in enumerate(asked)
+    ]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "study.toml").write_text(STUDY)
     run = run_of(load_study(tmp_path / "study.toml"), tmp_path / "store")
     finish(run)
-    shown = original.apply_chat_template(
-        [{"role": "user", "content": rows[0]["prompt"]}], tokenize=False, add_generation_prompt=True
-    )
-    ids = original(shown, add_special_tokens=False)["input_ids"]
-    documents = {
-        document.doc.rpartition("/")[2]: document
-        for split in ("development", "evaluation")
-        for document in run.material.of_split(split)
-    }
-    assert list(next(one for name, one in documents.items() if name.endswith("d0")).tokens) == ids
+    for document in chain(*(run.material.of_split(split) for split in ("development", "evaluation"))):
+        shown = original.apply_chat_template(
+            [{"role": "user", "content": asked[int(document.doc[1:])]}], tokenize=False, add_generation_prompt=True
+        )
+        assert list(document.tokens) == original(shown, add_special_tokens=False)["input_ids"]
     with kvdrift.open(tmp_path / "store") as views:
         texts = views.sql("select count(*), count(text) from tokens").fetchall()
+        turns = views.sql("select distinct turns.role from (select unnest(turns) as turns from prompts)").fetchall()
+    assert sorted(turns) == [("assistant",), ("user",)]
     assert texts[0][0] == texts[0][1] > 0
 
 
