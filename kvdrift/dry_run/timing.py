@@ -105,7 +105,7 @@ def study_time(
     """
     began, study = time.perf_counter(), material.study
     doing(f"loading {study.model.id}")
-    model = replace(_load(material), law=study.law)
+    model = replace(_load(material, doing), law=study.law)
     loading = time.perf_counter() - began
     trial = _Trial(model, material, began + budget, doing)
     trial.measure([item for split in splits for item in split.work])
@@ -266,11 +266,11 @@ class _Trial:
         return Sample(document.prompt_tokens, _pairs(own), positions, prefill, decode, branched, trials)
 
 
-def _load(material: Material) -> LoadedModel | ModelWithOthers | EngineModel:
+def _load(material: Material, say: Callable[[str], None]) -> LoadedModel | ModelWithOthers | EngineModel:
     from generator.transformer.other_weights.model import load_transformer
 
     study = material.study
-    return load_transformer(study) if study.model.engine is None else engine_model(study)
+    return load_transformer(study, say) if study.model.engine is None else engine_model(study)
 
 
 def _pairs(own: Iterable[PendingUnit]) -> int:

@@ -307,7 +307,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     clock = Machine()
     monkeypatch.setattr(generation_time, "time", clock)
     monkeypatch.setattr(generation_time, "generate_units", clock.generate_units)
-    monkeypatch.setattr("generator.transformer.other_weights.model.load_transformer", lambda _: PretendModel())
+    monkeypatch.setattr("generator.transformer.other_weights.model.load_transformer", lambda *_: PretendModel())
     return clock
 
 
@@ -395,9 +395,9 @@ def test_each_step_is_named_before_it_begins(
     said: list[str] = []
     loading = generation_time._load
 
-    def load(material: Material) -> Any:
+    def load(material: Material, say: Callable[[str], None]) -> Any:
         said.append("the model is loaded")
-        return loading(material)
+        return loading(material, say)
 
     def read(path: Path) -> list[Study]:
         said.append("the study file is read")
