@@ -81,6 +81,7 @@ class LocalGenerator:
 
         model = load_transformer(study, self._say)
         for one in model.models:
+            one.steps.say = self._say
             if notice := slower(one.network, one.device):
                 self._say(notice)
         return model

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from flows.generate.local import LocalGenerator
 from flows.generate.named_work import NamedPart, named, with_actions
+from generator.attention.threads import torch_threads
 from generator.generation import Work, together
-from generator.transformer.decoder import torch_threads
 from generator.transformer.files.local_folders import model_location, stored_bytes
 from generator.transformer.other_weights.named import weights_location, with_own_weights
 from log.store import Unit

@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 from generator.attention.layer_terms import PLAIN, LayerTerms
 from generator.attention.layer_traits import attention_modules
+from generator.attention.threads import adapt
 
 IMPLEMENTATION = "kvdrift"
 
@@ -70,6 +71,7 @@ def _attend(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
+    adapt()
     layer: Any = module.layer_idx
     plain = not (sliding_window or softcap) and s_aux is None
     terms = PLAIN if plain else LayerTerms(sliding_window or None, softcap or None, s_aux)

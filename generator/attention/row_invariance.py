@@ -14,6 +14,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,12 +24,15 @@ from generator.attention.cpu_products import OneDNNLinear, fits_onednn
 from generator.attention.layer_traits import attention_modules
 from generator.attention.parts import attend_prompt
 from generator.attention.streams.rows import TILE, tile_of
+from generator.attention.threads import torch_threads
+from schema.progress import SILENT
 
 _MULTIPLES = (8, 16, 32, TILE)  # with the last one, attention to a prompt always has one shape
 _FEW = (1, 2, 4)  # streams, likewise, that read a prompt at once by oneDNN
 _LAYERS = 2  # rows, likewise, of layers whose products are all oneDNN's; a single row takes other code paths
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them
 _ENTRIES = 1000  # prompt entries attended to
+_ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 64, 128)  # with which threads are compared
 _LAWS = 64  # that are compared at once
 
 
@@ -72,10 +76,15 @@ class FilledKernels(Protocol):
 class TriedSteps:
     """The whole steps that have been tried by any copy of a model.
 
-    ``deviation`` is the largest difference between laws that should be equal, relative to the largest probability.
+    Attributes:
+        deviation: The largest difference between laws that should be equal, relative to the largest probability.
+        alone: Whether only one thread may compute, since more threads gave other laws.
+        say: Receives a line about a difference, before anything is decoded.
     """
 
     deviation: float = 0.0
+    alone: bool = False
+    say: Callable[[str], None] = SILENT.say
     _tried: list[tuple[int, ...]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -88,8 +97,12 @@ class TriedSteps:
             self._tried.append(tuple(sizes))
 
 
-def step_deviation(kernels: FilledKernels, suffixes: Tensor, streams: int) -> float:
+def step_deviation(
+    kernels: FilledKernels, suffixes: Tensor, streams: int, threads: Sequence[int | None] = (None,)
+) -> float:
     """Compare the laws of equal streams in steps of several sizes, of at most ``streams`` streams.
+
+    The steps are computed with each of these numbers of threads; None is the present number.
 
     The kernels are of three caches: a prompt, a copy of the prompt, and another prompt. ``suffixes`` are those of
     streams before the step, [kinds, KV heads, entries, size]. Returns the largest difference, relative to the largest
@@ -99,13 +112,14 @@ def step_deviation(kernels: FilledKernels, suffixes: Tensor, streams: int) -> fl
     kinds, none = len(suffixes), torch.empty(0, dtype=torch.int64)
     known: set[int] = set()
     wanted, deviation = None, 0.0
-    for count in kernels.counts_to_try(streams):
+    for threads_now, count in itertools.product(threads, kernels.counts_to_try(streams)):
         stream = torch.arange(count)
         cache, kind = stream * 3 // count, stream % kinds
         kernels.open(cache.tolist())
         for _ in range(suffixes.shape[2]):
             kernels.advance(none)
-        laws = kernels.advance(kind)
+        with torch_threads(threads_now):
+            laws = kernels.advance(kind)
         same = torch.where(cache == 2, kinds + kind, kind)  # which laws should be equal
         wanted = laws.new_zeros((2 * kinds, laws.shape[-1])) if wanted is None else wanted
         for row, number in enumerate(same.tolist()):
@@ -126,6 +140,42 @@ def find_row_multiple(network: Any) -> RowInvariance:
             break
     layers = _LAYERS if _is_onednns(network) and not max(_layer_deviations(network, _LAYERS)) else 0
     return RowInvariance(multiple, deviation, _find_few(network, multiple), layers)
+
+
+def threads_agree(network: Any, threads: int) -> bool:
+    """Tell whether every size of matrix product, activation and attention has the same bits with one thread and more.
+
+    Products of several numbers of rows are compared; whole steps are tried at their own numbers before they are used.
+    """
+    generator = torch.Generator().manual_seed(2)
+    tried: list[Callable[[], Tensor]] = []
+    for module, width in _modules(network):
+        rows = torch.randn(_ROWS[-1], width, generator=generator).to(next(network.parameters()).dtype)
+        tried += [partial(module, rows[:count]) for count in _ROWS]
+    query, key, value, scaling, group = _random_attention(network, _ROWS[-1], generator)
+    for count in _ROWS:
+        tried.append(lambda rows=query[:, : count * group]: attend_prompt(rows, key, value, scaling)[0])
+    return all(_with(1, compute).equal(_with(threads, compute)) for compute in tried)
+
+
+def _with(threads: int, compute: Callable[[], Tensor]) -> Tensor:
+    with torch_threads(threads):
+        return compute()
+
+
+def _random_attention(
+    network: Any, streams: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor, float, int]:
+    """Draw queries of some streams, and keys and values of a prompt; return them with scaling and heads per KV head."""
+    weight, attention = next(network.parameters()), next(iter(attention_modules(network).values()))
+    group, size = attention.num_key_value_groups, attention.head_dim
+    query, key, value = (
+        torch.randn(network.config.num_attention_heads // group, entries, size, generator=generator).to(
+            weight.device, weight.dtype
+        )
+        for entries in (streams * group, _ENTRIES, _ENTRIES)
+    )
+    return query, key, value, attention.scaling, group
 
 
 def _is_onednns(network: nn.Module) -> bool:
@@ -183,14 +233,7 @@ def _modules(network: Any) -> list[tuple[nn.Module, int]]:
 
 def _attention_deviations(network: Any, tile: int, counts: Sequence[int]) -> Iterator[float]:
     """Yield the deviations of so many streams' attention to a prompt from that of ``tile`` streams."""
-    weight, attention = next(network.parameters()), next(iter(attention_modules(network).values()))
-    group, scaling = attention.num_key_value_groups, attention.scaling
-    kv_heads, size = network.config.num_attention_heads // group, attention.head_dim
-    generator = torch.Generator().manual_seed(1)
-    query, key, value = (
-        torch.randn(kv_heads, entries, size, generator=generator).to(weight.device, weight.dtype)
-        for entries in (tile * group, _ENTRIES, _ENTRIES)
-    )
+    query, key, value, scaling, group = _random_attention(network, tile, torch.Generator().manual_seed(1))
     whole = attend_prompt(query, key, value, scaling)
     for count in counts:
         for part in (slice(count * group), slice(-count * group, None)):

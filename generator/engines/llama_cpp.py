@@ -20,6 +20,7 @@ from schema.errors import InputError
 
 NAME: Final = "llama.cpp"
 _ENVIRONMENT: Final = ("LLAMA_", "GGML_", "OMP_", "GOMP_")  # beginnings of the names of variables that move it
+_WAITING: Final = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # how long threads wait awake moves nothing
 
 _loaded: weakref.WeakValueDictionary[tuple[Path, str], Weights] = weakref.WeakValueDictionary()
 
@@ -111,4 +112,8 @@ class LlamaCppSide:
 
 def environment() -> dict[str, str]:
     """Return the environment variables that affect llama.cpp, by name."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)}
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_ENVIRONMENT) and name not in _WAITING
+    }

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from generator.free_processors import FREE_PROCESSORS
 from generator.llama_cpp.settings import CACHE_TYPES, ContextSettings
 from generator.llama_cpp.structures import Batch
 from generator.llama_cpp.weights import Weights, check_decoded
@@ -146,6 +147,9 @@ class Context:
             own, (c_int8 * count)(*wanted),
         )  # fmt: skip
         self._library.said.clear()
+        if self.settings.flash_attention:  # logits are then the same bits with any number of threads
+            threads = FREE_PROCESSORS.threads(self.settings.threads)
+            self._calls.llama_set_n_threads(self._handle, threads, threads)
         result = self._calls.llama_decode(self._handle, batch)
         if result == _NO_ROOM:
             self._remove(_CLOSED)

@@ -69,6 +69,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "llama_n_batch": (c_uint32, [c_void_p]),
     "llama_n_ubatch": (c_uint32, [c_void_p]),
     "llama_n_seq_max": (c_uint32, [c_void_p]),
+    "llama_set_n_threads": (None, [c_void_p, c_int32, c_int32]),
     "llama_n_threads": (c_int32, [c_void_p]),
     "llama_n_threads_batch": (c_int32, [c_void_p]),
     "llama_get_memory": (c_void_p, [c_void_p]),

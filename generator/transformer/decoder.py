@@ -13,10 +13,15 @@ import torch
 
 from generator.attention.layer_traits import UNKNOWN, LayerTraits
 from generator.attention.row_invariance import RowInvariance, TriedSteps
+from generator.attention.threads import at_most, torch_threads
 from generator.transformer.memory import ModelShape
 from schema.document import Document
 from schema.errors import InputError
 from schema.sampling import FULL_SOFTMAX, SamplingLaw
+
+# With fewer parameters, handing a matrix product to a second thread takes longer than computing it, and on a busy
+# machine many times longer.
+ONE_THREAD_PARAMETERS = 20_000_000
 
 _KEPT_BYTES = 2**25 - 2**14  # just below 32 MiB
 
@@ -41,7 +46,8 @@ class Decoder:
         positions: The largest number of tokens, prompt and generated tokens, that the model was made for.
         shape: The numbers that memory depends on.
         rows: The multiple of rows to decode with, and how exact that is.
-        threads: The number of threads of computations on a CPU; None for torch's own number.
+        threads: The most threads of computations on a CPU, which compute the same bits as one; None for torch's own
+            number.
         memory_share: The share of the available memory that decoding may take.
         logits_dtype: "float32", or None for the dtype of the weights, to which logits are rounded.
         law: The law applied to logits.
@@ -80,10 +86,20 @@ class Decoder:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Use the model's number of threads inside the block, and on CUDA sums that are not split."""
+        """Use the model's threads inside the block while processors are free, and on CUDA sums that are not split."""
         keep_freed_blocks()
-        with torch_threads(self.threads), whole_sums(self.device):
+        with torch_threads(None) if self.threads is None else at_most(self.most_threads), whole_sums(self.device):
             yield
+
+    @property
+    def most_threads(self) -> int:
+        """The most threads of computations on a CPU, if ``threads`` is not None."""
+        return 1 if self.steps.alone else self.threads or 1
+
+
+def is_small(network: Any) -> bool:
+    """Tell whether one thread computes a network's products as fast as several."""
+    return sum(parameter.numel() for parameter in network.parameters()) < ONE_THREAD_PARAMETERS
 
 
 def keep_freed_blocks() -> None:
@@ -93,18 +109,6 @@ def keep_freed_blocks() -> None:
     that size.
     """
     torch.empty(_KEPT_BYTES, dtype=torch.uint8)
-
-
-@contextmanager
-def torch_threads(threads: int | None) -> Iterator[None]:
-    """Let torch use ``threads`` threads inside the block, and its earlier number after it; None changes nothing."""
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

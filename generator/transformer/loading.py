@@ -13,9 +13,10 @@ from generator.attention.cpu_products import replace_activations, replace_linear
 from generator.attention.holding import DTYPES
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.layer_traits import UNKNOWN, attention_modules
-from generator.attention.row_invariance import find_row_multiple
+from generator.attention.row_invariance import find_row_multiple, threads_agree
+from generator.attention.threads import torch_threads
 from generator.documents.ends import TextEnds
-from generator.transformer.decoder import torch_threads, whole_sums
+from generator.transformer.decoder import is_small, whole_sums
 from generator.transformer.files.configuration import (
     causal_class,
     known_by_family,
@@ -37,10 +38,6 @@ from generator.transformer.proof.proof import refusal
 from generator.transformer.proof.traits import traits_of
 from schema.errors import InputError, first_line, reading
 from schema.progress import SILENT
-
-# With fewer parameters, handing a matrix product to a second thread takes longer than computing it, and on a busy
-# machine many times longer.
-ONE_THREAD_PARAMETERS = 20_000_000
 
 # What names of a language model's tensors begin with in a multimodal checkpoint, and what by themselves.
 _OF_TOWERS = {
@@ -82,7 +79,7 @@ def load_model(
     proof = remembered(files.weights_sha256, dtype, device)
     if known_by_family(config) and not is_multimodal(model_id, revision):
         proof = Proof(None, turned_by_halves=True)
-    small = sum(parameter.numel() for parameter in network.parameters()) < ONE_THREAD_PARAMETERS
+    small = is_small(network)
     threads = 1 if small else None
     probe = Probe.of(config.vocab_size)
     reference = None
@@ -94,6 +91,9 @@ def load_model(
         replace_linear_layers(network)
     elif torch.device(device).type == "cuda" and layers_fault(network) is None:
         join_weights(network)
+    if torch.device(device).type == "cpu" and threads is None:
+        most = torch.get_num_threads()
+        threads = most if most == 1 or threads_agree(network, most) else 1
     with torch_threads(threads), whole_sums(device):
         rows = find_row_multiple(network)
     model = LoadedModel(

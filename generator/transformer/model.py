@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from generator.actions import Action
 from generator.identity import ActionIdentity, ModelIdentity
-from generator.transformer.decoder import Decoder, check_prompt
+from generator.transformer.decoder import Decoder, check_prompt, is_small
 from generator.transformer.prompts.prefilled import PrefilledPrompt
 from schema.document import Document
 
@@ -39,7 +39,9 @@ class LoadedModel(Decoder):
     @property
     def pairs_at_once(self) -> int:
         """Documents are decoded side by side up to this number of pairs, to keep a CPU busy."""
-        busy = self.threads != 1 or self.device != "cpu"  # what a large model or a GPU computes takes the time
+        busy = (
+            self.threads != 1 or not is_small(self.network) or self.device != "cpu"
+        )  # what a large model or a GPU computes takes the time
         alone = busy or self.batch_deviation or self.switch is not None  # all rows of a step have RoPE's frequencies
         return 0 if alone else _PAIRS_AT_ONCE
 

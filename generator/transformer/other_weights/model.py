@@ -128,7 +128,9 @@ class ModelWithOthers:
     def computing(self) -> AbstractContextManager[None]:
         """Use the number of threads of the largest model inside the block."""
         threads = {model.threads for model in self.models}
-        return replace(self.reference, threads=None if None in threads else max(filter(None, threads))).computing()
+        steps = next((model.steps for model in self.models if model.steps.alone), self.reference.steps)
+        most = None if None in threads else max(filter(None, threads))
+        return replace(self.reference, threads=most, steps=steps).computing()
 
     def prefill(self, document: Document, actions: Sequence[Action], horizon: int) -> PrefilledSides:
         """Process the document's prompt by the reference's model, and by every model of ``actions``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from generator.attention.recording import PromptLayer
 from generator.attention.row_invariance import step_deviation
 from generator.attention.shared_prefix import PrefixLayer
 from generator.attention.streams.prompt_reads import with_packed_keys
+from generator.attention.threads import stay_alone
 from generator.codecs.coded_streams import CodedStreams
 from generator.coupling.streams import Savings
 from generator.transformer.decoder import Decoder
@@ -39,8 +40,31 @@ def try_steps(
         of_codec = isinstance(rule, CodedStreams)
         model.steps.cover(
             (entries, horizon, streams, int(rule is not None and not of_codec), int(of_codec)),
-            partial(_step_deviation, model, prompt, entries, horizon, streams, savings, rule),
+            partial(_tried, model, partial(_step_deviation, model, prompt, entries, horizon, streams, savings, rule)),
         )
+
+
+def _tried(model: Decoder, deviation: Callable[[Sequence[int | None]], float]) -> float:
+    """Return the deviation of steps that are computed with any number of threads, or else with one thread.
+
+    If steps have other laws with more threads than one, only one thread computes from then on.
+    """
+    steps, most = model.steps, model.most_threads
+    found = deviation((1, most) if most > 1 else (None,))
+    if found and most > 1:
+        steps.alone = True
+        stay_alone()
+        steps.say(
+            f"with {most} threads rows of a step depend on each other or on the number of threads, by {found:.2g} of "
+            "the largest probability: one thread computes"
+        )
+        found = deviation((None,))
+    if found > model.batch_deviation:
+        steps.say(
+            f"a row of a step depends on the rows beside it, by {found:.2g} of the largest probability, also with one "
+            "thread: the control may move; another device or dtype may compute alike"
+        )
+    return found
 
 
 def _to_try(rules: Sequence[CacheRule | None], horizon: int) -> list[CacheRule]:
@@ -51,8 +75,9 @@ def _to_try(rules: Sequence[CacheRule | None], horizon: int) -> list[CacheRule]:
 
 
 def _step_deviation(
-    model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, savings: Savings, rule: CacheRule | None
-) -> float:
+    model: Decoder, prompt: Prompt, entries: int, horizon: int, streams: int, savings: Savings, rule: CacheRule | None,
+    threads: Sequence[int | None] = (None,),
+) -> float:  # fmt: skip
     """Return ``step_deviation`` for a prompt of random keys and values, equal in all layers, and the prompt's states.
 
     The last cache has a rule like a policy's or a codec's.
@@ -68,7 +93,7 @@ def _step_deviation(
     kv_heads, size = (max(layer.key.shape[dimension] for layer in layers) for dimension in (0, 2))
     generator = torch.Generator().manual_seed(1)
     suffixes = torch.randn(_TRIED_SUFFIXES, kv_heads, horizon - 1, size, generator=generator)
-    return step_deviation(kernels, suffixes, streams)
+    return step_deviation(kernels, suffixes, streams, threads)
 
 
 def _random_layers(layers: Sequence[PromptLayer], entries: int, step: int) -> list[PrefixLayer]:

@@ -18,7 +18,7 @@ from generator.attention.cpu_products import (
     product,
     replace_linear_layers,
 )
-from generator.transformer.decoder import torch_threads
+from generator.attention.threads import torch_threads
 from generator.transformer.loading import load_model
 
 # --- Products ---------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from torch import Tensor
 from generator.attention import parts as partial_attention
 from generator.attention.parts import attend_causally, attend_part, attend_prompt, join_parts, packed_chunks
 from generator.attention.statistics import QueryChunk
+from generator.attention.threads import torch_threads
 from generator.checks.random_models import random_document, random_model
-from generator.transformer.decoder import torch_threads
 from generator.transformer.prompts import prompt as transformer
 from generator.transformer.prompts.prompt import Prompt
 
