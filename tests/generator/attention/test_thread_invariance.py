@@ -1,0 +1,113 @@
+"""With several threads a row has the bits of one thread, or one thread computes: at SmolLM2's widths.
+
+oneDNN promises the same result of every run with one number of threads only (oneDNN issue 1443), and none for other
+numbers of rows (oneDNN issue 789).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures.common_actions import CONTROL, HALF_SNAPKV
+
+from generator.attention import cpu_products
+from generator.attention import threads as attention_threads
+from generator.attention.row_invariance import TriedSteps
+from generator.attention.threads import torch_threads
+from generator.checks.random_models import random_document, save_random_model
+from generator.free_processors import FreeProcessors
+from generator.generation import PendingUnit, generate_units
+from generator.transformer.loading import load_model
+from log.store import Unit
+
+HORIZON = 6
+DOCUMENT = random_document("d600", 600)
+PENDING = [PendingUnit(HALF_SNAPKV, 0, 4), PendingUnit(CONTROL, 0, 4)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    sizes: dict[str, Any] = {
+        "hidden_size": 576, "intermediate_size": 1536, "vocab_size": 49_152, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "head_dim": 64, "tie_word_embeddings": True, "initializer_range": 0.1,
+    }  # fmt: skip
+    return str(save_random_model(Path(tmp_path_factory.mktemp("wide")), "llama", **sizes))
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with two free processors, whatever runs beside this test."""
+    monkeypatch.setattr(attention_threads, "FREE_PROCESSORS", FreeProcessors(waited=lambda: 0.0))
+    with torch_threads(2):
+        yield
+
+
+def rounded_by_threads(monkeypatch: pytest.MonkeyPatch, fewest: int, most: int, columns: int) -> None:
+    """With two threads, products of so many rows and output columns are off by a last bit."""
+    product = cpu_products.product
+
+    def other(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        found = product(x, weight, bias)
+        apart = torch.get_num_threads() == 2 and fewest <= x.shape[0] < most and found.shape[-1] == columns
+        return found * (1 + 2.0**-20) if apart else found
+
+    monkeypatch.setattr(cpu_products, "product", other)
+
+
+def generated(model: Any) -> tuple[Unit, Unit]:
+    half, control = generate_units(model, "s", DOCUMENT, PENDING, HORIZON, 3)
+    return half, control
+
+
+def test_two_threads_give_the_events_of_one(folder: str) -> None:
+    model = load_model(folder)
+    assert model.threads in (1, 2)
+    two = generated(model)
+    one = generated(replace(model, threads=1, steps=TriedSteps()))
+    for unit, twin in zip(two, one, strict=True):
+        assert unit.events.equals(twin.events)
+        assert unit.record["batch_invariant"] is True
+    assert not any(two[1].events["delta"].to_pylist())
+
+
+def test_one_thread_computes_if_products_depend_on_threads(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounded_by_threads(monkeypatch, 0, 16, 192)
+    model = load_model(folder)
+    assert model.threads == 1
+    assert not model.pairs_at_once  # of a large model, documents are decoded alone
+    _, control = generated(model)
+    assert control.record["batch_invariant"] is True
+    assert not any(control.events["delta"].to_pylist())
+
+
+def test_one_thread_computes_if_only_steps_depend_on_threads(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by trying whole steps before anything is decoded, and said in one line."""
+    said: list[str] = []
+    model = load_model(folder)
+    with monkeypatch.context() as patch:
+        rounded_by_threads(patch, 9, 31, 1536)
+        model = replace(model, threads=2, steps=TriedSteps(say=said.append))
+        half, control = generated(model)
+    assert model.steps.alone
+    assert len(said) == 1
+    assert "2 threads" in said[0]
+    assert control.record["batch_invariant"] is True
+    expected, _ = generated(replace(model, threads=1, steps=TriedSteps()))
+    assert half.events.equals(expected.events)
+
+
+def test_what_no_number_of_threads_mends_is_said_before_decoding(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    product = cpu_products.product
+    model = replace(load_model(folder), steps=TriedSteps(say=said.append))
+    monkeypatch.setattr(
+        cpu_products, "product", lambda x, *others: product(x, *others) * (1 + 2.0**-20 * (x.shape[0] > 8))
+    )
+    generated(model)
+    assert "control" in said[-1]
+    assert model.batch_deviation > 0.0
