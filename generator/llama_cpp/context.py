@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.free_processors import FREE_PROCESSORS
 from generator.llama_cpp.settings import CACHE_TYPES, ContextSettings
 from generator.llama_cpp.structures import Batch
 from generator.llama_cpp.weights import Weights, check_decoded
 from schema.errors import InputError, OperationError
+from schema.free_processors import FREE_PROCESSORS
 
 _SEQUENCES = 256  # of one context, by the library
 _PROMPT, _CLOSED, _BESIDE = range(3)  # sequences: the prompt, entries of closed streams, and a lone stream's second row

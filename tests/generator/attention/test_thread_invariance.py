@@ -20,10 +20,10 @@ from generator.attention import threads as attention_threads
 from generator.attention.row_invariance import TriedSteps
 from generator.attention.threads import torch_threads
 from generator.checks.random_models import random_document, save_random_model
-from generator.free_processors import FreeProcessors
 from generator.generation import PendingUnit, generate_units
 from generator.transformer.loading import load_model
 from log.store import Unit
+from schema.free_processors import FreeProcessors
 
 HORIZON = 6
 DOCUMENT = random_document("d600", 600)

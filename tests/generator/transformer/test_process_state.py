@@ -15,7 +15,6 @@ from generator.actions import Action
 from generator.attention import threads as attention_threads
 from generator.attention.threads import torch_threads
 from generator.checks.random_models import random_document, save_random_model
-from generator.free_processors import FreeProcessors
 from generator.generation import PendingUnit, generate_units
 from generator.selectors import SnapKV
 from generator.selectors.expected_attention import ExpectedAttention
@@ -23,6 +22,7 @@ from generator.transformer import decoder
 from generator.transformer.loading import load_model
 from generator.transformer.prompts.kernels import TransformerKernels
 from schema.errors import InputError
+from schema.free_processors import FreeProcessors
 from schema.retention import Retention
 from schema.tables import PLAIN, SWRB
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from generator.attention import threads
-from generator.free_processors import FreeProcessors, waited
+from schema.free_processors import FreeProcessors, waited
 from schema.own_process import own_environment
 
 _IDLE_TEAM = """
