@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from generator.engines.engine import Capabilities, Session, SideFacts
-from generator.llama_cpp.context import MOST_STREAMS, Context
+from generator.llama_cpp.context import MOST_STREAMS, OUTPUT_ROWS, Context
 from generator.llama_cpp.library import PACKAGE, library
 from generator.llama_cpp.settings import ContextSettings
 from generator.llama_cpp.tokenizer import gguf_tokenizer_sha256
@@ -102,8 +102,9 @@ class LlamaCppSide:
         return Context(weights, self.settings, entries)
 
     def cache_bytes(self, entries: int) -> int:
-        """Return roughly how many bytes a cache with room for ``entries`` entries takes."""
-        return self.gguf.entry_bytes(self.settings.type_k, self.settings.type_v) * entries
+        """Return roughly how many bytes a context with room for ``entries`` entries takes, with its logits."""
+        outputs = OUTPUT_ROWS * self.gguf.vocabulary * 4
+        return self.gguf.entry_bytes(self.settings.type_k, self.settings.type_v) * entries + outputs
 
     def weight_bytes(self) -> int:
         """Return roughly how many bytes the weights take in memory: the size of the file."""

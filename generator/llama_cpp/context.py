@@ -3,11 +3,16 @@
 With flash attention, a stream's logits are the same bits whatever streams are decoded beside it. This rests on three
 properties of llama.cpp on a CPU, which ``tests/generator/llama_cpp/test_rows.py`` measures:
 
-- Calls of 2 to 63 rows compute every row alike. Calls of one row, and larger calls, use other kernels. So a call has at
-  most ``rows`` streams, and a lone stream gets a second row that is thrown away.
+- Calls of 4 to 60 rows, in multiples of 4, compute every row alike. Calls of one row, larger calls, and with weights
+  such as Q4_K the rows left over beside blocks of 4, use other kernels. So a call has at most ``rows`` streams, and is
+  filled up to a multiple of 4 with rows that are thrown away.
 - Attention skips the entries of other streams, and sums a stream's own entries in their order in the cache. So entries
   must lie in the order of their positions.
 - New entries take the first free places. So the places of a closed stream stay taken while other streams are open.
+
+Layers with a sliding window have a cache as large as that of the other layers, in which streams can be forked and
+closed; attention reads only the entries within the window. A call ends before a window's entries are overwritten, so
+no logits depend on entries outside it.
 """
 
 from __future__ import annotations
@@ -16,24 +21,29 @@ import ctypes
 import heapq
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import POINTER, c_int8, c_int32
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from generator.llama_cpp.settings import CACHE_TYPES, ContextSettings
 from generator.llama_cpp.structures import Batch
-from generator.llama_cpp.weights import Weights, check_decoded
+from generator.llama_cpp.weights import NOT_CAUSAL, Weights, check_decoded
 from schema.errors import InputError, OperationError
 from schema.free_processors import FREE_PROCESSORS
 
+T = TypeVar("T")
+
 _SEQUENCES = 256  # of one context, by the library
-_PROMPT, _CLOSED, _BESIDE = range(3)  # sequences: the prompt, entries of closed streams, and a lone stream's second row
+_PROMPT, _CLOSED, _BESIDE = range(3)  # sequences: the prompt, entries of closed streams, and rows that fill a call up
 MOST_STREAMS = _SEQUENCES - 3
+OUTPUT_ROWS = 2 * _SEQUENCES
+"""Rows of float32 over the vocabulary that a context has room for: its outputs, and the sums that they come from."""
 _NO_ROOM = 1  # what llama_decode returns if the cache is full; it has then changed nothing
 _PADDING = 256  # of the number of entries, by the library
+_BLOCK = 4  # rows that the library's products with repacked weights take together
 
 
 class Context:
@@ -51,7 +61,7 @@ class Context:
             n_ctx=room, n_batch=max(settings.ubatch, _SEQUENCES), n_ubatch=settings.ubatch,
             n_seq_max=_SEQUENCES, n_outputs_max=_SEQUENCES, n_threads=settings.threads,
             n_threads_batch=settings.threads, type_k=CACHE_TYPES[settings.type_k], type_v=CACHE_TYPES[settings.type_v],
-            flash_attn_type=int(settings.flash_attention), kv_unified=True,
+            flash_attn_type=int(settings.flash_attention), kv_unified=True, swa_full=True,
         )  # fmt: skip
         self._library.listen()
         self._handle: int | None = self._calls.llama_init_from_model(weights.handle, parameters)
@@ -125,12 +135,14 @@ class Context:
         return len(self._lengths) - 1
 
     def _advance(self, streams: Sequence[int], tokens: Sequence[int]) -> None:
-        """Append one token to each of some streams in one call; a lone stream gets a second row, unless rows = 1."""
+        """Append one token to each of some streams in one call, filled up to whole blocks of rows unless rows = 1."""
         positions = [self._lengths[stream] for stream in streams]
-        if len(streams) > 1 or self.settings.rows == 1:
-            self._decode(tokens, positions, streams, [1] * len(streams), "a step")
-        else:
-            self._decode([*tokens, *tokens], [*positions, 0], [*streams, _BESIDE], [1, 1], "a step")
+        beside = 0 if self.settings.rows == 1 else -len(streams) % _BLOCK
+        self._decode(
+            [*tokens, *tokens[:1] * beside], [*positions, *range(beside)], [*streams, *[_BESIDE] * beside],
+            [1] * (len(streams) + beside), "a step",
+        )  # fmt: skip
+        if beside:
             self._remove(_BESIDE)
 
     def _decode(
@@ -171,23 +183,28 @@ class Context:
     def _read_back(self) -> dict[str, Any]:
         """Return the library's report about the context, from its functions and from its log."""
         log, calls = self._library.told(), self._calls
-        kinds = re.search(r"K \((\w+)\):.*V \((\w+)\):", log)
+        kinds = re.findall(r"K \((\w+)\):.*V \((\w+)\):", log)  # of each cache: that of windows is one of its own
         flash = re.search(r"flash_attn\s*= (\w+)", log)
         unified = re.search(r"kv_unified\s*= (\w+)", log)
-        rotated = {side: re.search(rf"n_rot_{side} = (\d+)", log) for side in "kv"}
+        causal = re.search(r"causal_attn\s*= (\d)", log)
+        rotated = {side: re.findall(rf"n_rot_{side} = (\d+)", log) for side in "kv"}
         return {
-            "type_k": kinds and kinds[1],
-            "type_v": kinds and kinds[2],
+            "type_k": _in_all(kind for kind, _ in kinds),
+            "type_v": _in_all(kind for _, kind in kinds),
+            "causal": causal and causal[1] == "1",
+            "window": calls.llama_model_n_swa(self.weights.handle),
             "flash_attention": flash and flash[1] == "enabled",
             "unified": unified and unified[1] == "true",
             "ubatch": calls.llama_n_ubatch(self._handle),
             "threads": calls.llama_n_threads(self._handle),
             "threads_prefill": calls.llama_n_threads_batch(self._handle),
-            **{f"rotated_{side}": found and int(found[1]) for side, found in rotated.items()},
+            **{f"rotated_{side}": _in_all(map(int, found)) for side, found in rotated.items()},
         }
 
     def _check_read_back(self, room: int) -> None:
         """Raise an error if the context's settings differ from those asked for."""
+        if not self.read_back["causal"]:
+            raise InputError(f"{self.weights.file}: {NOT_CAUSAL}")
         asked = {**self.settings.asked, "unified": True, "threads_prefill": self.settings.threads}
         asked.pop("rows")  # by how many calls are made, which the library does not know
         for name, value in asked.items():
@@ -195,6 +212,12 @@ class Context:
                 raise InputError(f"{self.weights.file}: llama.cpp has {name} = {found}, and {value} was asked for")
         if (entries := self._calls.llama_n_ctx(self._handle)) < room:
             raise InputError(f"{self.weights.file}: llama.cpp has a cache of {entries} entries; {room} are needed")
+
+
+def _in_all(values: Iterable[T]) -> T | list[T] | None:
+    """Return what all caches of a context have in common; a list if they differ, None if there are none."""
+    each = list(values)
+    return next(iter(each), None) if len(set(each)) < 2 else each  # noqa: PLR2004
 
 
 def _streams() -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ _TEXT = 1 << 16  # bytes of a value of the file's metadata; a chat template may 
 _NO_VOCABULARY = 0
 _MAGIC = b"GGUF"
 _MMAP = 1
+NOT_CAUSAL = "a token of this model also reads the tokens after it, so that there are no streams to compare"
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,14 @@ class GgufFacts:
     key_size: int  # channels of a head's keys
     value_size: int  # channels of a head's values
     eos_tokens: tuple[int, ...]  # all tokens that llama.cpp calls end of generation, the EOS of the metadata first
-    layers: int  # the number of layers with keys and values
-    kv_heads: int  # the number of KV heads of a layer
+    kv_heads: int  # the number of KV heads, summed over layers
     has_tokenizer: bool  # whether the file has a tokenizer
     unsupported: str | None  # the reason why streams of this model cannot be forked and compared; None if they can
 
     def entry_bytes(self, type_k: str, type_v: str) -> int:
-        """Return roughly how many bytes the keys and values of one token take in all layers."""
+        """Return roughly how many bytes the keys and values of one token take in all layers, windows included."""
         sizes = ((self.key_size, type_k), (self.value_size, type_v))
-        return round(sum(self.layers * self.kv_heads * size * BYTES[kind] for size, kind in sizes))
+        return round(sum(self.kv_heads * size * BYTES[kind] for size, kind in sizes))
 
 
 class Weights:
@@ -73,11 +74,14 @@ class Weights:
         """Return the facts about the model."""
         calls, architecture = self.library.calls, self.metadata("general.architecture") or "unknown"
 
-        def number(name: str) -> int | None:
-            text = self.metadata(f"{architecture}.{name}")
-            return int(text) if text is not None and text.isdigit() else None
+        def numbers(name: str) -> list[int]:  # a number, or one for each layer
+            return [int(one) for one in re.findall(r"\d+", self.metadata(f"{architecture}.{name}") or "")]
 
-        heads, width = number("attention.head_count"), number("embedding_length")
+        def number(name: str) -> int | None:
+            return next(iter(numbers(name)), None)
+
+        heads, width, layers = number("attention.head_count"), number("embedding_length"), number("block_count") or 0
+        of_layers = numbers("attention.head_count_kv") or numbers("attention.head_count")
         size = width // heads if heads and width else 0
         tokens = calls.llama_vocab_n_tokens(self.vocabulary)
         has_tokenizer = calls.llama_vocab_type(self.vocabulary) != _NO_VOCABULARY
@@ -90,19 +94,18 @@ class Weights:
             eos = (int(stated),) if stated is not None and stated.isdigit() and int(stated) < tokens else ()
         return GgufFacts(
             architecture, tokens, number("context_length") or 0, number("attention.key_length") or size,
-            number("attention.value_length") or size, eos, number("block_count") or 0,
-            number("attention.head_count_kv") or heads or 0, has_tokenizer, self._unsupported(),
+            number("attention.value_length") or size, eos,
+            sum(of_layers) * (layers if len(of_layers) == 1 else 1), has_tokenizer, self._unsupported(architecture),
         )  # fmt: skip
 
-    def _unsupported(self) -> str | None:
+    def _unsupported(self, architecture: str) -> str | None:
+        """Return why streams cannot be compared, which follows from the architecture's name and the metadata."""
         calls = self.library.calls
         if calls.llama_model_has_encoder(self.handle):
             return "models with an encoder have no streams to compare"
         if calls.llama_model_is_recurrent(self.handle) or calls.llama_model_is_hybrid(self.handle):
             return "recurrent models keep no cache of the prompt's entries"
-        if calls.llama_model_n_swa(self.handle) > 0:
-            return "sliding-window attention is not supported"
-        return None
+        return NOT_CAUSAL if self.metadata(f"{architecture}.attention.causal") == "false" else None
 
 
 @functools.lru_cache(maxsize=64)
