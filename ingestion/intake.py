@@ -19,7 +19,7 @@ from ingestion.records import Record
 from log.store import Store, Unit
 from log.units.revisions import current_documents, newest_plans, newest_revisions
 from schema.rows import Ints
-from schema.study import CONTROL_ACTION, FLOOR_ACTION, NUMERICS
+from schema.study import CONTROL_ACTION, FLOOR_ACTION, KERNEL_FLOOR_ACTION, NUMERICS
 from schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
 
 _UNITS_PER_COMMIT = 256
@@ -233,7 +233,7 @@ class Intake:
         if (study, action) not in self._controls:
             control = self.is_control(study, action)
             self._controls[study, action] = control
-            selector = NUMERICS if action == FLOOR_ACTION else "external"
+            selector = NUMERICS if action in {FLOOR_ACTION, KERNEL_FLOOR_ACTION} else "external"
             self._new_actions.append({
                 "study": study, "action": action, "selector": selector, "keep": "all" if control else "unknown",
                 "position_mode": "unknown", "control": control, "action_revision": 0, "dropped": False,

@@ -180,7 +180,7 @@ def gate(
         quantity: such as ``mismatch``; ``kvdrift list quantities`` has all.
         action: the action that is to pass.
         margin: the largest difference that still counts as no worse; 0.02 is 2 percentage points.
-        baseline: the action that it is held against; the floor of the study's engine by default.
+        baseline: the action that it is held against; by default the larger of the study's floors.
         level: how sure an answer must be.
         study: the study, if the store has several.
         model: the model, if the study has several.
@@ -194,11 +194,11 @@ def gate(
             finished.
     """
     from flows.estimate.gate import gate_stored
-    from flows.estimate.gate_question import GateQuestion
+    from flows.estimate.gate_question import LARGER_FLOOR, GateQuestion
     from log.store import Store
-    from schema.study import FLOOR_ACTION, POOLED
+    from schema.study import POOLED
 
     question = GateQuestion(
-        quantity, action, baseline or FLOOR_ACTION, margin, level, study, model, POOLED if stratum is None else stratum
+        quantity, action, baseline or LARGER_FLOOR, margin, level, study, model, POOLED if stratum is None else stratum
     )
     return gate_stored(Store.open(store), question)

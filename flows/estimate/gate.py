@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from flows.estimate.answers import answer_moments
 from flows.estimate.estimation import document_moments
-from flows.estimate.gate_question import GateQuestion, Verdict
+from flows.estimate.gate_question import LARGER_FLOOR, GateQuestion, Verdict
 from flows.estimate.parts import EXPLORATORY_DRAWS, EXPLORATORY_LEVEL
 from flows.estimate.scores import known_answers
 from flows.plan.frozen_plan import FrozenPlan, find_plan
@@ -28,7 +28,7 @@ from log.store import Store
 from log.studies import chosen_study
 from log.units.revisions import current_actions
 from schema.errors import ControlError, InputError, nearest
-from schema.study import CONTROL_ACTION, FLOOR_ACTION, POOLED
+from schema.study import CONTROL_ACTION, NUMERICS, POOLED
 from schema.windows import Windows
 from sql.catalog import Views, open_views
 from stats.alike import MOST_UNLIKE, Alike, alike_documents, settling_factor
@@ -64,9 +64,12 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
         if pending := store.all_underived(views.versions).size:
             raise InputError(f"{pending} units are not derived: kvdrift derive {store.location}")
         _check_control(views, study, model)
+        floors = _floors(store, study)
+        moments = of_all = document_moments(views, study, model, EVALUATION, profiles=False)
+        if question.baseline == LARGER_FLOOR:
+            question = replace(question, baseline=_larger_floor(moments, floors, study))
         _check_actions(store, views, question, study)
         _check_finished(store, views, question, study, model, plan)
-        moments = of_all = document_moments(views, study, model, EVALUATION, profiles=False)
         if contrast.name in ANSWER_QUANTITIES or contrast.difference_of in ANSWER_QUANTITIES:
             moments = _answers(store, views, study, model, moments.windows)
     _check_pair(moments, question)
@@ -84,7 +87,7 @@ def gate_stored(store: Store, question: GateQuestion) -> Verdict:
         version, None if plan is None else plan.sha256, rare,
         _more_documents(moments, contrast, question, row["documents"]) if rare else None,
         unseen,
-        _from_floor(of_all, question, plan) if question.baseline == FLOOR_ACTION else None,
+        _from_floors(of_all, question, plan, floors) if question.baseline in floors else {},
     )  # fmt: skip
 
 
@@ -117,14 +120,34 @@ def _estimated(
     return estimates.row(Endpoint(contrast.name, question.action, question.baseline, question.stratum))
 
 
-def _from_floor(
-    moments: DocumentMoments, question: GateQuestion, plan: FrozenPlan | None
-) -> tuple[float, float] | None:
-    """Return the interval of the difference in R from the floor, as on the study's page."""
+def _floors(store: Store, study: str) -> list[str]:
+    """Return a study's floors: the actions that have the whole cache and compute it again, or in another way."""
+    actions = current_actions(store.read("actions"), study)
+    return sorted(name for name, row in actions.items() if row["selector"] == NUMERICS)
+
+
+def _larger_floor(moments: DocumentMoments, floors: Sequence[str], study: str) -> str:
+    """Return the floor with the larger R; the kernel floor if both are equal."""
+    measured = [name for name in floors if name in moments.actions]
+    if not measured:
+        raise InputError(f"--over-floor: study '{study}' has no floor; --baseline NAME names an action to compare with")
+    risks = estimate(
+        moments.of_actions(measured), draws=2, seed=0, request=Request(EXPLORATORY_LEVEL), quantities=["mismatch"],
+        pairs=[],
+    )  # fmt: skip
+    return max(measured, key=lambda name: (risks.row(Endpoint("mismatch", name))["estimate"] or 0.0, name))
+
+
+def _from_floors(
+    moments: DocumentMoments, question: GateQuestion, plan: FrozenPlan | None, floors: Sequence[str]
+) -> dict[str, tuple[float, float]]:
+    """Return for each floor the interval of the difference in R from it, as on the study's page."""
     draws, seed = (EXPLORATORY_DRAWS, 0) if plan is None else (plan.exploratory_draws, plan.seed)
     pairs = simultaneous_gaps(moments, draws=draws, seed=seed, level=EXPLORATORY_LEVEL)
-    row = pairs.row(Endpoint(SIMULTANEOUS_GAP, question.action, question.baseline))
-    return None if row["low"] is None else (row["low"], row["high"])
+    rows = {
+        name: pairs.row(Endpoint(SIMULTANEOUS_GAP, question.action, name)) for name in floors if name != question.action
+    }
+    return {name: (row["low"], row["high"]) for name, row in rows.items() if row["low"] is not None}
 
 
 def _more_documents(moments: DocumentMoments, contrast: Quantity, question: GateQuestion, documents: int) -> int | None:

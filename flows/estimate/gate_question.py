@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from flows.estimate.parts import EXPLORATORY_LEVEL
 from schema.study import POOLED
 from stats.endpoints import Decision
 from stats.registry import Quantity
+
+LARGER_FLOOR: Final = ""
+"""As a baseline: that of the study's floors which has the larger R."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +21,7 @@ class GateQuestion:
 
     quantity: str  # a quantity of actions, or a contrast
     action: str  # the action b
-    baseline: str  # the action a that b is compared with
+    baseline: str  # the action a that b is compared with, or ``LARGER_FLOOR``
     margin: float  # how much worse b may be, in the quantity's own unit: fractions, or tokens
     level: float = EXPLORATORY_LEVEL  # 1 - alpha of each answer
     study: str | None = None  # the study's name; None if the store has one
@@ -55,14 +60,14 @@ class Verdict:
     # how many documents in all would exclude failures that no document shows, if the answer is ``equivalent or better``
     # and does not reckon with such failures; None otherwise
     unseen: int | None = None
-    # the interval of the difference in R from the engine's floor, which holds for all pairs of actions together; None
-    # if the baseline is no floor
-    from_floor: tuple[float, float] | None = None
+    # for each floor of the study the interval of the difference in R from it, which holds for all pairs of actions
+    # together; empty if the baseline is no floor
+    from_floors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
-    def told_from_floor(self) -> bool | None:
-        """Whether the interval from the floor excludes 0; None without that interval."""
-        return None if self.from_floor is None else self.from_floor[0] > 0 or self.from_floor[1] < 0
+    def distinguished(self) -> bool | None:
+        """Whether the intervals of the differences from all floors exclude 0; None without such intervals."""
+        return all(low > 0 or high < 0 for low, high in self.from_floors.values()) if self.from_floors else None
 
     @property
     def interval_level(self) -> float:

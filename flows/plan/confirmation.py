@@ -19,7 +19,7 @@ from flows.plan.seen import SeenDocuments
 from generator.documents.registry import excluded_clusters
 from log.store import Store
 from schema.errors import InputError, nearest
-from schema.study import Study, load_studies
+from schema.study import KERNEL_FLOOR_ACTION, Study, load_studies
 from schema.study.reading import read_content
 from schema.study.sweeps import of_each_law
 from stats.quantities import PAIR_QUANTITIES
@@ -53,7 +53,7 @@ def write_confirmation(study_file: Path, names: Sequence[str], store: Store, pat
             raise InputError(f"{path}: {store.location} has a study '{name}' already; write to a file of another name")
     baseline = studies[0].plan.baseline
     actions = (baseline, *(name for name in dict.fromkeys(names) if name != baseline))
-    content["actions"] = [one for one in content["actions"] if one["name"] in actions]
+    content["actions"] = [one for one in content["actions"] if one["name"] in (*actions, KERNEL_FLOOR_ACTION)]
     content["study"] = content["study"] | {"name": path.stem}
     excluded = path.with_name(f"{path.stem}-exclude.json")
     for section, part in zip(studies[0].documents, content["documents"], strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow.compute as pc
@@ -30,13 +30,14 @@ from generator.transformer.other_weights.named import check_shared, told_of, wei
 from log.store import Store
 from schema.document import SPLITS
 from schema.errors import ControlError, InputError, OperationError
-from schema.study import CONTROL_ACTION, FINITE_STATE, FLOOR_ACTION, Study
+from schema.study import CONTROL_ACTION, FINITE_STATE, FLOOR_ACTION, KERNEL_FLOOR_ACTION, Study
 from schema.tables import PLAIN
 from sql.catalog import open_views
 from stats.quantities.answers import ANSWER_QUANTITIES
 
 _SIZES = ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
 _ABSENT = "; not on this machine"
+NO_KERNEL_FLOOR = f"no {KERNEL_FLOOR_ACTION}, so what rounding alone does is unknown"
 
 
 def check_study(run: StudyRun, *, served: bool = False) -> list[str]:
@@ -214,12 +215,14 @@ def check_equal_bytes(store: Store, material: Material) -> int:
 
 
 def floor_line(store: Store, study: Study) -> str:
-    """Return a line about the floor; empty without an engine."""
+    """Return a line about the floors; empty without an engine."""
     if not study.model.has_floor:
         return ""
     with open_views(store) as views:
-        rows = views.rows("trajectories", study=study.name, model=study.model.id, action=FLOOR_ACTION).to_pylist()
-    moved = [row for row in rows if row["sum_delta"] or row["sum_f"] or row["mismatches"]]
+        named = {"study": study.name, "model": study.model.id}
+        rows = views.rows("trajectories", **named, action=FLOOR_ACTION).to_pylist()
+        kernel = views.rows("trajectories", **named, action=KERNEL_FLOOR_ACTION).to_pylist()
+    moved = [row for row in rows if _moved(row)]
     if moved and engine_model(study).reference.capabilities.row_invariant:
         first = min(moved, key=lambda row: (row["doc"], row["replicate"]))
         raise ControlError(
@@ -227,7 +230,18 @@ def floor_line(store: Store, study: Study) -> str:
             f"of delta {first['sum_delta']:.3g}); {study.model.engine} promises that no stream depends on those beside "
             "it, so that it must be exactly 0"
         )
-    positions = sum(row["horizon"] for row in rows)
-    mean = sum(row["sum_delta"] for row in rows) / max(positions, 1)
-    tokens = sum(row["mismatches"] for row in rows)
-    return f"floor: mean delta {mean:.2g}, {tokens} of {positions:,} tokens differ" if moved else "floor: exactly 0"
+    other = f"{KERNEL_FLOOR_ACTION}: {_distance(kernel)}" if kernel else NO_KERNEL_FLOOR
+    return f"{FLOOR_ACTION}: {_distance(rows)}; {other}"
+
+
+def _moved(row: Mapping[str, Any]) -> bool:
+    return bool(row["sum_delta"] or row["sum_f"] or row["mismatches"])
+
+
+def _distance(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return in words how far a floor's trajectories are from the reference."""
+    if not any(map(_moved, rows)):
+        return "exactly 0"
+    positions, tokens = sum(row["horizon"] for row in rows), sum(row["mismatches"] for row in rows)
+    mean = sum(row["sum_delta"] for row in rows) / positions
+    return f"mean delta {mean:.2g}, {tokens} of {positions:,} tokens differ"

@@ -14,7 +14,7 @@ from generator.documents.registry import left_out
 from generator.transformer.files.local_folders import model_location
 from generator.transformer.files.text_ends import absent_ends, text_ends
 from schema.document import Document
-from schema.study import FINITE_STATE, FIXED, Study
+from schema.study import FINITE_STATE, FIXED, HTTP, KERNEL_FLOOR_ACTION, Study
 
 _DRAWS_BEYOND = 50
 _NAMED = 3  # control tokens in a line
@@ -25,6 +25,7 @@ def remarks(runs: Sequence[StudyRun]) -> list[str]:
     lines = left_out(runs[0].study.documents)
     for run in runs:
         lines += _absent_eos_tokens(run.study)
+        lines += _absent_kernel_floor(run.study)
         lines += _equal_replicates(run.study)
         lines += _unreached_bounds(run.study)
         lines += _unscored_tasks(run.study)
@@ -45,6 +46,20 @@ def _absent_eos_tokens(study: Study) -> Iterator[str]:
         yield (
             f"model.id = '{study.model.id}': {which} of its configuration {'are' if absent[1:] else 'is'} not in its "
             f"vocabulary (vocab_size), and {effect}"
+        )
+
+
+def _absent_kernel_floor(study: Study) -> Iterator[str]:
+    """Say that an engine's study measures no kernel floor, and how it would."""
+    if study.model.has_floor and all(action.name != KERNEL_FLOOR_ACTION for action in study.actions):
+        how = (
+            "a url of the same model, started with another attention kernel"
+            if study.model.engine == HTTP
+            else "settings"
+        )
+        yield (
+            f"study '{study.name}': no action '{KERNEL_FLOOR_ACTION}', so that what rounding alone does stays unknown; "
+            f'add [[actions]] name = "{KERNEL_FLOOR_ACTION}" with {how}'
         )
 
 

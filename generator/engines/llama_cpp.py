@@ -17,8 +17,8 @@ from generator.llama_cpp.settings import ContextSettings
 from generator.llama_cpp.tokenizer import gguf_tokenizer_sha256
 from generator.llama_cpp.weights import GgufFacts, Weights, gguf_facts
 from schema.errors import InputError
+from schema.study import LLAMA_CPP
 
-NAME: Final = "llama.cpp"
 _ENVIRONMENT: Final = ("LLAMA_", "GGML_", "OMP_", "GOMP_")  # beginnings of the names of variables that move it
 _WAITING: Final = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # how long threads wait awake moves nothing
 
@@ -35,7 +35,7 @@ class LlamaCpp:
         """Describe the engine, with its library's digest and every environment variable that affects it."""
         found = library()
         return {
-            "engine": NAME,
+            "engine": LLAMA_CPP,
             "library": f"{PACKAGE} {found.version}",
             "build": found.calls.llama_version().decode(),
             "system": found.system,

@@ -11,7 +11,7 @@ from generator.engines.again import Again
 from generator.engines.engine import Engine, Side
 from generator.engines.http.engine import Servers, ServerSide, check_same_model, check_slots
 from generator.engines.http.settings import OPENAI, Requests
-from generator.engines.llama_cpp import NAME, LlamaCpp
+from generator.engines.llama_cpp import LlamaCpp
 from generator.engines.model import EngineModel
 from generator.transformer.files.fingerprints import file_sha256, tokenizer_sha256
 from generator.transformer.files.local_folders import gguf_file, model_location, tokenizer_location
@@ -26,9 +26,9 @@ from generator.transformer.files.text_ends import (
 )
 from generator.transformer.other_weights.named import check_equal_tokens
 from schema.errors import InputError, nearest
-from schema.study import FLOOR_ACTION, HTTP, ActionSection, ModelSection, Study
+from schema.study import FLOOR_ACTION, HTTP, KERNEL_FLOOR_ACTION, LLAMA_CPP, ActionSection, ModelSection, Study
 
-ENGINES: Final[dict[str, Callable[[], Engine]]] = {NAME: partial(LlamaCpp, file_sha256)}
+ENGINES: Final[dict[str, Callable[[], Engine]]] = {LLAMA_CPP: partial(LlamaCpp, file_sha256)}
 """Engines in this process."""
 
 
@@ -47,6 +47,8 @@ def engine_model(study: Study) -> EngineModel:
         own = file if action.weights is None else gguf_file(action.weights, section.folder)
         side = engine.side(own, asked | (action.settings or {}), f"action '{action.name}'")
         _check_shared(action.name, reference, side)
+        if action.name == KERNEL_FLOOR_ACTION:
+            _check_same_cache(engine, reference, side)
         sides[action.name] = side
     ends = _ends(study, reference, sides, [(token, LLAMA_CPP) for token in reference.facts.eos_tokens])
     sides[FLOOR_ACTION] = Again(reference)
@@ -113,6 +115,16 @@ def _tokenizer(section: ModelSection, reference: Side) -> str | None:
     if named:
         return tokenizer_sha256(tokenizer_location(section), section.revision)
     return reference.facts.tokenizer_sha256
+
+
+def _check_same_cache(engine: Engine, reference: Side, side: Side) -> None:
+    """Raise an error if a kernel floor has another cache than the reference."""
+    for name in engine.fewer_bits:
+        if side.asked[name] != (ours := reference.asked[name]):
+            raise InputError(
+                f"action '{KERNEL_FLOOR_ACTION}': {name} = {side.asked[name]!r}: a kernel floor has the reference's "
+                f"cache, {ours!r}, computed by another kernel; give an action with another cache another name"
+            )
 
 
 def _check_shared(action: str, reference: Side, side: Side) -> None:

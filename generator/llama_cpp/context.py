@@ -217,7 +217,7 @@ class Context:
 def _in_all(values: Iterable[T]) -> T | list[T] | None:
     """Return what all caches of a context have in common; a list if they differ, None if there are none."""
     each = list(values)
-    return next(iter(each), None) if len(set(each)) < 2 else each  # noqa: PLR2004
+    return next(iter(each), None) if len(set(each)) < 2 else each
 
 
 def _streams() -> list[int]:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from schema.errors import InputError, nearest
+from schema.study import EXACT_TYPES
 
 CACHE_TYPES: Final = {
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20,
@@ -24,7 +25,6 @@ BYTES: Final = {
 }  # fmt: skip
 """Bytes of a value, including its share of its block's scales."""
 
-_EXACT: Final = ("f32", "f16", "bf16")
 _BLOCK = 32  # values that a quantized type has one scale for
 _ROWS, _MOST_ROWS = 32, 256
 
@@ -66,7 +66,7 @@ class ContextSettings:
         for name, least, most in (("ubatch", 1, 1 << 16), ("threads", 0, 512), ("rows", 1, _MOST_ROWS)):
             if not least <= getattr(made, name) <= most:
                 raise InputError(f"{where}: {name} = {getattr(made, name)}: write {least} to {most}")
-        if made.type_v not in _EXACT and not made.flash_attention:
+        if made.type_v not in EXACT_TYPES and not made.flash_attention:
             raise InputError(f"{where}: type_v = '{made.type_v}': quantized values need flash_attention = true")
         return cls(**{**asdict(made), "threads": made.threads or len(os.sched_getaffinity(0))})
 
@@ -83,8 +83,8 @@ class ContextSettings:
     def check_heads(self, key_size: int, value_size: int, where: str) -> None:
         """Raise an error if a quantized type's blocks do not divide the heads."""
         for name, kind, size in (("type_k", self.type_k, key_size), ("type_v", self.type_v, value_size)):
-            if kind not in _EXACT and size % _BLOCK:
+            if kind not in EXACT_TYPES and size % _BLOCK:
                 raise InputError(
                     f"{where}: {name} = '{kind}': stores blocks of {_BLOCK} values, and the model's heads have "
-                    f"{size}; llama.cpp would compute something else without a word; choose {', '.join(_EXACT)}"
+                    f"{size}; llama.cpp would compute something else without a word; choose {', '.join(EXACT_TYPES)}"
                 )

@@ -43,7 +43,10 @@ def gate(
         ),
     ] = None,
     over_floor: Annotated[
-        bool, typer.Option("--over-floor", help="Compare with the numerical floor of the study's engine.")
+        bool,
+        typer.Option(
+            "--over-floor", help="Compare with the larger of the study's floors: the repeat, and the kernel floor."
+        ),
     ] = False,
     level: Annotated[float, typer.Option(metavar="L", help="The confidence level of the answer.")] = 0.95,
     study: StudyOption = None,
@@ -64,22 +67,28 @@ def gate(
     skipped test for unresolved, and an error without an answer.
     """
     from flows.estimate.gate import gate_stored
-    from flows.estimate.gate_question import GateQuestion
+    from flows.estimate.gate_question import LARGER_FLOOR, GateQuestion
     from flows.estimate.junit import write_junit
     from log.store import Store
     from schema.errors import InputError, KvdriftError
-    from schema.study import FLOOR_ACTION, POOLED
+    from schema.study import POOLED
     from stats.endpoints import Decision
 
     if (baseline is None) != over_floor:
         wrong = "--baseline and --over-floor" if over_floor else "neither --baseline nor --over-floor"
         raise InputError(f"kvdrift gate: {wrong}: give one of the two to compare with")
-    baseline = FLOOR_ACTION if baseline is None else baseline
-    asked = f"{quantity}: {action} at most {margin:g} worse than {baseline}"
+    asked = f"{quantity}: {action} at most {margin:g} worse than {baseline or 'the larger floor'}"
     try:
         opened = Store.open(store)
         question = GateQuestion(
-            quantity, action, baseline, margin, level, study, model, POOLED if stratum is None else stratum
+            quantity,
+            action,
+            baseline or LARGER_FLOOR,
+            margin,
+            level,
+            study,
+            model,
+            POOLED if stratum is None else stratum,
         )
         verdict = gate_stored(opened, question)
     except KvdriftError as error:
@@ -141,10 +150,14 @@ def _line(verdict: Verdict, *, named: bool) -> str:
             "these documents differ by more than the margin, and do not exclude rare failures that none of them shows: "
             f"excluding such failures takes {count(verdict.unseen)} documents in all"
         )
-    if verdict.from_floor is not None:
-        ends = [scaled(one, Scale.POINTS, 2) for one in verdict.from_floor]
-        told = "distinguishable" if verdict.told_from_floor else "not distinguishable"
-        parts.append(f"{told} from the floor in R: {' to '.join(ends)} pp, 95% over all pairs")
+    if verdict.from_floors:
+        ends = {
+            name: " to ".join(scaled(one, Scale.POINTS, 2) for one in between)
+            for name, between in verdict.from_floors.items()
+        }
+        apart = "distinguished" if verdict.distinguished else "not distinguished"
+        floors = ", ".join(f"{name} {between} pp" for name, between in ends.items())
+        parts.append(f"{apart} from the floors in R: {floors}, 95% over all pairs")
     return "; ".join([*parts, verdict.status, *([f"study {asked.study}"] if named else [])])
 
 
@@ -190,8 +203,8 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
         "alike": verdict.alike,
         "more_documents": verdict.more,
         "documents_for_unseen": verdict.unseen,
-        "told_from_floor": verdict.told_from_floor,
-        "from_floor": verdict.from_floor,
+        "distinguished": verdict.distinguished,
+        "from_floors": dict(verdict.from_floors),
         "few_clusters": verdict.clusters < FEW_CLUSTERS,
         "status": verdict.status,
         "study": asked.study,

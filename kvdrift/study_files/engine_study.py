@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.engines.llama_cpp import NAME
 from generator.llama_cpp.settings import ContextSettings
 from generator.transformer.files.local_folders import EMBEDDED_GGUF, EMBEDDED_ID, GGUF, gguf_file
 from kvdrift.study_files.commented import Table
 from schema.errors import InputError, nearest
-from schema.study import HTTP
+from schema.study import HTTP, KERNEL_FLOOR_ACTION, LLAMA_CPP, ModelSection
 
 _EMBEDDED = "kvdrift/tiny-F32.gguf"
 _CACHE_TYPES = ("q8_0", "q4_0")
+_REFERENCE: Table = {"type_k": "f16", "type_v": "f16"}
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,15 @@ class EngineChoice:
     def model(self, folder: Path) -> Table:
         """Return the values of ``[model]`` for a study file in ``folder``."""
         file = _EMBEDDED if self.gguf is None else _named(self.gguf, folder, self.option)
-        return {"engine": self.engine, "id": file, "settings": {"type_k": "f16", "type_v": "f16"}}
+        return {"engine": self.engine, "id": file, "settings": _REFERENCE}
 
     def actions(self, folder: Path) -> list[Table]:
-        """Return the values of each action: first those of cache types, then those of weights."""
+        """Return the values of each action: those of cache types, then those of weights, then the kernel floor."""
         kinds = self.cache_types or ([] if self.weights else _CACHE_TYPES)
         made: list[Table] = [{"name": "cache-" + kind.replace("/", "-"), "settings": _types(kind)} for kind in kinds]
-        return [*made, *({"name": file.stem, "weights": _named(file, folder, "--weights")} for file in self.weights)]
+        made += [{"name": file.stem, "weights": _named(file, folder, "--weights")} for file in self.weights]
+        kernel = ModelSection(engine=self.engine, id=_EMBEDDED, settings=_REFERENCE).other_kernel
+        return [*made, {"name": KERNEL_FLOOR_ACTION, "settings": kernel}]
 
 
 def engine_choice(
@@ -61,20 +63,20 @@ def engine_choice(
     if engine is None and gguf is None and not by_model:
         given = {"--cache-types": cache_types is not None, "--weights": bool(weights)}
         if option := next((name for name, there in given.items() if there), None):
-            raise InputError(f"{option}: belongs to an engine; add --model FILE{GGUF}, or --engine {NAME}")
+            raise InputError(f"{option}: belongs to an engine; add --model FILE{GGUF}, or --engine {LLAMA_CPP}")
         return None
     if engine == HTTP:
         raise InputError(
             f"--engine {HTTP}: a study of servers is written by hand; docs/engines.md has one to start from"
         )
-    if engine not in (None, NAME):
-        raise InputError(f"--engine {engine}: {nearest(engine, [NAME])}")
+    if engine not in (None, LLAMA_CPP):
+        raise InputError(f"--engine {engine}: {nearest(engine, [LLAMA_CPP])}")
     if gguf is not None and model != EMBEDDED_ID:
         raise InputError(f"--model {model}: --gguf names the model already; leave one of the two out")
     if gguf is not None and gguf.suffix != GGUF:
         raise InputError(f"--gguf {gguf}: a GGUF file is named *{GGUF}")
     if gguf is None and not by_model and model != EMBEDDED_ID:
-        raise InputError(f"--model {model}: engine {NAME} reads a GGUF file, *{GGUF}")
+        raise InputError(f"--model {model}: engine {LLAMA_CPP} reads a GGUF file, *{GGUF}")
     kinds = [] if cache_types is None else [kind.strip() for kind in cache_types.split(",") if kind.strip()]
     for kind in kinds:
         ContextSettings.of(_types(kind), f"--cache-types {kind}")

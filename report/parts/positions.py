@@ -66,7 +66,7 @@ def decomposition(content: PageContent) -> Section:
 
 
 def _floor(content: PageContent) -> str:
-    """Compare the effect of numerics alone with that of the other actions; empty without a noise floor."""
+    """Compare what repetition and rounding alone do with what the other actions do; empty without a noise floor."""
     floors = content.facts.noise_floors
     if not floors:
         return ""
@@ -75,15 +75,13 @@ def _floor(content: PageContent) -> str:
         return f"{in_text(content.estimates.get('divergence_probability', action), Scale.PERCENT)} under {action}"
 
     still = [name for name in floors if content.estimates.get("rollout_tv", name).estimate == 0]
-    how = (
-        "a second run of the reference, in a cache and with streams of its own"
-        if content.facts.engine
-        else "nothing is left out or coded, and the whole cache is computed another way"
-    )
-    said = (
-        f"Noise floor: {how}. The share of continuations that diverge within {content.windows.horizon} tokens by "
-        f"numerics alone is {', '.join(map(parting, floors))}"
-    )
+    within = f"The share of continuations that diverge within {content.windows.horizon} tokens"
+    if content.facts.engine:
+        each = "; ".join(f"{name} is {content.facts.described(name)}" for name in floors)
+        said = f"Noise floors: {each}. {within} is {', '.join(map(parting, floors))}"
+    else:
+        how = "nothing is left out or coded, and the whole cache is computed another way"
+        said = f"Noise floor: {how}. {within} by numerics alone is {', '.join(map(parting, floors))}"
     others = [name for name in content.actions if name not in floors]
     if len(others) > _MOST:
         known = {name: content.estimates.get("divergence_probability", name).estimate or 0.0 for name in others}

@@ -13,7 +13,7 @@ from report.reading.source import StudyRows, ViewRow
 from report.reading.storage import Storage, read_storage, total
 from schema.errors import InputError, nearest
 from schema.sampling import SamplingLaw
-from schema.study import FINITE_STATE, NUMERICS
+from schema.study import FINITE_STATE, FLOOR_ACTION, NUMERICS
 from schema.study.described import described_action
 from schema.tables import SWRB
 from schema.windows import Windows
@@ -102,8 +102,13 @@ class Facts:
 
     @property
     def noise_floors(self) -> list[str]:
-        """The actions that keep everything and compute in another way: they show the effect of numerics alone."""
+        """The actions that have the whole cache: an engine's repeat, and those that compute it in another way."""
         return [row["action"] for row in self.actions if row["selector"] == NUMERICS]
+
+    @property
+    def kernel_floors(self) -> list[str]:
+        """The noise floors that compute in another way, which show what rounding alone does."""
+        return [name for name in self.noise_floors if not (self.engine and name == FLOOR_ACTION)]
 
     @property
     def engine(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from report.reading.facts import DEVELOPMENT, EVALUATION, Facts
 from report.reading.source import ViewRow
-from schema.study import HTTP, NUMERICS
+from schema.study import FLOOR_ACTION, HTTP
 from schema.study.documents import stratum_of
 from schema.windows import Windows
 
@@ -45,8 +45,8 @@ def study_text(facts: Facts) -> str | None:
 
 
 def _is_floor(row: ViewRow) -> bool:
-    """Tell whether an action is the floor of an engine, which every study of an engine adds by itself."""
-    return row["settings"] is not None and row["selector"] == NUMERICS
+    """Tell whether an action is an engine's repeat of the reference, which every study of an engine has by itself."""
+    return row["settings"] is not None and row["action"] == FLOOR_ACTION
 
 
 def _action(row: ViewRow) -> dict[str, Any]:

@@ -4,16 +4,23 @@ Each section of a study file has a module here, in which every key says its mean
 several sections. ``reading`` reads a file, and ``mistakes`` makes one line of a file's faults.
 """
 
-from schema.study.actions import CONTROL_ACTION, CONTROL_REPLICATES, FLOOR_ACTION, NUMERICS, ActionSection
+from schema.study.actions import (
+    CONTROL_ACTION,
+    CONTROL_REPLICATES,
+    FLOOR_ACTION,
+    KERNEL_FLOOR_ACTION,
+    NUMERICS,
+    ActionSection,
+)
 from schema.study.documents import DocumentsSection
-from schema.study.model import FINITE_STATE, HTTP, TRANSFORMER, ModelSection
+from schema.study.model import EXACT_TYPES, FINITE_STATE, HTTP, LLAMA_CPP, TRANSFORMER, ModelSection
 from schema.study.plan import FIXED, PlanSection
 from schema.study.reading import load_studies
 from schema.study.section import values_of
 from schema.study.whole import POOLED, Study
 
 __all__ = [
-    "CONTROL_ACTION", "CONTROL_REPLICATES", "FINITE_STATE", "FIXED", "FLOOR_ACTION", "HTTP", "NUMERICS", "POOLED",
-    "TRANSFORMER", "ActionSection", "DocumentsSection", "ModelSection", "PlanSection", "Study", "load_studies",
-    "values_of",
+    "CONTROL_ACTION", "CONTROL_REPLICATES", "EXACT_TYPES", "FINITE_STATE", "FIXED", "FLOOR_ACTION", "HTTP",
+    "KERNEL_FLOOR_ACTION", "LLAMA_CPP", "NUMERICS", "POOLED", "TRANSFORMER", "ActionSection", "DocumentsSection",
+    "ModelSection", "PlanSection", "Study", "load_studies", "values_of",
 ]  # fmt: skip

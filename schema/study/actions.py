@@ -17,6 +17,8 @@ CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2
 FLOOR_ACTION = "floor"
 """The action that repeats the reference in a cache of its own, for models with an engine."""
+KERNEL_FLOOR_ACTION = "kernel-floor"
+"""The action that computes the reference's cache by another kernel, for models with an engine."""
 NUMERICS = "numerics"  # the selector of noise floors
 
 _WHOLE: dict[str, Any] = {"selector": CONTROL_ACTION, "keep": "all"}  # for an action without a selector
@@ -105,7 +107,8 @@ class ActionSection(Section):
         """Return the section with the full selector, if it names a codec, weights, an engine or a policy alone."""
         side = isinstance(values, dict) and any(values.get(name) is not None for name in _SIDE)
         if side and "selector" not in values:
-            return _WHOLE | values
+            floor = {"selector": NUMERICS} if values.get("name") == KERNEL_FLOOR_ACTION else {}
+            return _WHOLE | floor | values
         if isinstance(values, dict) and values.keys() == {"name"} and values["name"] == FLOOR_ACTION:
             return values | {"selector": NUMERICS, "keep": "all"}
         if isinstance(values, dict) and values.get("policy") is not None:
@@ -176,7 +179,10 @@ class ActionSection(Section):
             if self.selector != NUMERICS or any(one is not None for one in others) or self.parameters:
                 raise InputError(f"{where}: an engine's study has '{FLOOR_ACTION}' by itself; remove the action")
             return
-        whole = {"selector": self.selector, "keep": self.keep} == _WHOLE
+        if self.name == KERNEL_FLOOR_ACTION and self.weights is not None:
+            raise InputError(f"{where}.weights: a kernel floor has the reference's weights; name the action otherwise")
+        floor = {"selector": NUMERICS} if self.name == KERNEL_FLOOR_ACTION else {}
+        whole = {"selector": self.selector, "keep": self.keep} == _WHOLE | floor
         given = [name for name in ("codec", "policy") if getattr(self, name) is not None]
         other = [*([] if whole else ["keep"]), *given, *self.parameters]
         if engine == HTTP:

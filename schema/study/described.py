@@ -9,7 +9,7 @@ from typing import Any
 
 from schema.errors import InputError
 from schema.retention import Retention
-from schema.study.actions import NUMERICS
+from schema.study.actions import FLOOR_ACTION, NUMERICS
 from schema.study.model import FINITE_STATE
 
 _SHARES = {
@@ -52,12 +52,31 @@ def _compressed(row: Mapping[str, Any]) -> str:
 def _side(row: Mapping[str, Any]) -> str:
     """Return an engine's side in words: weights and settings that differ from the reference's."""
     if row["selector"] == NUMERICS:
-        return "the reference again, in a cache and with streams of its own"
+        return _floor(row)
     settings, weights = json.loads(row["settings"]), row.get("weights")
-    started = [settings.pop("started")] if "started" in settings else []  # the user's description of a server
-    said = [f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
     named = [] if weights is None else [_weights(weights)]
-    return ", ".join([*started, *named, *said]) or "as the reference"
+    return ", ".join([*named, *_settings(settings)]) or "as the reference"
+
+
+def _floor(row: Mapping[str, Any]) -> str:
+    """Return a floor of an engine in words: the reference again, or its cache by another kernel."""
+    if row["action"] == FLOOR_ACTION:
+        return "the reference again, in a cache and with streams of its own"
+    return ": ".join(
+        filter(
+            None, ("the reference\u2019s cache by another kernel", ", ".join(_settings(json.loads(row["settings"]))))
+        )
+    )
+
+
+def _settings(settings: Mapping[str, Any]) -> list[str]:
+    """Return an engine's settings in words, first the user's description of a server."""
+    started = [settings["started"]] if "started" in settings else []
+    others = {name: value for name, value in settings.items() if name != "started"}
+    return [
+        *started,
+        *(f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in others.items()),
+    ]
 
 
 def _weights(named: str) -> str:

@@ -17,8 +17,11 @@ _TEMPLATE_OWN: Final = (
     "chat_template", "tokenize", "return_dict", "return_tensors", "tokenizer_kwargs", "sanitize_control_tokens",
 )  # fmt: skip
 """The variables of a chat template that kvdrift sets, and options of transformers that are no variables."""
+LLAMA_CPP: Final = "llama.cpp"
 HTTP: Final = "http"
 """The name of the engine that asks servers over HTTP."""
+EXACT_TYPES: Final = ("f32", "f16", "bf16")
+"""The types in which llama.cpp stores keys and values without blocks."""
 
 
 class ModelSection(Section):
@@ -112,8 +115,23 @@ class ModelSection(Section):
 
     @property
     def has_floor(self) -> bool:
-        """Whether a study measures a numerical floor (effects of batches and placement) in place of a control."""
+        """Whether a study repeats the reference, the floor, in place of a control."""
         return self.engine is not None
+
+    @property
+    def other_kernel(self) -> dict[str, Value] | None:
+        """The settings by which the engine computes the reference's cache with another kernel; None if unknown.
+
+        In llama.cpp that is flash attention the other way. Quantized values need flash attention; there it is the
+        number of streams in a call: a lone one is computed by kernels of its own.
+        """
+        if self.engine != LLAMA_CPP:
+            return None
+        settings = self.settings or {}
+        flash = settings.get("flash_attention", True) is not False
+        if flash and settings.get("type_v", "f16") not in EXACT_TYPES:
+            return {"rows": 32 if settings.get("rows") == 1 else 1}
+        return {"flash_attention": not flash}
 
     def check(self) -> None:
         """Check that the keys agree with each other."""

@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from schema.errors import InputError, nearest
 from schema.sampling import SamplingLaw
-from schema.study.actions import CONTROL_ACTION, FLOOR_ACTION, ActionSection
+from schema.study.actions import CONTROL_ACTION, FLOOR_ACTION, KERNEL_FLOOR_ACTION, ActionSection
 from schema.study.documents import DocumentsSection
 from schema.study.horizon import LAW_KEYS, StudySection, WindowsSection
 from schema.study.mistakes import missing
@@ -56,10 +56,14 @@ class Study(Section):
     _folder: Path | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
-    def _with_floor(self) -> Self:
-        """Add an engine's floor to the actions, so that the floor is planned and estimated like an action."""
-        if self.model.has_floor and all(action.name != FLOOR_ACTION for action in self.actions):
-            self.actions.append(ActionSection.model_validate({"name": FLOOR_ACTION}))
+    def _with_floors(self) -> Self:
+        """Add an engine's floors to the actions, so that floors are planned and estimated like actions."""
+        floors: dict[str, dict[str, Any]] = {FLOOR_ACTION: {}} if self.model.has_floor else {}
+        if (kernel := self.model.other_kernel) is not None:
+            floors[KERNEL_FLOOR_ACTION] = {"settings": kernel}
+        for name, given in floors.items():
+            if all(action.name != name for action in self.actions):
+                self.actions.append(ActionSection.model_validate({"name": name, **given}))
         return self
 
     @model_validator(mode="after")
@@ -160,9 +164,9 @@ class Study(Section):
 
     @property
     def estimated(self) -> list[str]:
-        """The names of the actions with primary endpoints: all actions except an engine's floor."""
-        names = [action.name for action in self.actions]
-        return [name for name in names if not (self.model.has_floor and name == FLOOR_ACTION)]
+        """The names of the actions with primary endpoints: all actions except an engine's floors."""
+        floors = (FLOOR_ACTION, KERNEL_FLOOR_ACTION) if self.model.has_floor else ()
+        return [action.name for action in self.actions if action.name not in floors]
 
     @property
     def own_weights(self) -> dict[str, str]:

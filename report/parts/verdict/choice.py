@@ -82,6 +82,22 @@ def choose(content: PageContent) -> Choice:
     return Choice(candidates, places, ruled_out, recommended, unfit, unsettled)
 
 
+def not_distinguished(content: PageContent) -> dict[str, list[str]]:
+    """Return for each action the noise floors that it is not distinguished from, if there are any.
+
+    An action is distinguished from the floor if the intervals of its differences in R from all floors exclude 0. These
+    intervals hold for all pairs of actions together.
+    """
+    floors = content.facts.noise_floors
+    near = {
+        action: [
+            floor for floor in floors if not content.estimates.get(SIMULTANEOUS_GAP, action, floor).excludes_zero()
+        ]
+        for action in content.actions if action not in floors and content.estimates.pairs
+    }  # fmt: skip
+    return {action: names for action, names in near.items() if names}
+
+
 def by_divergence(content: PageContent, actions: Sequence[str]) -> list[str]:
     """Sort actions by their R; actions without R come last."""
     known = {action: content.estimates.get("mismatch", action).estimate for action in actions}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from report.parts.verdict.choice import Choice, difference
+from report.parts.verdict.choice import Choice, difference, not_distinguished
 from report.parts.verdict.contrasts import standing_of
 from report.printing.estimate_tables import NOISE_FLOOR, CellColumn, EstimateColumn, action_table, columns_of
 from report.printing.numbers import MISSING, count, fixed, size
 from report.printing.tables import Cell, Column, PrintedTable, TableRow
-from report.printing.wording import meanings
+from report.printing.wording import listed, meanings
 from report.reading.content import PageContent
 from report.reading.storage import Storage
 from schema.study import POOLED
@@ -107,7 +107,9 @@ def share_of_whole(content: PageContent, action: str) -> float | None:
 def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, str]:
     """Return the verdict on an action in a word, and a further remark."""
     if action in content.facts.noise_floors:
-        return ("the floor" if content.facts.engine else "leaves out nothing"), ""
+        if not content.facts.engine:
+            return "leaves out nothing", ""
+        return ("the kernel floor" if action in content.facts.kernel_floors else "the floor"), ""
     if content.facts.weights(action) is not None and content.facts.weight_bytes(action) is None:
         return "other weights", ""
     if action in choice.recommended:
@@ -121,15 +123,19 @@ def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, 
 
 def _verdicts(content: PageContent, choice: Choice, order: list[str]) -> CellColumn:
     """Make the column of verdicts: the action that rules each out, and the level and status of the interval."""
-    cells = {}
+    cells, near_floors = {}, not_distinguished(content)
     for action in order:
         said, further = verdict_of(content, choice, action)
         added = "added after the plan" if action in content.facts.added else ""
-        cells[POOLED, action] = Cell(said, ", ".join(filter(None, (further, _resting(content, choice, action), added))))
+        near = "" if action not in near_floors else f"not distinguished from {listed(near_floors[action])}"
+        cells[POOLED, action] = Cell(
+            said, ", ".join(filter(None, (further, _resting(content, choice, action), near, added)))
+        )
     both = " of cache and of weights" if content.facts.own_weights else ""
     meaning = (
         f"ruled out: another action holds no more bytes{both} and has surely less R; not settled: an interval includes "
-        "0. Below: the action that rules it out, and the level and the status of the deciding interval"
+        "0. Below: the action that rules it out, the level and the status of the deciding interval, and the floors that "
+        "the action is not distinguished from"
     )
     return CellColumn(Column("verdict", "", meaning, left=True), cells)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from report.parts.verdict.choice import Choice, difference
+from report.parts.verdict.choice import Choice, difference, not_distinguished
 from report.parts.verdict.contrasts import Sample, grounds_of, said_once, shown
 from report.parts.verdict.settling import fresh, obstacle_settles, planned, settled_by, unsettled
 from report.printing.numbers import fixed, size
@@ -222,34 +222,54 @@ def _costs(content: PageContent, choice: Choice) -> list[str]:
 
 
 def _floors(content: PageContent) -> list[str]:
-    """Describe the effect of numerics alone if it was measured, and name actions not told apart from it."""
-    if content.facts.engine:
-        return [text for name in content.facts.noise_floors for text in _engine_floor(content, name)]
-    risks = [(name, content.estimates.get("mismatch", name)) for name in content.facts.noise_floors]
-    return [
-        f"{name} leaves out nothing and computes in another way: it disagrees on {shown(risk, Scale.PERCENT)} of "
-        "positions."
-        for name, risk in risks if risk.estimate is not None
-    ]  # fmt: skip
+    """Describe what repetition and rounding alone do, and name the actions not distinguished from either."""
+    facts = content.facts
+    said = [text for name in facts.noise_floors if (text := _floor(content, name))]
+    if facts.engine and not facts.kernel_floors:
+        said.append(
+            "No kernel floor was measured: what rounding alone does, once continuations amplify it, is not known, and "
+            "may be as much as an action's R."
+        )
+    return [*said, *_near_floors(content)]
 
 
-def _engine_floor(content: PageContent, floor: str) -> Iterator[str]:
-    """Give the distance between an engine's reference and its twin, and the actions not told apart from it."""
-    distance = content.estimates.get("rollout_tv", floor)
-    if distance.estimate is not None:
-        made = "has δ = 0 exactly, so other batches and another placement of entries change nothing."
-        if distance.estimate:
-            made = (
-                f"has a mean δ of {distance.estimate:.1e}, the effect of other batches and another placement of "
-                "entries."
-            )
-        yield f"{capital(floor)}, a second run of the reference with streams of its own, {made}"
-    others = [action for action in content.actions if action not in content.facts.noise_floors]
-    rows = {action: content.estimates.get(SIMULTANEOUS_GAP, action, floor) for action in others}
-    near = [action for action, row in rows.items() if not row.excludes_zero()]
-    if content.estimates.pairs and near:
-        rests_on = grounds_of(rows[action] for action in near)
-        yield f"Not told apart from the {floor}: {listed(near)}{rests_on}."
+def _floor(content: PageContent, name: str) -> str:
+    """Say what a floor is and how far it is from the reference; empty if it is not estimated."""
+    facts, risk = content.facts, content.estimates.get("mismatch", name)
+    distance = content.estimates.get("rollout_tv", name).estimate
+    if risk.estimate is None or distance is None:
+        return ""
+    if not facts.engine:
+        return (
+            f"{name} leaves out nothing and computes in another way: it disagrees on {shown(risk, Scale.PERCENT)} of "
+            "positions."
+        )
+    if name in facts.kernel_floors:
+        return (
+            f"{capital(name)}, {facts.described(name)}, disagrees on {shown(risk, Scale.PERCENT)} of positions: that is "
+            "what rounding alone does."
+        )
+    made = (
+        f"has a mean δ of {distance:.1e}, the effect of other batches and another placement of entries"
+        if distance
+        else "has δ = 0 exactly: the engine repeats itself, which says nothing of rounding"
+    )
+    return f"{capital(name)}, a second run of the reference with streams of its own, {made}."
+
+
+def _near_floors(content: PageContent) -> Iterator[str]:
+    """Name the actions that are not distinguished from the larger floor, and those not from another one alone."""
+    floors = content.facts.noise_floors
+    near = not_distinguished(content)
+    larger = max(floors, key=lambda name: content.estimates.get("mismatch", name).estimate or 0.0, default="")
+    for floor in sorted(floors, key=lambda name: name != larger):
+        actions = [
+            action for action, names in near.items() if floor in names and (floor == larger or larger not in names)
+        ]
+        if actions:
+            which = ", the larger floor" if floor == larger and floors[1:] else ""
+            rests_on = grounds_of(content.estimates.get(SIMULTANEOUS_GAP, action, floor) for action in actions)
+            yield f"Not distinguished from {floor}{which}: {listed(actions)}{rests_on}."
 
 
 def _ruled_out(content: PageContent, choice: Choice) -> list[str]:

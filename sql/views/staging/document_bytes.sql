@@ -1,6 +1,6 @@
 -- The bytes of a document's cache under every action, as stored for one sequence: kept keys and values, scales of
 -- codecs, indices and per-layer lengths, and which of them no action can evict. Beside them the bytes of the full cache: those of the document's full-retention
--- control, or with an engine those of its numerical floor.
+-- control, or with an engine those of the floor, which repeats the reference.
 with
 
 caches as (
@@ -17,7 +17,7 @@ full_caches as (
     select study, model, doc, max(cache_bytes) as full_cache_bytes
     from caches
     semi join (
-        select study, action from main.actions where control or (settings is not null and selector = 'numerics')
+        select study, action from main.actions where control or (settings is not null and action = 'floor')
     ) as controls using (study, action)
     group by study, model, doc
 )

@@ -163,7 +163,7 @@ def test_bytes_are_those_of_the_window_and_memory_is_that_of_whole_caches(tmp_pa
     # One layer has all entries, and five have those of a window; each entry has some bytes of position.
     added = held[4 * WINDOW] - held[WINDOW]
     assert 0 <= added - entry * 3 * WINDOW < 16 * 3 * WINDOW
-    log = side._library.told()
+    log = context(tmp_path / "model.gguf")._library.told()
     cells = [int(line.split("(")[1].split("cells")[0]) for line in log.splitlines() if "cells," in line]
     assert len(cells) == 2
     assert min(cells) >= 4000
