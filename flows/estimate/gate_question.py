@@ -66,8 +66,8 @@ class Verdict:
 
     @property
     def distinguished(self) -> bool | None:
-        """Whether the intervals of the differences from all floors exclude 0; None without such intervals."""
-        return all(low > 0 or high < 0 for low, high in self.from_floors.values()) if self.from_floors else None
+        """Whether the action is surely above all floors, by the lower ends; None without such intervals."""
+        return all(low > 0 for low, _ in self.from_floors.values()) if self.from_floors else None
 
     @property
     def interval_level(self) -> float:

@@ -3,9 +3,9 @@
 With flash attention, a stream's logits are the same bits whatever streams are decoded beside it. This rests on three
 properties of llama.cpp on a CPU, which ``tests/generator/llama_cpp/test_rows.py`` measures:
 
-- Calls of 4 to 60 rows, in multiples of 4, compute every row alike. Calls of one row, larger calls, and with weights
-  such as Q4_K the rows left over beside blocks of 4, use other kernels. So a call has at most ``rows`` streams, and is
-  filled up to a multiple of 4 with rows that are thrown away.
+- Calls of 2 to 63 rows compute every row alike. Calls of one row, and larger calls, use other kernels. So a call has at
+  most ``rows`` streams, and a lone stream gets a second row that is thrown away. Weights in K-quants, such as Q4_K, are
+  an exception: blocks of rows and the rows left over are computed by unlike kernels, which a study's floor shows.
 - Attention skips the entries of other streams, and sums a stream's own entries in their order in the cache. So entries
   must lie in the order of their positions.
 - New entries take the first free places. So the places of a closed stream stay taken while other streams are open.
@@ -37,13 +37,12 @@ from schema.free_processors import FREE_PROCESSORS
 T = TypeVar("T")
 
 _SEQUENCES = 256  # of one context, by the library
-_PROMPT, _CLOSED, _BESIDE = range(3)  # sequences: the prompt, entries of closed streams, and rows that fill a call up
+_PROMPT, _CLOSED, _BESIDE = range(3)  # sequences: the prompt, entries of closed streams, and a lone stream's second row
 MOST_STREAMS = _SEQUENCES - 3
 OUTPUT_ROWS = 2 * _SEQUENCES
 """Rows of float32 over the vocabulary that a context has room for: its outputs, and the sums that they come from."""
 _NO_ROOM = 1  # what llama_decode returns if the cache is full; it has then changed nothing
 _PADDING = 256  # of the number of entries, by the library
-_BLOCK = 4  # rows that the library's products with repacked weights take together
 
 
 class Context:
@@ -135,14 +134,12 @@ class Context:
         return len(self._lengths) - 1
 
     def _advance(self, streams: Sequence[int], tokens: Sequence[int]) -> None:
-        """Append one token to each of some streams in one call, filled up to whole blocks of rows unless rows = 1."""
+        """Append one token to each of some streams in one call; a lone stream gets a second row, unless rows = 1."""
         positions = [self._lengths[stream] for stream in streams]
-        beside = 0 if self.settings.rows == 1 else -len(streams) % _BLOCK
-        self._decode(
-            [*tokens, *tokens[:1] * beside], [*positions, *range(beside)], [*streams, *[_BESIDE] * beside],
-            [1] * (len(streams) + beside), "a step",
-        )  # fmt: skip
-        if beside:
+        if len(streams) > 1 or self.settings.rows == 1:
+            self._decode(tokens, positions, streams, [1] * len(streams), "a step")
+        else:
+            self._decode([*tokens, *tokens], [*positions, 0], [*streams, _BESIDE], [1, 1], "a step")
             self._remove(_BESIDE)
 
     def _decode(

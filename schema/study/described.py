@@ -64,7 +64,7 @@ def _floor(row: Mapping[str, Any]) -> str:
         return "the reference again, in a cache and with streams of its own"
     return ": ".join(
         filter(
-            None, ("the reference\u2019s cache by another kernel", ", ".join(_settings(json.loads(row["settings"]))))
+            None, ("the cache of the reference by another kernel", ", ".join(_settings(json.loads(row["settings"]))))
         )
     )
 

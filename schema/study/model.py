@@ -120,17 +120,17 @@ class ModelSection(Section):
 
     @property
     def other_kernel(self) -> dict[str, Value] | None:
-        """The settings by which the engine computes the reference's cache with another kernel; None if unknown.
+        """The settings by which the engine computes the reference's cache with another kernel; None if there are none.
 
-        In llama.cpp that is flash attention the other way. Quantized values need flash attention; there it is the
-        number of streams in a call: a lone one is computed by kernels of its own.
+        In llama.cpp that is flash attention the other way. Quantized values need flash attention, and there other sizes
+        of calls change no bit with some weights, so that they are no other kernel.
         """
         if self.engine != LLAMA_CPP:
             return None
         settings = self.settings or {}
         flash = settings.get("flash_attention", True) is not False
         if flash and settings.get("type_v", "f16") not in EXACT_TYPES:
-            return {"rows": 32 if settings.get("rows") == 1 else 1}
+            return None
         return {"flash_attention": not flash}
 
     def check(self) -> None:

@@ -119,7 +119,8 @@ def test_pairs_and_bytes_are_those_in_process(tmp_path: Path, weights: Path, ser
     for document in range(3):
         own = units_of(in_process(tmp_path, weights), document)
         others = units_of(served(tmp_path, servers), document)
-        for action, unit in own.items():
+        for action in others:
+            unit = own[action]
             for name in ("x_token", "y_token"):
                 np.testing.assert_array_equal(column(unit, name), column(others[action], name))
             for name in ("delta", "f"):

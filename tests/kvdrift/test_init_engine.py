@@ -26,7 +26,9 @@ def written(capsys: pytest.CaptureFixture[str], path: Path, *options: str | Path
 
 
 def sides(study: Study) -> dict[str, tuple[dict[str, object] | None, str | None]]:
-    return {action.name: (action.settings, action.weights) for action in study.actions if action.name != "floor"}
+    made = {action.name: (action.settings, action.weights) for action in study.actions if action.name != "floor"}
+    assert made.pop("kernel-floor") == ({"flash_attention": False}, None)
+    return made
 
 
 def test_without_more_it_compares_two_cache_types_of_the_embedded_model(

@@ -85,16 +85,15 @@ def choose(content: PageContent) -> Choice:
 def not_distinguished(content: PageContent) -> dict[str, list[str]]:
     """Return for each action the noise floors that it is not distinguished from, if there are any.
 
-    An action is distinguished from the floor if the intervals of its differences in R from all floors exclude 0. These
-    intervals hold for all pairs of actions together.
+    An action is distinguished from a floor if the interval of its R less that of the floor lies above 0: an action
+    below a floor does no more than the floor. These intervals hold for all pairs of actions together.
     """
-    floors = content.facts.noise_floors
+    estimates, floors = content.estimates, content.facts.noise_floors
+    others = [action for action in content.actions if action not in floors] if estimates.pairs else []
     near = {
-        action: [
-            floor for floor in floors if not content.estimates.get(SIMULTANEOUS_GAP, action, floor).excludes_zero()
-        ]
-        for action in content.actions if action not in floors and content.estimates.pairs
-    }  # fmt: skip
+        action: [floor for floor in floors if (estimates.get(SIMULTANEOUS_GAP, action, floor).low or 0.0) <= 0]
+        for action in others
+    }
     return {action: names for action, names in near.items() if names}
 
 

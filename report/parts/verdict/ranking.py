@@ -107,9 +107,8 @@ def share_of_whole(content: PageContent, action: str) -> float | None:
 def verdict_of(content: PageContent, choice: Choice, action: str) -> tuple[str, str]:
     """Return the verdict on an action in a word, and a further remark."""
     if action in content.facts.noise_floors:
-        if not content.facts.engine:
-            return "leaves out nothing", ""
-        return ("the kernel floor" if action in content.facts.kernel_floors else "the floor"), ""
+        kernel = "the kernel floor" if action in content.facts.kernel_floors else "the floor"
+        return (kernel if content.facts.engine else "leaves out nothing"), ""
     if content.facts.weights(action) is not None and content.facts.weight_bytes(action) is None:
         return "other weights", ""
     if action in choice.recommended:
@@ -134,8 +133,8 @@ def _verdicts(content: PageContent, choice: Choice, order: list[str]) -> CellCol
     both = " of cache and of weights" if content.facts.own_weights else ""
     meaning = (
         f"ruled out: another action holds no more bytes{both} and has surely less R; not settled: an interval includes "
-        "0. Below: the action that rules it out, the level and the status of the deciding interval, and the floors that "
-        "the action is not distinguished from"
+        "0. Below: the action that rules it out, the level and the status of the deciding interval, and the floors "
+        "that the action is not distinguished from"
     )
     return CellColumn(Column("verdict", "", meaning, left=True), cells)
 

@@ -246,8 +246,8 @@ def _floor(content: PageContent, name: str) -> str:
         )
     if name in facts.kernel_floors:
         return (
-            f"{capital(name)}, {facts.described(name)}, disagrees on {shown(risk, Scale.PERCENT)} of positions: that is "
-            "what rounding alone does."
+            f"{capital(name)}, {facts.described(name)}, disagrees on {shown(risk, Scale.PERCENT)} of positions: that "
+            "is what rounding alone does."
         )
     made = (
         f"has a mean δ of {distance:.1e}, the effect of other batches and another placement of entries"

@@ -171,6 +171,10 @@ def test_streams_fork_park_and_close(tmp_path: Path) -> None:
     [
         (('engine = "fake"', 'engine = "fakir"'), "model.engine = 'fakir'"),
         (("{ bits = 4 }", "{ bit = 4 }"), "action 'bits-4': unknown setting 'bit'"),
+        (
+            ('name = "bits-1"', 'name = "kernel-floor"'),
+            "action 'kernel-floor': bits = 1: a kernel floor has the reference's cache, 12",
+        ),
         (('"more.fake"', '"none.fake"'), "none.fake: no such file"),
         (('"more.fake"', '"unlike.other"'), "action 'other-weights': its weights have a vocabulary of 257"),
     ],
