@@ -89,7 +89,8 @@ def _floor(content: PageContent) -> str:
         said += f"; the smallest share of the {len(others)} other actions is {parting(least)}"
     elif others:
         said += f"; {', '.join(map(parting, others))}"
-    exact = f" δ is exactly 0 under {', '.join(still)}, so this way of computing changes nothing." if still else ""
+    nothing = "the engine repeats itself" if content.facts.engine else "this way of computing changes nothing"
+    exact = f" δ is exactly 0 under {', '.join(still)}, so {nothing}." if still else ""
     return f"{said}.{exact}"
 
 
