@@ -153,9 +153,12 @@ def threads_agree(network: Any, threads: int) -> bool:
         rows = torch.randn(_ROWS[-1], width, generator=generator).to(next(network.parameters()).dtype)
         tried += [partial(module, rows[:count]) for count in _ROWS]
     query, key, value, scaling, group = _random_attention(network, _ROWS[-1], generator)
-    for count in _ROWS:
-        tried.append(lambda rows=query[:, : count * group]: attend_prompt(rows, key, value, scaling)[0])
+    tried += [partial(_attended, query[:, : count * group], key, value, scaling) for count in _ROWS]
     return all(_with(1, compute).equal(_with(threads, compute)) for compute in tried)
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    return attend_prompt(query, key, value, scaling)[0]
 
 
 def _with(threads: int, compute: Callable[[], Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ from generator.engines.model import EngineModel
 from generator.transformer.files.fingerprints import file_sha256, tokenizer_sha256
 from generator.transformer.files.local_folders import gguf_file, model_location, tokenizer_location
 from generator.transformer.files.text_ends import (
-    LLAMA_CPP,
+    ENDS_OF_LLAMA_CPP,
     SERVER,
     NamedToken,
     check_ends,
@@ -50,7 +50,7 @@ def engine_model(study: Study) -> EngineModel:
         if action.name == KERNEL_FLOOR_ACTION:
             _check_same_cache(engine, reference, side)
         sides[action.name] = side
-    ends = _ends(study, reference, sides, [(token, LLAMA_CPP) for token in reference.facts.eos_tokens])
+    ends = _ends(study, reference, sides, [(token, ENDS_OF_LLAMA_CPP) for token in reference.facts.eos_tokens])
     sides[FLOOR_ACTION] = Again(reference)
     return EngineModel(section.id, engine, reference, sides, _tokenizer(section, reference), study.law, ends)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from generator.attention.layer_traits import UNKNOWN, LayerTraits
 from generator.attention.row_invariance import RowInvariance, TriedSteps
@@ -97,7 +98,7 @@ class Decoder:
         return 1 if self.steps.alone else self.threads or 1
 
 
-def is_small(network: Any) -> bool:
+def is_small(network: nn.Module) -> bool:
     """Tell whether one thread computes a network's products as fast as several."""
     return sum(parameter.numel() for parameter in network.parameters()) < ONE_THREAD_PARAMETERS
 

@@ -80,7 +80,9 @@ def engine_choice(
     kinds = [] if cache_types is None else [kind.strip() for kind in cache_types.split(",") if kind.strip()]
     for kind in kinds:
         ContextSettings.of(_types(kind), f"--cache-types {kind}")
-    return EngineChoice(NAME, Path(model) if by_model else gguf, "--model" if by_model else "--gguf", kinds, weights)
+    return EngineChoice(
+        LLAMA_CPP, Path(model) if by_model else gguf, "--model" if by_model else "--gguf", kinds, weights
+    )
 
 
 def _types(kind: str) -> Table:

@@ -38,7 +38,7 @@ NamedToken = tuple[int, str]
 """A token that ends a text, and the place that names it."""
 
 GENERATION = "generation_config.json"
-LLAMA_CPP = "llama.cpp's ends of generation"
+ENDS_OF_LLAMA_CPP = "llama.cpp's ends of generation"
 SERVER = "the server"
 _CONFIGURATION, _TOKENIZER, _TEMPLATE, _STUDY = "config.json", "the tokenizer's EOS", "the chat template", "study.eos"
 
@@ -77,7 +77,7 @@ def model_ends(location: str, revision: str | None = None) -> list[NamedToken]:
     A named token may be none of the vocabulary.
     """
     if location.endswith(GGUF):
-        return [(token, LLAMA_CPP) for token in gguf_facts(Path(location)).eos_tokens]
+        return [(token, ENDS_OF_LLAMA_CPP) for token in gguf_facts(Path(location)).eos_tokens]
     named = configured_ends(location, revision)
     digest = _digest(location, revision)
     if digest is not None and location not in EMBEDDED_FOLDERS:  # whose EOS is that of its configuration

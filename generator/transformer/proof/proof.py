@@ -135,7 +135,8 @@ class _Comparison:
             return None
         wanted, given = (part[self._rows].flatten(1).double() for part in (found, before))
         rounding = _SUMS * _ROUNDING[self._dtype] / TOLERANCES[self._dtype]
-        return (wanted - given).norm(dim=-1) + rounding * wanted.norm(dim=-1)
+        added: Tensor = (wanted - given).norm(dim=-1) + rounding * wanted.norm(dim=-1)
+        return added
 
     def _problem(self, errors: Tensor, *, attention: bool = False) -> str | None:
         most, allowed = errors.max(), TOLERANCES[self._dtype]
