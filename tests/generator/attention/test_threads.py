@@ -1,4 +1,4 @@
-"""Threads wait asleep on a busy machine, and one thread computes there (llama.cpp issue 13079 measures such waits)."""
+"""Threads wait asleep on a busy machine, and one thread computes there (llama.cpp pull request 13079 measures such waits)."""
 
 from __future__ import annotations
 
