@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from generator.selectors.policies.policy import Policy
     from generator.selectors.selector import Selector
 
-NUMERICS_VERSION: Final = 2
+NUMERICS_VERSION: Final = 3
 """Version of the generator's own arithmetic; CONTRIBUTING.md says when to raise it."""
 
 _OWN = __name__.partition(".")[0]

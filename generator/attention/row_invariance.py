@@ -32,7 +32,7 @@ _FEW = (1, 2, 4)  # streams, likewise, that read a prompt at once by oneDNN
 _LAYERS = 2  # rows, likewise, of layers whose products are all oneDNN's; a single row takes other code paths
 _COUNTS = (1, 2, 3, 5, 7)  # of multiples, against eight of them
 _ENTRIES = 1000  # prompt entries attended to
-_ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 64, 128)  # with which threads are compared
+_ROWS = (*range(2, 65, 2), 96, 128)  # with which threads are compared
 _LAWS = 64  # that are compared at once
 
 

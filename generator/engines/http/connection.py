@@ -10,6 +10,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -27,6 +28,7 @@ _CONNECT, _PAUSE, _LONGEST_PAUSE = 10.0, 0.1, 2.0  # seconds
 _HERE: Final = ("127.0.0.1", "localhost", "::1")
 _WORDS = 300  # characters of what a server says of a request that it refuses
 _DEFAULT_AT_ONCE = 8
+_MOST_CUT_OFF = 200  # requests; more than are under way when a server restarts
 
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
@@ -67,6 +69,7 @@ class Connection:
         self._known = False  # whether the server has answered at all
         self._losses = 0
         self._late: dict[str, float] = {}  # of each path whose answers are late, since when
+        self._cut_off = Counter[str]()  # of each path, the connections in a row that ended without an answer
 
     def ask(self, path: str, body: Any = None) -> Any:
         """Send a request and return the answer's JSON; repeat it if the server is gone and comes back.
@@ -133,6 +136,8 @@ class Connection:
                 raise InputError(f"{self.url}: no server answers there: {_words(error)}") from None
             if isinstance(error, httpx.ReadTimeout):
                 self._check_late(path)
+            else:
+                self._check_cut_off(path, _words(error))
             self._wait(losses, _words(error))
             raise LostServerError from None
         if answer.status_code in _BUSY:
@@ -145,6 +150,7 @@ class Connection:
             )
         self._known = True
         self._late.pop(path, None)
+        self._cut_off.pop(path, None)
         self.received += len(answer.content)
         return answer
 
@@ -155,6 +161,15 @@ class Connection:
             raise OperationError(
                 f"{self.url}{path}: no answer within {self._requests.timeout} s, for {self._requests.patience} s; "
                 "write a longer timeout under model.requests, or fewer requests at_once"
+            )
+
+    def _check_cut_off(self, path: str, why: str) -> None:
+        """Raise an error if a server that is there ends each connection on which a request comes."""
+        self._cut_off[path] += 1
+        if self._cut_off[path] > _MOST_CUT_OFF:
+            raise OperationError(
+                f"{self.url}{path}: no answer to {_MOST_CUT_OFF} requests in a row ({why}), though the server is "
+                "ready; its log may say why"
             )
 
     def _send(self, path: str, body: Any) -> httpx.Response:

@@ -138,7 +138,7 @@ def test_a_server_that_is_lost_and_comes_back_costs_time_alone(tmp_path: Path, s
 
     def dying(path: str, body: object) -> tuple[int, object]:
         asked[0] += 1
-        if asked[0] == 60:
+        if asked[0] == 20:
             threading.Thread(target=again).start()
         return answer(path, body)
 
@@ -149,7 +149,7 @@ def test_a_server_that_is_lost_and_comes_back_costs_time_alone(tmp_path: Path, s
 
     servers[1].answer = dying  # type: ignore[method-assign]
     assert_same(whole, units_of(model, tmp_path))
-    assert asked[0] > 60
+    assert asked[0] > 20
     assert servers[1].busy == 0
 
 
@@ -166,6 +166,21 @@ def test_a_server_that_is_always_late_is_given_up(tmp_path: Path, servers: Pair)
     model = model_of(tmp_path, servers, ("[[documents]]", "requests = { timeout = 1, patience = 0 }\n\n[[documents]]"))
     servers[0].late = 1.2
     with pytest.raises(OperationError, match="no answer within 1 s, for 0 s; write a longer timeout"):
+        units_of(model, tmp_path)
+
+
+def test_a_server_that_ends_every_connection_is_given_up(tmp_path: Path, servers: Pair) -> None:
+    """A server may crash on a request and be started again at once, for ever."""
+    model = model_of(tmp_path, servers)
+    answer = servers[0].answer
+
+    def crashing(path: str, body: object) -> tuple[int, object]:
+        if path == "/completion":
+            raise ConnectionResetError
+        return answer(path, body)
+
+    servers[0].answer = crashing  # type: ignore[method-assign]
+    with pytest.raises(OperationError, match=f"{servers[0].url}/completion: no answer to 200 requests in a row"):
         units_of(model, tmp_path)
 
 
