@@ -6,7 +6,7 @@ import gc
 import json
 import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from flows.generate.storing import Generate, storing
 from flows.run import stages
 from flows.run.forecast import check_gpu_here, gpus_of_units
 from flows.run.study_run import DocumentLimit, StudyRun
+from generator.attention.row_invariance import TriedSteps
+from generator.documents.ends import TextEnds
 from generator.finite.model import FiniteModel
 from generator.generation import Work
 from generator.generation.events import library_versions
@@ -40,10 +42,14 @@ class Weights:
     device = "cpu"
     network = None
     law = FULL_SOFTMAX
+    steps = TriedSteps()
 
     @property
     def models(self) -> tuple[Weights, ...]:
         return (self,)
+
+    def ending(self, _tokens: Sequence[int]) -> Weights:
+        return self
 
 
 def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +65,7 @@ def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monke
         return model
 
     monkeypatch.setattr("generator.transformer.other_weights.model.load_model", load)
+    monkeypatch.setattr("flows.generate.local.text_ends", lambda _: TextEnds({}))
     generator = LocalGenerator()
     assert generator.model(one) is generator.model(one)
     assert len(loaded) == 1

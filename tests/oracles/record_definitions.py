@@ -36,6 +36,7 @@ def prompts(analysis: Analysis) -> list[Row]:
             continue
         shared = {"document_revision": 0, "action_revision": 0}
         own = {"action": None, "step": 0, "tokens": list(range(ENTRIES)), "records": records_of(document)}
+        own["turns"] = [{"role": "user", "first": 1}] if draw(f"turns {document['doc']}", 2) else None
         rows.append(names | shared | own | dict.fromkeys(("layers", "pairs", "kept")))
         for action in {row["action"] for row in analysis.log.actions if row["study"] == document["study"]}:
             groups = 1 + draw(f"groups {action}", LAYERS)
@@ -45,7 +46,14 @@ def prompts(analysis: Analysis) -> list[Row]:
                 kept = [
                     draw(f"{document['doc']} {action} {step} {at}", 3) * least // 2 for at in range(groups * ENTRIES)
                 ]
-                counted = {"action": action, "step": step, "tokens": None, "records": None, "layers": LAYERS}
+                counted = {
+                    "action": action,
+                    "step": step,
+                    "tokens": None,
+                    "records": None,
+                    "turns": None,
+                    "layers": LAYERS,
+                }
                 rows.append(names | shared | counted | {"pairs": pairs, "kept": kept})
     return rows
 

@@ -711,7 +711,7 @@ _OF_ACTION = ("selector", "keep", "parameters", "codec", "codec_parameters", "po
 
 
 def revisions(analysis: Analysis) -> list[Row]:
-    identity = ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics")
+    identity = ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics", "eos_tokens")
     rows: dict[tuple[str, str, str], Row] = {}
     for unit in analysis.log.units:
         names = {name: unit[name] for name in ("study", "model", "action")}

@@ -23,7 +23,7 @@ from transformers import AttentionInterface
 
 from generator.attention.interface import IMPLEMENTATION
 from generator.attention.streams.states import StreamStates
-from generator.transformer import loading
+from generator.transformer import decoder, loading
 from generator.transformer.files.configuration import quiet
 from generator.transformer.fused.head import Head
 from generator.transformer.loading import load_model
@@ -247,7 +247,7 @@ def test_a_fault_elsewhere_is_refused(fault: str, dtype: str, monkeypatch: pytes
 def test_a_proof_that_takes_a_while_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line before it and a line after it, once; nothing of a small model."""
     folder, said = str(saved_family("mistral")), []
-    monkeypatch.setattr(loading, "ONE_THREAD_PARAMETERS", 0)
+    monkeypatch.setattr(decoder, "ONE_THREAD_PARAMETERS", 0)
     for _ in range(2):
         load_model(folder, say=said.append)
     before, after = said
