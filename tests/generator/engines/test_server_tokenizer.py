@@ -70,7 +70,7 @@ def test_a_system_message_goes_where_the_server_puts_it(pair: tuple[ServerTokeni
 
 
 @pytest.mark.parametrize("keys", [
-    {"tokenizer": "OWNER/NAME"}, {"settings": {"api": "vllm", "vocabulary": 8, "eos_tokens": "2"}},
+    {"tokenizer": "OWNER/NAME"}, {"settings": {"api": "vllm", "vocabulary": 8}},
 ])  # fmt: skip
 def test_another_tokenizer_is_not_the_servers(keys: dict[str, Any]) -> None:
     assert server_tokenizer(ModelSection(engine="http", id="mine", url="http://127.0.0.1:9", **keys)) is None
