@@ -179,8 +179,8 @@ def test_such_heads_give_no_numbers_if_nobody_refuses_them(tmp_path: Path, size:
 def test_a_study_of_such_heads_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], size: int) -> None:
     write_random_llama(tmp_path / "model.gguf", head_size=size)
     study = tmp_path / "study.toml"
-    assert call(capsys, "init", study, "--engine", "llama.cpp", "--gguf", tmp_path / "model.gguf")[0] == 0
-    study.write_text(study.read_text().replace('source = "ruler"', 'source = "embedded"'))
+    assert call(capsys, "init", study, "--engine", "llama.cpp")[0] == 0
+    study.write_text(study.read_text().replace("kvdrift/tiny-F32.gguf", "model.gguf"))
     said = mistake(capsys, "run", study, "--dry-run", "--store", tmp_path / "store")
     assert (
         f"action 'cache-q8_0': type_k = 'q8_0': stores blocks of 32 values, and the model's heads have {size}" in said
