@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
+from prefect.exceptions import TerminationSignal
 
 from flows.orchestration import termination
 from flows.orchestration.termination import ended_by_sigterm
-
-
-class TerminatedError(Exception):
-    """What a handler such as Prefect's raises."""
 
 
 class Dying:
@@ -24,7 +21,7 @@ class Dying:
 
 
 def terminate(*_: object) -> NoReturn:
-    raise TerminatedError
+    raise TerminationSignal(signal.SIGTERM)
 
 
 @pytest.fixture
@@ -54,7 +51,7 @@ def in_a_callback() -> None:
 
 def test_python_ignores_what_a_handler_raises_in_a_callback(ignored: list[Any]) -> None:
     in_a_callback()
-    assert [type(error) for error in ignored] == [TerminatedError]
+    assert [type(error) for error in ignored] == [TerminationSignal]
 
 
 def working(times: int) -> None:
@@ -66,10 +63,9 @@ def working(times: int) -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_sigterm_ends_the_block_though_python_ignored_it(ignored: list[Any], times: int) -> None:
-    with pytest.raises(TerminatedError), ended_by_sigterm():
+    with pytest.raises(TerminationSignal), ended_by_sigterm():
         working(times)
     assert not ignored
-    assert signal.getsignal(signal.SIGTERM) is terminate
 
 
 def test_sigterm_is_sent_once_if_its_exception_goes_its_way(ignored: list[Any]) -> None:
@@ -81,7 +77,7 @@ def test_sigterm_is_sent_once_if_its_exception_goes_its_way(ignored: list[Any]) 
         finally:
             time.sleep(5 * termination._AGAIN)
 
-    with pytest.raises(TerminatedError), ended_by_sigterm():
+    with pytest.raises(TerminationSignal), ended_by_sigterm():
         ending_slowly()
     assert not ignored
 
@@ -98,11 +94,8 @@ def test_what_else_is_ignored_goes_to_the_earlier_hook(ignored: list[Any]) -> No
     assert [type(error) for error in ignored] == [ZeroDivisionError]
 
 
-def test_without_sigterm_the_block_ends_as_usual(ignored: list[Any]) -> None:
+def test_the_handler_stays(ignored: list[Any]) -> None:
+    """Prefect takes a run as cancelled only if its own handler is there."""
     with ended_by_sigterm():
-        assert signal.getsignal(signal.SIGTERM) is not terminate
-    assert signal.getsignal(signal.SIGTERM) is terminate
+        assert signal.getsignal(signal.SIGTERM) is terminate
     assert not ignored
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with ended_by_sigterm():  # Prefect has no handler there
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
