@@ -43,13 +43,13 @@ def test_one_thread_computes_while_threads_wait_for_processors() -> None:
     assert free.threads(4) == 4
     clock.after(1.0, 0.01)
     assert free.threads(4) == 4  # now and then a thread waits on every machine
-    clock.after(0.2, 0.15)
+    clock.after(0.5, 0.3)
     assert free.threads(4) == 1
     clock.after(5.0, 3.0)  # with one thread there is nothing to be seen of it
     assert free.threads(4) == 1
     clock.after(6.0, 0.0)
     assert free.threads(4) == 4  # tried again, and what waited before does not count
-    clock.after(0.2, 0.0)
+    clock.after(0.5, 0.05)
     assert free.threads(4) == 4
     assert free.threads(1) == 1
 
