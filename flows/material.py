@@ -182,7 +182,7 @@ def checked_actions(study: Study) -> list[Action]:
         if PAIR_QUANTITIES[name].profile:
             raise InputError(f"plan.primary: '{name}' is a profile over positions or lags; name a single quantity")
     contrasts = sum(PAIR_QUANTITIES[name].kind == "contrast" for name in primary)
-    if contrasts and len(study.actions) == 1:
+    if contrasts and all(name == study.plan.baseline for name in study.estimated):
         raise InputError("plan.primary names a contrast, but the study has one action: add another action")
     endpoints = len(primary) * len(study.estimated) - contrasts * (study.plan.baseline in study.estimated)
     if study.plan.family_size is not None and study.plan.family_size < endpoints:

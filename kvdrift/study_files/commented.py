@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvdrift.study_files.keys import Heading, headings, toml
+from schema.study import KERNEL_FLOOR_ACTION
 from schema.study.sweeps import of_each_member
 
 _WIDTH = 100
@@ -32,9 +33,10 @@ class Draft:
         If there are few documents, all are measured, whatever half-width fewer would give.
         """
         names = [action["name"] for action in of_each_member({"actions": [*self.actions]})["actions"]]
+        compared = [name for name in names if name != KERNEL_FLOOR_ACTION]
         return {
             "baseline": names[0],
-            "primary": ["gap", "exposure_term"] if len(names) > 1 else ["mismatch"],
+            "primary": ["gap", "exposure_term"] if len(compared) > 1 else ["mismatch"],
             "replicates": 16,
             "documents": "auto",
             "documents_at_least": min(_FEWEST, *(stratum["evaluation"] for stratum in self.documents)),

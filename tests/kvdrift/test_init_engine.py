@@ -42,6 +42,10 @@ def test_without_more_it_compares_two_cache_types_of_the_embedded_model(
     assert study.plan.baseline == "cache-q8_0"
 
 
+def test_one_cache_type_has_no_contrast_with_floors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert written(capsys, tmp_path / "study.toml", "--cache-types", "q8_0").plan.primary == ["mismatch"]
+
+
 @pytest.fixture
 def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without llama.cpp, where a GGUF file is known by its first bytes only."""

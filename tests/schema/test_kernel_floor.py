@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flows.material import checked_actions
 from schema.errors import InputError
 from schema.study import Study
 
@@ -57,3 +58,14 @@ def test_of_servers_it_is_a_server_that_the_user_starts() -> None:
     ]
     with pytest.raises(InputError, match=r"actions\[1\]\.url: missing"):
         study(model, action, {"name": "kernel-floor", "settings": {"started": "-fa off"}})
+
+
+def test_floors_are_nothing_to_compare_an_action_with() -> None:
+    plan = {**CONTENT["plan"], "primary": ["gap"]}
+    actions = [{"name": "a", "settings": {"type_k": "q4_0"}}]
+    one = Study.model_validate(
+        {**CONTENT, "model": {"id": "x", "engine": "llama.cpp"}, "actions": actions, "plan": plan}
+    )
+    assert len(one.actions) == 3
+    with pytest.raises(InputError, match=r"plan\.primary.* one action"):
+        checked_actions(one)
