@@ -16,7 +16,7 @@ SCORINGS = (ALL_ANSWERS, ANY_ANSWER, NORMALIZED)
 
 @dataclass(frozen=True)
 class Turn:
-    """One message's part of a prompt that a chat template wrote."""
+    """The tokens of one message in a prompt that a chat template wrote."""
 
     role: str  # such as system, user, assistant or tool
     first: int  # the position of the turn's first token, from 1

@@ -103,7 +103,7 @@ def control_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
 
 
 def controls_in(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the control tokens that stand in some texts, as often as they do."""
+    """Return every occurrence of a control token in some texts, in order."""
     pattern = control_pattern(tokenizer)
     return tuple(found.group() for text in texts for found in pattern.finditer(text))
 

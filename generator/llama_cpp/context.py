@@ -180,7 +180,7 @@ class Context:
     def _read_back(self) -> dict[str, Any]:
         """Return the library's report about the context, from its functions and from its log."""
         log, calls = self._library.told(), self._calls
-        kinds = re.findall(r"K \((\w+)\):.*V \((\w+)\):", log)  # of each cache: that of windows is one of its own
+        kinds = re.findall(r"K \((\w+)\):.*V \((\w+)\):", log)  # layers with windows have a second cache
         flash = re.search(r"flash_attn\s*= (\w+)", log)
         unified = re.search(r"kv_unified\s*= (\w+)", log)
         causal = re.search(r"causal_attn\s*= (\d)", log)

@@ -193,7 +193,7 @@ class _Trial:
 
     def _step(self, tokens: int, pairs: float) -> float:
         """Return the seconds of a step."""
-        if not self.samples:  # the model is too slow to be tried: a step is at least a prompt of as many tokens
+        if not self.samples:  # without a measured step: about that of a prompt with a token for each pair
             return 2 * pairs * self._probe.prefill / self._probe.tokens
         points = [(sample.tokens, sample.decode / sample.steps, float(sample.steps)) for sample in self.samples]
         fixed, growing = _line(points)

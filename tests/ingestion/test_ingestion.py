@@ -558,7 +558,7 @@ def test_distances_outside_by_rounding_are_0_or_1(
     tmp_path: Path, run: Run, name: str, kind: pa.DataType, value: float, kept: float | None, shown: str | None
 ) -> None:
     log = LOG.set_column(LOG.schema.get_field_index(name), name, LOG[name].cast(kind))
-    # Where the tokens are equal, any distance is possible.
+    # If the two tokens are equal, every δ and f is possible.
     row = next(row for row in LOG.to_pylist() if row["action"] == "half" and row["x_token"] == row["y_token"])
     key = {column: row[column] for column in PAIR_KEY} | {"t": row["t"]}
     report = run(edit(log, {name: value}, **key))

@@ -91,7 +91,12 @@ class _Comparison:
         self._of_logits: list[Tensor] = []
 
     def expect(self, rows: Tensor, places: Tensor | None = None) -> None:
-        """Expect a pass of some rows of the reference, int64 [n], at places of the pass, by default in their order."""
+        """Say which rows of the reference the next pass computes.
+
+        Args:
+            rows: the rows of the reference, int64 [n].
+            places: the row of the pass in which each of them stands, int64 [n]; by default in their order.
+        """
         self._rows, self._places = rows, torch.arange(len(rows)) if places is None else places
 
     def visit(self, point: Point, values: Tensor) -> Tensor:

@@ -97,4 +97,4 @@ def test_threads_sleep_soon_unless_the_user_says_otherwise(given: dict[str, str]
     said = done.stdout.split()
     assert said[:2] == [count, policy]
     if not given:
-        assert float(said[2]) < 0.1  # of the half second in which the team had nothing to do
+        assert float(said[2]) < 0.1  # CPU seconds of idle threads in half a second
