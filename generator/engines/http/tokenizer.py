@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from generator.engines.http.apis.llama_server import LlamaServer
+from generator.engines.http.apis.llama_server import LlamaServer, all_tokens
 from generator.engines.http.connection import Connection
 from generator.engines.http.settings import LLAMA_SERVER, Requests, ServerSettings
 from schema.errors import KvdriftError
@@ -36,9 +36,8 @@ class ServerTokenizer:
     @functools.cached_property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
         """The control tokens by id, in transformers' form: tokens that the server leaves out of what it writes."""
-        body = {"prompt": [0], "n_predict": 1, "n_probs": self._vocabulary, "samplers": [], "cache_prompt": False}
-        probable = self._connection.ask("/completion", body)["completion_probabilities"][0]["top_logprobs"]
-        silent = sorted(one["id"] for one in probable if not one["token"] and not one.get("bytes"))
+        tokens = all_tokens(self._connection, self._vocabulary)
+        silent = sorted(one["id"] for one in tokens if not one["token"] and not one.get("bytes"))
         line = self("\n", add_special_tokens=False)["input_ids"]
         lines = [part for token in silent for part in (token, *line)]
         names = str(self._connection.ask("/detokenize", {"tokens": lines})["content"]).split("\n")

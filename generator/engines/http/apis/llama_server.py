@@ -130,15 +130,20 @@ def _vocabulary(connection: Connection, vocabulary: int, said: str, eos: Any) ->
     key = (connection.url, said)
     if key in _vocabularies:
         return _vocabularies[key]
-    body = {
-        "prompt": [0], "n_predict": 1, "n_probs": vocabulary, "samplers": [], "cache_prompt": False, "stream": False,
-    }  # fmt: skip
-    answer = connection.ask("/completion", body)
-    likely = (answer.get("completion_probabilities") or [{}])[0].get("top_logprobs") or []
+    likely = all_tokens(connection, vocabulary)
     names = sorted((one["id"], one.get("bytes") or one.get("token")) for one in likely)
     whole_law([one["id"] for one in likely], [one["logprob"] for one in likely], vocabulary, connection.url)
     _vocabularies[key] = _Vocabulary(_sha256(json.dumps(names)), _ends(connection, eos))
     return _vocabularies[key]
+
+
+def all_tokens(connection: Connection, vocabulary: int) -> list[dict[str, Any]]:
+    """Return what a server reports of each of its ``vocabulary`` tokens, in the order of a distribution."""
+    body = {
+        "prompt": [0], "n_predict": 1, "n_probs": vocabulary, "samplers": [], "cache_prompt": False, "stream": False,
+    }  # fmt: skip
+    answer = connection.ask("/completion", body)
+    return (answer.get("completion_probabilities") or [{}])[0].get("top_logprobs") or []
 
 
 def _ends(connection: Connection, eos: Any) -> tuple[int, ...]:
