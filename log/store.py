@@ -82,8 +82,15 @@ class Store(ReadableStore):
         return store
 
     def append_units(self, units: Sequence[Unit]) -> int:
-        """Make units visible as ``add_units`` does; return how many are new."""
-        return len(self.add_units(units))
+        """Make units visible as ``add_units`` does; return how many are new.
+
+        Raises:
+            ContradictionError: As ``add_units`` says; the events of the units that contradict the store are set aside.
+        """
+        try:
+            return len(self.add_units(units))
+        except ContradictionError as error:
+            raise set_aside(self, error) from None
 
     def add_units(self, units: Sequence[Unit]) -> set[int]:
         """Make units visible, all by one commit; return the numbers of the new ones. A stored unit stays unchanged.
@@ -91,8 +98,7 @@ class Store(ReadableStore):
         Units are compared with what the store has at the commit, whoever wrote it and whenever.
 
         Raises:
-            ContradictionError: The store has a unit with other events. Nothing is then committed; the events of the
-                units that contradict the store are set aside.
+            ContradictionError: The store has a unit with other events. Nothing is then committed.
             InputError: A unit has events that are not exactly its own, a replicate range overlaps a stored range
                 with other bounds, or writing is not permitted. Nothing is then written.
             UnlikeUnitsError: A unit keeps or reads other entries than stored units of its document, action,
@@ -102,10 +108,7 @@ class Store(ReadableStore):
         self._prepare("units", "events", "prompts")
         # Prompts first: a visible unit then has its kept entries. Kept entries of a refused unit are never read.
         append_prompts(self._folder, (kept_row(unit.record, kept) for unit in units for kept in unit.kept))
-        try:
-            return self._commits.append(units)
-        except ContradictionError as error:
-            raise set_aside(self, error) from None
+        return self._commits.append(units)
 
     def stored_units(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
         """Return the numbers of those of some units that the store has; ``UnitCommits.stored`` says what is given."""
