@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,10 +17,11 @@ from ingestion.documents import DocumentRows
 from ingestion.facts import FactRows
 from ingestion.files import VALUES, EventRows
 from ingestion.records import Record
-from log.store import Store, Unit
+from log.store import Store
 from log.units.events import RowsOfUnits
+from log.units.many import pairs_sha256
 from log.units.revisions import current_documents, newest_plans, newest_revisions
-from log.units.unit import SPAN, sha256_of_pairs, unit_number
+from log.units.unit import SPAN, unit_number
 from schema.errors import InputError
 from schema.rows import Ints
 from schema.study import CONTROL_ACTION, FLOOR_ACTION, KERNEL_FLOOR_ACTION, NUMERICS
@@ -77,12 +79,19 @@ class _Offer:
     def end(self) -> int:
         return self.first + len(self.rows) // self.horizon
 
-    def table(self, begin: int, end: int) -> pa.Table:
-        """Return the events of replicates ``begin`` to ``end`` - 1."""
-        rows = self.rows.take(slice((begin - self.first) * self.horizon, (end - self.first) * self.horizon))
-        columns = [pa.repeat(pa.scalar(name), len(rows)) for name in self.key]
-        columns += [pa.array(getattr(rows, name)) for name in VALUES]
-        return pa.Table.from_arrays(columns, names=[*GROUP_KEY, *VALUES])
+    def values(self, begin: int, end: int) -> dict[str, npt.NDArray[Any]]:
+        """Return the events of replicates ``begin`` to ``end`` - 1 by column, without the names."""
+        own = slice((begin - self.first) * self.horizon, (end - self.first) * self.horizon)
+        return {name: getattr(self.rows, name)[own] for name in VALUES}
+
+
+@dataclass(frozen=True)
+class _Queued:
+    """An offer, and the records and numbers of units that its new replicates make."""
+
+    offer: _Offer
+    records: list[dict[str, Any]]
+    numbers: list[int]
 
 
 class Intake:
@@ -145,7 +154,7 @@ class Intake:
             first = row["first_replicate"]
             held = _Held(first, first + row["replicates"], row["horizon"], row["unit"], row["events_sha256"])
             self._held.setdefault((row["study"], row["model"], row["doc"], row["action"]), []).append(held)
-        self._queue: list[tuple[_Offer, list[Unit]]] = []
+        self._queue: list[_Queued] = []
         self._events = self._units = 0
         self._new_documents: list[dict[str, Any]] = []
         self._new_actions: list[dict[str, Any]] = []
@@ -154,7 +163,8 @@ class Intake:
     def revisions(self) -> Iterator[str]:
         """Yield a line for each revised action, after the last commit: the units that its revision supersedes."""
         for named, groups in sorted(self._superseded.items()):
-            line = f"action '{named[1]}' of study '{named[0]}': revision {self._begun[named]} supersedes {len(groups)} units"
+            what = f"revision {self._begun[named]} supersedes {len(groups)} units"
+            line = f"action '{named[1]}' of study '{named[0]}': {what}"
             if lacking := sorted({group[2] for group in groups if group not in self._held}):
                 more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
                 line += f"; it has no events of document {lacking[0]}{more}, of which the earlier revision has some"
@@ -197,33 +207,42 @@ class Intake:
         then compared anew, and only those without a contradiction are committed.
         """
         while True:
-            offers, units = [offer for offer, _ in self._queue], [unit for _, own in self._queue for unit in own]
+            before = self._queue
             try:
-                new = self._commit(units)
+                new = self._commit()
                 break
             except InputError:
-                before = [_number_of(unit) for unit in units]
                 self._load()
-                for offer in offers:
-                    self._enqueue(offer)
-                if before == [_number_of(unit) for _, own in self._queue for unit in own]:
+                for queued in before:
+                    self._enqueue(queued.offer)
+                if [queued.numbers for queued in before] == [queued.numbers for queued in self._queue]:
                     raise
-        queue, self._queue, self._units, self._events = self._queue, [], 0, 0
-        for offer, own in queue:
-            for unit in own:
-                for held in self._overlapping(offer.key, unit.record["first_replicate"], offer.end):
-                    if held.unit is None and held.first == unit.record["first_replicate"]:
-                        held.unit = _number_of(unit)
-            offer.answered(sum(unit.record["replicates"] for unit in own if _number_of(unit) in new))
+        self._queue, self._units, self._events = [], 0, 0
+        for queued in before:
+            added = 0
+            for record, number in zip(queued.records, queued.numbers, strict=True):
+                added += record["replicates"] * (number in new)
+                for held in self._held[queued.offer.key]:
+                    if held.unit is None and held.first == record["first_replicate"]:
+                        held.unit = number
+            queued.offer.answered(added)
 
-    def _commit(self, units: list[Unit]) -> set[int]:
+    def _commit(self) -> set[int]:
         """Commit documents and actions first, since no view shows an event without them; return new units' numbers."""
         for table, rows in ((DOCUMENTS, self._new_documents), (ACTIONS, self._new_actions)):
             if rows:
                 self._store.append_rows(table.name, pa.Table.from_pylist(rows, schema=table.schema))
                 rows.clear()
         self._stored_events = None
-        return self._store.add_units(units) if units else set()
+        parts = [
+            queued.offer.values(record["first_replicate"], record["first_replicate"] + record["replicates"])
+            for queued in self._queue
+            for record in queued.records
+        ]
+        if not parts:
+            return set()
+        records = [record for queued in self._queue for record in queued.records]
+        return self._store.add_pairs(records, {name: np.concatenate([part[name] for part in parts]) for name in VALUES})
 
     def _enqueue(self, offered: _Offer) -> None:
         """Compare an offer with the store; queue its new replicates, or answer why it cannot go in."""
@@ -234,16 +253,16 @@ class Intake:
         key, horizon = offered.key, offered.horizon
         self._horizons.setdefault(key[:2], horizon)
         self._note(key)
-        units = []
+        records = []
         for begin, end in found:
             named = dict(zip(GROUP_KEY, key, strict=True))
             record = named | {"first_replicate": begin, "replicates": end - begin, "horizon": horizon}
             record |= {"estimator": PLAIN, "action_revision": self._revisions.get((key[0], key[3]), 0)}
-            units.append(Unit(record | self._facts.of_unit(named), offered.table(begin, end)))
+            records.append(record | self._facts.of_unit(named))
             self._held.setdefault(key, []).append(_Held(begin, end, horizon, None, None))
             self._events += (end - begin) * horizon
-        self._units += len(units)
-        self._queue.append((offered, units))
+        self._units += len(records)
+        self._queue.append(_Queued(offered, records, [unit_number(record) for record in records]))
 
     def _compared(self, offered: _Offer) -> list[tuple[int, int]] | Refusal:
         """Return the ranges of replicates that the store lacks, or the reason why the unit cannot go in."""
@@ -295,7 +314,7 @@ class Intake:
         if held.horizon != horizon:
             what = f"the replicate has horizon {horizon}, but the store has it with horizon {held.horizon}"
             return Refusal("conflict", what, own.start)
-        if (low, high) == (held.first, held.end) and sha256_of_pairs(offered.table(low, high)) == held.sha256:
+        if (low, high) == (held.first, held.end) and pairs_sha256(offered.values(low, high)) == held.sha256:
             return None
         rows = offered.rows.take(own)
         stored = self._rows_of(held, offered.key).slice((low - held.first) * horizon, len(rows))
@@ -368,7 +387,7 @@ class Comparison(Intake):
         self._given_horizon = horizon
         self.differing = set[tuple[str, str]]()
 
-    def horizon(self, study: str, model: str) -> int | None:
+    def horizon(self, study: str, model: str) -> int | None:  # noqa: ARG002
         """Return the call's H; None lets the rows suggest H, since the store's H may be what is corrected."""
         return self._given_horizon
 
@@ -383,7 +402,3 @@ class Comparison(Intake):
             or any(self._conflict(offered, held) for held in self._overlapping(key, offered.first, offered.end))
         ):
             self.differing.add((key[0], key[3]))
-
-
-def _number_of(unit: Unit) -> int:
-    return unit_number(unit.record)

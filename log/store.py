@@ -35,6 +35,7 @@ from log.small_tables import KEYED, append_new_rows
 from log.units.commits import UnitCommits
 from log.units.contradictions import ContradictionError, set_aside
 from log.units.derived import DerivedFile, commit_derived, withdraw_units
+from log.units.many import Columns, conform_pairs
 from log.units.numbers import NUMBERED
 from log.units.unit import DERIVED_TABLES, Unit
 from log.upgrade import is_older, upgrade
@@ -109,6 +110,11 @@ class Store(ReadableStore):
         # Prompts first: a visible unit then has its kept entries. Kept entries of a refused unit are never read.
         append_prompts(self._folder, (kept_row(unit.record, kept) for unit in units for kept in unit.kept))
         return self._commits.append(units)
+
+    def add_pairs(self, records: Sequence[Mapping[str, Any]], values: Columns) -> set[int]:
+        """Make many units of coupled pairs visible, as ``add_units`` does; ``conform_pairs`` says what is given."""
+        self._prepare("units", "events")
+        return self._commits.append_complete(*conform_pairs(records, values))
 
     def stored_units(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
         """Return the numbers of those of some units that the store has; ``UnitCommits.stored`` says what is given."""

@@ -8,8 +8,8 @@ A writer reads all rows of ``units`` once. By these ids, later log files show wh
 writer's groups. If none is, the writer need not read the new rows: with a thousand writers, thousands of rows come
 between two commits of one writer.
 
-A commit also has the id of each study and model of which the store has no current units. So two writers cannot begin one
-study with two horizons, seeds or models; ``log.units.conditions`` compares them afterwards.
+A commit also has the id of each study and model of which the store has no current units. So two writers cannot begin
+one study with two horizons, seeds or models; ``log.units.conditions`` compares them afterwards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from log.units.revisions import current_revision
 from log.units.unit import SPAN, conform_unit, group_of, unit_name, unit_number
 from schema.errors import InputError
 from schema.rows import Hashes, row_hashes
-from schema.tables import ACTIONS, GROUP_KEY
+from schema.tables import ACTIONS, EVENTS, GROUP_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -114,7 +114,11 @@ class UnitCommits:
             first, _ = given.setdefault(record["unit"], (record, events))
             if first["events_sha256"] != record["events_sha256"]:
                 raise InputError(f"unit {unit_name(record)} is given twice, with different events")
-        records = [record for record, _ in given.values()]
+        rows = [EVENTS.schema.empty_table(), *(events for _, events in given.values())]
+        return self.append_complete([record for record, _ in given.values()], pa.concat_tables(rows))
+
+    def append_complete(self, records: Sequence[dict[str, Any]], rows: pa.Table) -> set[int]:
+        """Append units, each once, by their complete records and all their events, as ``append`` does."""
         if not self._healed:
             self.reconcile()
         new: list[dict[str, Any]] = []
@@ -124,12 +128,12 @@ class UnitCommits:
         def attempt(events: Snapshot) -> Commit | None:
             nonlocal before
             # The rows are older than the events, so every unit with a row has its events.
-            known, before = before, self._folder.load("units")
-            base = self._base(known, events, records)
+            units, before = before, self._folder.load("units")
+            base = self._base(units, events, records)
             stored, taken = self._stored(base, records)
             new[:] = [record for record in records if record["unit"] not in taken]
             if other := _other_content(stored, records):
-                raise ContradictionError([given[number] for number in other])
+                raise ContradictionError([(record, _of_units(rows, [record["unit"]])) for record in other])
             _check_overlaps(stored, records)
             check_alike(new, stored)
             begun = self._check_conditions(base, new)
@@ -137,8 +141,8 @@ class UnitCommits:
                 return None
             numbers = tuple(record["unit"] for record in new)
             if numbers not in written:
-                rows = pa.concat_tables([given[number][1] for number in numbers])
-                written[numbers] = self._folder.put_rows("events", rows, footer_of(new))
+                own = rows if len(new) == len(records) else _of_units(rows, numbers)
+                written[numbers] = self._folder.put_rows("events", own, footer_of(new))
             return Commit([written[numbers]], [*_guards(new), *guards((group, 0) for group in begun)])
 
         self._healed = False  # until the rows are appended
@@ -272,10 +276,14 @@ def _study_id(study: str, model: str) -> str:
     return f"kvdrift.study-{hashlib.sha256(json.dumps([study, model]).encode()).hexdigest()[:15]}"
 
 
-def _other_content(stored: Iterable[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the numbers of those given units that are stored with other events."""
+def _of_units(rows: pa.Table, numbers: Sequence[int]) -> pa.Table:
+    return rows.filter(pc.is_in(rows["unit"], pa.array(numbers, pa.int64())))
+
+
+def _other_content(stored: Iterable[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return those given units that are stored with other events."""
     there = {unit_number(unit): unit["events_sha256"] for unit in stored}
-    return [unit["unit"] for unit in given if there.get(unit["unit"], unit["events_sha256"]) != unit["events_sha256"]]
+    return [unit for unit in given if there.get(unit["unit"], unit["events_sha256"]) != unit["events_sha256"]]
 
 
 def _check_overlaps(stored: Iterable[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:

@@ -43,7 +43,11 @@ def unlike_conditions(facts: Iterable[tuple[Any, ...]], studies: Iterable[Mappin
 
     ``studies`` are rows of that table with the columns ``DECLARED``.
     """
-    known = {(row["study"], row["model"], name): (row[name], "its row in studies") for row in studies for name in DECLARED}
+    known = {
+        (row["study"], row["model"], name): (row[name], "its row in studies")
+        for row in studies
+        for name in DECLARED[2:]
+    }
     said = set[tuple[str, str, str]]()
     for fact in sorted(facts, key=lambda fact: tuple(map(str, fact))):
         study, model, action, revision, *values = fact

@@ -29,6 +29,10 @@ DERIVED_TABLES: Final = tuple(table for tables in DERIVED.values() for table in 
 SPAN: Final = (*GROUP_KEY, "action_revision", "estimator", "first_replicate", "replicates")
 """The columns of ``units`` from which a unit's number is computed."""
 
+_FIELDS: Final = {field.name: field for field in UNITS.schema}
+_DEFAULTS: Final = dict.fromkeys(UNITS.columns) | UNITS.defaults
+_REQUIRED: Final = tuple(field.name for field in UNITS.schema if not field.nullable)
+
 OF_STORE: Final = ("unit", "event_rows", "events_sha256")
 """The columns of ``units`` that the store fills in, not the generator."""
 
@@ -77,7 +81,7 @@ def conform_unit(unit: Unit) -> tuple[dict[str, Any], pa.Table]:
 
     A record without ``estimator`` becomes that of a plain unit.
     """
-    record = _conform_record(unit.record)
+    record = complete_record(unit.record)
     events = conform(EVENTS, _with_revision(unit.events, record["action_revision"]))
     if events["unit"].null_count < events.num_rows:
         raise InputError("events: column 'unit' has values, must be null: the store fills it in")
@@ -110,12 +114,6 @@ def events_sha256(events: pa.Table) -> str:
     return digest.hexdigest()
 
 
-def sha256_of_pairs(rows: pa.Table) -> str:
-    """Return the digest of coupled pairs, whole replicates in key order, without the columns that pairs may lack."""
-    added = {"kind": pa.repeat(COUPLED, len(rows)), "weight": pa.nulls(len(rows), pa.float64())}
-    return events_sha256(pa.table({**{name: rows[name] for name in rows.column_names}, **added}))
-
-
 def counted_events(events: pa.Table) -> dict[str, Any]:
     """Return the columns of ``units`` that follow from a unit's events, which may be in any order."""
     return {"event_rows": events.num_rows, "events_sha256": events_sha256(in_order(events))}
@@ -137,14 +135,17 @@ def _with_revision(events: pa.Table, revision: int) -> pa.Table:
     return events.append_column("action_revision", pa.repeat(pa.scalar(revision, pa.int32()), len(events)))
 
 
-def _conform_record(record: dict[str, Any]) -> dict[str, Any]:
+def complete_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a unit's row, and return the row with all columns but those that the store fills in."""
     for name, value in record.items():
         if name not in UNITS.columns:
             raise InputError(f"units: unknown field '{name}'; {nearest(name, UNITS.columns)}")
         if name in OF_STORE and value is not None:
             raise InputError(f"units: {name} is {value!r}, must be null: the store fills it in")
-    given = dict.fromkeys(UNITS.columns) | UNITS.defaults | record
-    record = {field.name: _value(field, given[field.name]) for field in UNITS.schema}
+    given = _DEFAULTS | record
+    record = {name: _value(_FIELDS[name], value) if name in record else value for name, value in given.items()}
+    if lacking := [name for name in _REQUIRED if record[name] is None]:
+        raise InputError(f"units: column '{lacking[0]}' is null in 1 row(s)")
     if record["estimator"] not in DERIVED:
         raise InputError(f"units: estimator is '{record['estimator']}'; {nearest(record['estimator'], DERIVED)}")
     for name, least in (("first_replicate", 0), ("replicates", 1), ("horizon", 1), ("action_revision", 0)):

@@ -461,7 +461,10 @@ def test_a_wrong_horizon_is_corrected_by_a_revision_of_all_actions(tmp_path: Pat
 
 @pytest.mark.parametrize("same", [True, False])
 def test_events_that_another_writer_commits_meanwhile_are_compared(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, same: bool  # noqa: FBT001
+    tmp_path: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    same: bool,  # noqa: FBT001
 ) -> None:
     """The other writer comes between the comparison and the commit, with the same replicates and other bounds."""
     run(LOG.filter(pc.equal(LOG["doc"], "d0")))
@@ -469,22 +472,24 @@ def test_events_that_another_writer_commits_meanwhile_are_compared(
     other = other.filter(pc.and_(pc.equal(other["action"], "half"), pc.less(other["replicate"], 2)))
     if not same:
         other = other.filter(pc.not_equal(other["doc"], "d0"))
-    add, turns = Store.add_units, list[int]()
+    add, turns = Store.add_pairs, list[int]()
 
-    def add_late(store: Store, units: Any) -> set[int]:
+    def add_late(store: Store, *given: Any) -> set[int]:
         if not turns:
             turns.append(1)
             assert run(other).findings == []
-        return add(store, units)
+        return add(store, *given)
 
-    monkeypatch.setattr(Store, "add_units", add_late)
+    monkeypatch.setattr(Store, "add_pairs", add_late)
     report = run(LOG)
     docs = {"d1", "d2", "d3"}
     if same:
         assert report.findings == []
         assert stored(tmp_path / "store").equals(canonical(LOG))
     else:
-        assert {(f.kind, f.key["doc"], f.key["action"]) for f in report.findings} == {("conflict", doc, "half") for doc in docs}
+        assert {(f.kind, f.key["doc"], f.key["action"]) for f in report.findings} == {
+            ("conflict", doc, "half") for doc in docs
+        }
         assert report.kept_out.units == 3
     there = Store.open(tmp_path / "store").units()
     assert report.taken.events + report.present.events + report.kept_out.events == LOG.num_rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fixtures.stored_units import content, edit, expected, make_unit
 from log.store import Store, Unit
 from log.units.contradictions import ContradictionError
 from schema.errors import InputError, UnlikeUnitsError
-from schema.tables import ACTIONS, STUDIES
+from schema.tables import ACTIONS, GROUP_KEY, PAIR_COLUMNS, STUDIES
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_other_content_of_a_stored_unit_is_named_and_set_aside(stores: tuple[Sto
     with pytest.raises(ContradictionError) as refused:
         second.append_units([other, make_unit("d1")])
     said = str(refused.value)
-    assert "delta is" in said and "replicate 1, t 2" in said and repr(delta) in said and "d0" in said
+    assert all(part in said for part in ("delta is", "replicate 1, t 2", repr(delta), "d0"))
     (aside,) = Path(first.location, "aside").iterdir()
     assert str(aside.parent) in said
     assert pq.read_table(aside)["delta"].to_pylist() == other.events["delta"].to_pylist()
@@ -60,7 +60,7 @@ def test_other_content_of_a_stored_unit_is_named_and_set_aside(stores: tuple[Sto
 
 def test_one_unit_given_with_two_contents_is_refused(stores: tuple[Store, Store]) -> None:
     unit = make_unit()
-    with pytest.raises(InputError, match="d0.*twice"):
+    with pytest.raises(InputError, match=r"d0.*twice"):
         stores[0].append_units([unit, edit(unit, "x_token", 0, 501)])
     assert content(stores[0]).num_rows == 0
 
@@ -84,7 +84,7 @@ def test_a_writer_that_has_seen_an_empty_study_cannot_begin_the_study_otherwise(
 def test_a_study_has_one_horizon(stores: tuple[Store, Store]) -> None:
     first, second = stores
     first.append_units([make_unit("d0")])
-    with pytest.raises(UnlikeUnitsError, match="horizon is 8 .* and 4|horizon is 4 .* and 8"):
+    with pytest.raises(UnlikeUnitsError, match=r"horizon is 8 .* and 4|horizon is 4 .* and 8"):
         second.append_units([with_horizon(make_unit("d1", "recent"), 4)])
     with pytest.raises(UnlikeUnitsError, match="horizon"):
         first.append_units([make_unit("d2"), with_horizon(make_unit("d1"), 4)])
@@ -125,14 +125,25 @@ def test_two_writers_cannot_begin_a_study_at_once(stores: tuple[Store, Store], m
         return put(*given, **more)
 
     monkeypatch.setattr(first._folder, "put_rows", put_late)
-    monkeypatch.setattr("log.delta.folder.DeltaFolder._turn", lambda *_: _no_turn())
+    monkeypatch.setattr("log.delta.folder.DeltaFolder._turn", lambda *_: nullcontext())
     with pytest.raises(UnlikeUnitsError, match="horizon"):
         first.append_units([make_unit("d0")])
     assert begun == [1]
     assert first.units()["horizon"].to_pylist() == [4]
 
 
-def _no_turn() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
+def test_many_units_at_once_are_as_one_by_one(tmp_path: Path) -> None:
+    units = [
+        make_unit(f"d{n}", action, first, 1 + n % 3) for n in range(5) for action in ("a", "b") for first in (0, 7)
+    ]
+    one, many = Store.create(tmp_path / "one"), Store.create(tmp_path / "many")
+    one.append_units(units)
+    events = pa.concat_tables([unit.events for unit in units])
+    values = {name: events[name].to_numpy() for name in PAIR_COLUMNS if name not in GROUP_KEY}
+    assert len(many.add_pairs([unit.record for unit in units], values)) == len(units)
+    assert many.add_pairs([unit.record for unit in units], values) == set()
+    assert content(many).equals(content(one))
+    assert many.units().sort_by("unit").equals(one.units().sort_by("unit"))
+    wrong = values | {"t": np.roll(values["t"], 1)}
+    with pytest.raises(InputError, match="t is not"):
+        many.add_pairs([unit.record for unit in units], wrong)

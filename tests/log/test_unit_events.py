@@ -123,7 +123,10 @@ def test_a_unit_that_is_not_whole_is_refused(store: Store, rows: list[dict[str, 
 def test_replicates_of_the_estimators_are_apart(store: Store) -> None:
     whole = make_unit(first=4)
     rows = whole.events.filter(pc.less_equal(whole.events["t"], H)).drop_columns("study")
-    plain = Unit(whole.record | {"study": NAMES["study"], "horizon": H}, rows.append_column("study", [[NAMES["study"]] * len(rows)]))
+    plain = Unit(
+        whole.record | {"study": NAMES["study"], "horizon": H},
+        rows.append_column("study", [[NAMES["study"]] * len(rows)]),
+    )
     assert store.append_units([plain, swrb_unit(make_rows())]) == 2
     assert store.append_units([plain, swrb_unit(make_rows())]) == 0
     with pytest.raises(InputError, match=r"swrb replicates \[5, 7\) overlaps the replicates \[5, 8\)"):
