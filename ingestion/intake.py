@@ -65,7 +65,7 @@ class Intake:
             (row["study"], row["model"]): int(row["horizon"]) for row in store.read("studies").to_pylist()
         }
         self._horizons: dict[tuple[str, str], int] = {}
-        self._horizon = horizon
+        self.given_horizon = horizon
         self._held: dict[UnitGroup, list[_Held]] = {}
         self._load_units()
         rows = current_documents(store.read("documents")).to_pylist()
@@ -101,7 +101,13 @@ class Intake:
     def horizon(self, study: str, model: str) -> int | None:
         """Return H of a study and model; None if neither the store nor the call gave H."""
         pair = study, model
-        return self._declared.get(pair, self._horizons.get(pair, self._horizon))
+        return self._declared.get(pair, self._horizons.get(pair, self.given_horizon))
+
+    def horizon_origin(self, study: str, model: str) -> str:
+        """Return in words where H of a study and model comes from."""
+        if (study, model) in self._declared or (study, model) in self._horizons:
+            return "from the store"
+        return "from the rows" if self.given_horizon is None else "as given"
 
     def is_control(self, study: str, action: str) -> bool:
         """Tell whether an action is the full-retention control."""
