@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from ingestion.inputs import SourceFile
 from ingestion.records import shown
-from schema.errors import InputError, NoEventsError, reading
+from schema.errors import InputError, reading
 from schema.tables import EVENTS, GROUP_KEY
 
 SLICE_ROWS = 1 << 18  # rows that are converted at once
@@ -54,6 +54,10 @@ _TYPES: Final = {name: pa.int64() if name in _WHOLE else kind for name, kind in 
 
 
 _LARGEST: Final = 2.0**62
+
+
+class NoEventsError(InputError):
+    """A file is no event log; if nobody named the file, ``ingest`` passes over it."""
 
 
 class LogReader(ABC):

@@ -31,11 +31,12 @@ from ingestion.checks import Anomaly, SortedRows, find_errors, find_remarks
 from ingestion.documents import DocumentRows, read_documents
 from ingestion.facts import FactRows, read_facts_file
 from ingestion.files import EventFile, EventRows, FileGroups
+from ingestion.formats import NoEventsError
 from ingestion.inputs import EventSource, expanded
 from ingestion.intake import Intake, Refusal
 from ingestion.report import Finding, IngestReport
 from log.store import Store
-from schema.errors import InputError, NoEventsError
+from schema.errors import InputError
 from schema.rows import Flags, Ints
 from schema.tables import GROUP_KEY
 

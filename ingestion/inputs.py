@@ -113,9 +113,8 @@ def expanded(location: str | Path, *, may_be_empty: bool = False) -> list[EventS
     if text.startswith("file://"):
         text = absolute(text)
     with reading(f"{text}: cannot be read"):
-        place = _Place.of(text)
-        is_pattern = glob.has_magic(text) and place.kind() == pa.fs.FileType.NotFound
-        places = place.matches() if is_pattern else [place]
+        is_pattern = glob.has_magic(text) and not (is_local(text) and Path(text).exists())
+        places = _matching(text) if is_pattern else [_Place.of(text)]
         _refuse_parts_of_tables(places)
         sources = [source for match in places for source in match.sources(found=is_pattern)]
     if not sources and not may_be_empty:
@@ -173,18 +172,6 @@ class _Place:
             found = (Path(i.path).relative_to(self.path) for i in infos if i.type == pa.fs.FileType.File)
         return sorted(path.parts for path in found)
 
-    def matches(self) -> list[_Place]:
-        """Return the files and folders that match the path, a pattern, without hidden ones."""
-        parts = self.name.rstrip("/").split("/")
-        first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
-        start, pattern = _Place.of("/".join(parts[:first]) or "/" * bool(first)), parts[first:]
-        if start.filesystem is None:
-            found = {path.relative_to(start.path).parts for path in Path(start.path).glob("/".join(pattern))}
-        else:
-            prefixes = {file[:end] for file in start.files() for end in range(len(file) + 1)}
-            found = {prefix for prefix in prefixes if _matches(prefix, pattern)}
-        return [start.below("/".join(match)) for match in sorted(found) if not _is_hidden(match)]
-
     def sources(self, *, found: bool) -> list[EventSource]:
         """Return the sources that the place stands for; ``found`` tells that a pattern matched the place."""
         if self.kind() != pa.fs.FileType.Directory:
@@ -199,18 +186,35 @@ class _Place:
 
     def log_file(self) -> SourceFile:
         """Return the file with the columns that names of its folders give."""
-        return self.file(pyarrow.dataset.get_partition_keys(_HIVE.parse(self.name)))
+        is_hive = "=" in self.name
+        return self.file(pyarrow.dataset.get_partition_keys(_HIVE.parse(self.name)) if is_hive else {})
 
     def file(self, columns: dict[str, Any]) -> SourceFile:
         return SourceFile(self.name, tuple(sorted(columns.items())), self.filesystem, self.path)
 
 
+def _matching(text: str) -> list[_Place]:
+    """Return the files and folders that match a pattern, without hidden ones."""
+    parts = text.rstrip("/").split("/")
+    first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    start, pattern = _Place.of("/".join(parts[:first]) or "/" * bool(first)), parts[first:]
+    if start.filesystem is None:
+        found = {path.relative_to(start.path).parts for path in Path(start.path).glob("/".join(pattern))}
+    else:
+        prefixes = {file[:end] for file in start.files() for end in range(len(file) + 1)}
+        found = {prefix for prefix in prefixes if _matches(prefix, pattern)}
+    return [start.below("/".join(match)) for match in sorted(found) if not _is_hidden(match)]
+
+
 def _refuse_parts_of_tables(places: list[_Place]) -> None:
-    for folder in dict.fromkeys(next(place.parents()) for place in places):
-        for parent in (folder, *folder.parents()):
-            if parent.is_table():
-                inside = next(place.name for place in places if next(place.parents()) == folder)
-                raise InputError(f"{inside}: is a part of the Delta table {parent.name}; give the table's folder")
+    """Refuse files and folders below the folder of a Delta table."""
+    below: dict[_Place, _Place] = {}  # a place below each folder
+    for place in places:
+        for parent in place.parents():
+            below.setdefault(parent, place)
+    for folder, place in below.items():
+        if folder.is_table():
+            raise InputError(f"{place.name}: is a part of the Delta table {folder.name}; give the table's folder")
 
 
 def _is_hidden(parts: Sequence[str]) -> bool:

@@ -4,7 +4,6 @@ KvdriftError               one line that a person can read
 ├── InputError             the user's mistake: what is wrong, where, what would be right (exit code 2)
 │   ├── PlanError          an evaluation without a frozen plan, or against another plan
 │   ├── UnlikeUnitsError   units of one action and document that keep or read unlike entries
-│   ├── NoEventsError      a file that is no event log
 │   └── MissingStoreError  no store at the given place
 └── OperationError         the work failed although the input was right (exit code 1)
     ├── ControlError       a full-retention control with delta or f other than 0
@@ -50,10 +49,6 @@ class PlanError(InputError):
 
 class UnlikeUnitsError(InputError):
     """Units of one document, action, revision and estimator keep or read unlike prompt entries."""
-
-
-class NoEventsError(InputError):
-    """A file is no event log; if nobody named the file, ``ingest`` passes over it."""
 
 
 class MissingStoreError(InputError):

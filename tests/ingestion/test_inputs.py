@@ -72,13 +72,13 @@ def test_text_may_be_written_in_several_ways(tmp_path: Path) -> None:
     assert (report.findings, report.present.events) == ([], LOG.num_rows)
 
 
-CSV_FAULTS: list[tuple[str, str, str, str]] = [
-    ("t", "two", "t is 'two', must be an integer", ""),
-    ("x_token", "271.5", "x_token is 271.5, must be an integer", ""),
-    ("delta", "0,25", "13 fields, but the first line names 12 columns", ""),
-    ("y_eos", "maybe", "y_eos is 'maybe', must be true, false, 1 or 0", ""),
-    ("doc", '"d0', "cannot be read as CSV", ""),
-    ("doc", "x" * 200_000, "longer than 65,536 bytes", ""),
+CSV_FAULTS: list[tuple[str, str, str]] = [
+    ("t", "two", "t is 'two', must be an integer"),
+    ("x_token", "271.5", "x_token is 271.5, must be an integer"),
+    ("delta", "0,25", "13 fields, but the first line names 12 columns"),
+    ("y_eos", "maybe", "y_eos is 'maybe', must be true, false, 1 or 0"),
+    ("doc", '"d0', "cannot be read as CSV"),
+    ("doc", "x" * 200_000, "longer than 65,536 bytes"),
 ]
 JSON_FAULTS: list[tuple[str, Any, str]] = [
     ("t", "2", "t is '2', must be an integer"),
@@ -90,9 +90,9 @@ JSON_FAULTS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "message", "_"), CSV_FAULTS, ids=[fault[2][:25] for fault in CSV_FAULTS])
+@pytest.mark.parametrize(("name", "text", "message"), CSV_FAULTS, ids=[fault[2][:25] for fault in CSV_FAULTS])
 def test_a_value_of_csv_that_does_not_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, message: str, _: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, message: str
 ) -> None:
     monkeypatch.setattr(formats, "_BLOCK_BYTES", 1 << 16)
     path = write_as(tmp_path / "log.csv", LOG)
@@ -115,6 +115,12 @@ def test_a_value_of_json_that_does_not_fit(
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (finding,) = take(tmp_path, tmp_path / "log.jsonl").findings
     assert finding.text.startswith(f"{tmp_path}/log.jsonl, line 301: {message}")
+
+
+def test_a_column_that_csv_names_twice(tmp_path: Path) -> None:
+    path = write_as(tmp_path / "log.csv", LOG.append_column("extra", LOG["t"]))
+    path.write_text(path.read_text().replace('"extra"', '"t"', 1))
+    assert refused(EventFile, path) == f"{path}: 2 columns are named 't', must be one"
 
 
 @pytest.mark.parametrize("line", ["[1]", '{"t": 1', "{" * 100_000, '{"a":' * 100_000, "\xff"])
@@ -321,9 +327,16 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (report.findings, report.files, report.taken.units, report.present.units) == ([], 4, 8, 16)
         assert report.remarks == [f"passed over {server.url}/runs/README.txt: " + report.remarks[0].split(": ")[-1]]
         assert holds(tmp_path)
-        for url, units in {"runs/table": 8, "runs/whole.stream": 8, "runs/study=*/*": 8, "runs/**/*.gz": 4}.items():
+        for url, units in {
+            "runs/table": 8,
+            "runs/whole.stream": 8,
+            "runs/study=*/*": 8,
+            "runs/*[x]t/?.csv.gz": 4,
+            "runs/**/*.gz": 4,
+        }.items():
             report = take(tmp_path, f"{server.url}/{url}")
             assert (report.findings, report.present.units) == ([], units)
+        assert take(tmp_path, server.url).files == 4, "a whole bucket"
         (finding,) = take(tmp_path, f"{server.url}/none.parquet").findings
         assert finding.text == f"{server.url}/none.parquet: no such file"
         assert "no file matches" in refused(take, tmp_path, f"{server.url}/none/*.parquet")
