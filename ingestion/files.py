@@ -229,7 +229,8 @@ class _Log:
     def __init__(self, file: SourceFile) -> None:
         self.file, self.reader = file, open_log(file)
         self.schema = self.reader.schema
-        self.given = {name: value for name, value in file.columns if name not in self.schema.names}
+        lacking = [name for name in (*GROUP_KEY, *VALUES, *LATER) if name not in self.schema.names]
+        self.given = {name: value for name, value in file.columns if name in lacking}
         for name in self.given:
             self.schema = self.schema.append(EVENTS.schema.field(name))
         self._check_columns(file.location)

@@ -13,6 +13,7 @@ import codecs
 import csv
 import io
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +28,7 @@ import pyarrow.parquet as pq
 
 from ingestion.inputs import SourceFile
 from ingestion.records import shown
-from schema.errors import InputError, reading
+from schema.errors import InputError, first_line, reading
 from schema.tables import EVENTS, GROUP_KEY
 
 SLICE_ROWS = 1 << 18  # rows that are converted at once
@@ -208,9 +209,10 @@ class _Text(LogReader):
                 for batch in self._parsed(source, wanted):
                     values = [self._typed(name, batch.column(name)) for name in wanted]
                     yield pa.RecordBatch.from_arrays(values, names=wanted)
-        except (pa.ArrowException, ValueError):  # Arrow's message may name the row of a block, and no value
+        except (pa.ArrowException, ValueError) as error:
             self._name_fault(wanted)
-            raise
+            message = re.sub(r" in row \d+$", "", first_line(error))  # Arrow counts the rows of a block
+            raise ValueError(message) from None
 
     @abstractmethod
     def _parsed(self, source: pa.NativeFile, columns: list[str]) -> Iterator[pa.RecordBatch]:

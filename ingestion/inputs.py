@@ -181,7 +181,9 @@ class _Place:
         tables = {table for table in tables if not any(table[:end] in tables for end in range(len(table)))}
         others = [file for file in files if not _is_hidden(file) and not any(file[: len(t)] == t for t in tables)]
         sources = [EventSource(self.below("/".join(file)).log_file(), found=True) for file in others]
-        sources += [EventSource(self.below("/".join(table)).file({}), is_table=True) for table in tables]
+        for table in tables:
+            folder = self.below("/".join(table)).file({})
+            sources.append(EventSource(folder, is_table=True, found=found or table != ()))
         return sorted(sources, key=lambda source: source.name)
 
     def log_file(self) -> SourceFile:

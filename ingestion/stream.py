@@ -18,7 +18,7 @@ from ingestion.checks import Anomaly, SortedRows, find_errors
 from ingestion.documents import DocumentRows
 from ingestion.facts import FactRows
 from ingestion.files import EventFile, EventRows, FileGroups
-from ingestion.ingest import Filing, open_file, portions_of, read_about
+from ingestion.ingest import Filing, note_unread, open_file, portions_of, read_about
 from ingestion.inputs import EventSource, Stamp, expanded
 from ingestion.intake import Intake
 from ingestion.pieces import (
@@ -35,6 +35,7 @@ from ingestion.pieces import (
 )
 from ingestion.report import IngestReport
 from log.store import Store
+from schema.errors import InputError
 from schema.rows import Flags, Ints
 
 SETTLED_SECONDS = 10.0
@@ -195,4 +196,11 @@ def _taken(stream: Stream, source: EventSource, stamp: Stamp, *, patient: bool) 
     file = open_file(source, report)
     if patient and (file is None or not file.ends) and time.time() - stamp[2] / 1e9 < SETTLED_SECONDS:
         return None
-    return report if file is None else stream.take(file, file.digest(), lambda: source.stamp() == stamp)
+    if file is None:
+        return report
+    try:
+        digest = file.digest()
+    except InputError as error:
+        note_unread(report, source.name, error)
+        return report
+    return stream.take(file, digest, lambda: source.stamp() == stamp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,6 +132,15 @@ def test_a_line_of_json_that_is_no_object(tmp_path: Path, line: str) -> None:
     assert finding.text.startswith(f"{tmp_path}/log.jsonl, line 10: ")
 
 
+def test_a_number_too_large_for_a_double(tmp_path: Path) -> None:
+    lines = [json.dumps(row) for row in LOG.to_pylist()]
+    lines[9] = re.sub('"delta": [^,]*', '"delta": 1e999', lines[9])
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    (finding,) = take(tmp_path, tmp_path / "log.jsonl").findings
+    assert "cannot be read as JSON Lines: JSON parse error: Number too big" in finding.text
+    assert "row" not in finding.text, "Arrow counts the rows of a block"
+
+
 def test_json_may_say_late_that_a_row_is_no_coupled_pair(tmp_path: Path) -> None:
     rows = LOG.to_pylist()
     rows[300]["kind"] = "scan"
@@ -254,9 +264,10 @@ def delta_table(folder: Path, log: pa.Table = LOG, **options: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("partition", [None, ["study", "action"]])
+@pytest.mark.parametrize("partition", [None, ["study", "action", "day"]])
 def test_a_delta_table_is_read_as_one(tmp_path: Path, partition: list[str] | None) -> None:
-    table = delta_table(tmp_path / "runs/table", partition_by=partition)
+    log = LOG.append_column("day", pc.replace_substring(LOG["doc"], "d", "2026-01-0")) if partition else LOG
+    table = delta_table(tmp_path / "runs/table", log, partition_by=partition)
     assert len(list(table.rglob("*.parquet"))) > len(DeltaTable(table).file_uris())
     report = take(tmp_path, table)
     assert (report.files, report.findings, report.taken.units) == (1, [], 8)
