@@ -273,10 +273,12 @@ def test_a_delta_table_is_read_as_one(tmp_path: Path, partition: list[str] | Non
     assert (report.files, report.findings, report.taken.units) == (1, [], 8)
     assert holds(tmp_path)
     write(tmp_path / "runs/other.parquet", LOG)
+    write_deltalake(tmp_path / "runs/notes", pa.table({"note": ["these are runs"]}))
     report = take(tmp_path, tmp_path / "runs")
     assert (report.files, report.findings, report.present.units) == (2, [], 16)
+    assert report.remarks[0].startswith(f"passed over {tmp_path}/runs/notes/")
     inside = next(table.rglob("*.parquet"))
-    for part in (inside, tmp_path / "runs/**/*.parquet", *([inside.parent] if partition else [])):
+    for part in (inside, tmp_path / "runs/table/**/*.parquet", *([inside.parent] if partition else [])):
         line = refused(take, tmp_path, part)
         assert line.endswith(f"is a part of the Delta table {table}; give the table's folder")
 
