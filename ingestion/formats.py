@@ -41,20 +41,15 @@ _BINARY_NAMES: Final = (".parquet", ".arrow", ".arrows", ".ipc", ".feather")
 _TEXT_NAMES: Final = (".csv", ".jsonl", ".ndjson", ".json")
 _MEASURED: Final = ("x_token", "y_token", "delta", "f")  # a file with none of these columns is no event log
 
-_TRUE, _FALSE = ["true", "True", "TRUE", "1"], ["false", "False", "FALSE", "0"]
 LATER: Final = {name: value for name, value in EVENTS.defaults.items() if name != "unit"}  # columns that a log may lack
 
-
-def _type_of_text(kind: pa.DataType) -> pa.DataType:
-    return pa.float64() if pa.types.is_integer(kind) or pa.types.is_floating(kind) else kind
-
-
-_PARSED: Final = {field.name: _type_of_text(field.type) for field in EVENTS.schema if field.name != "unit"}
-_WHOLE: Final = {name for name in _PARSED if pa.types.is_integer(EVENTS.schema.field(name).type)}
-_TYPES: Final = {name: pa.int64() if name in _WHOLE else kind for name, kind in _PARSED.items()}
-
-
-_LARGEST: Final = 2.0**62
+_FIELDS: Final = [field for field in EVENTS.schema if field.name != "unit"]
+_WHOLE: Final = {field.name for field in _FIELDS if pa.types.is_integer(field.type)}
+_NUMBERS: Final = _WHOLE | {field.name for field in _FIELDS if pa.types.is_floating(field.type)}
+_PARSED: Final = {field.name: pa.float64() if field.name in _NUMBERS else field.type for field in _FIELDS}
+_TYPES: Final = _PARSED | dict.fromkeys(_WHOLE, pa.int64())  # of columns of text, once they are checked
+_TRUE, _FALSE = ["true", "True", "TRUE", "1"], ["false", "False", "FALSE", "0"]  # flags of CSV
+_LARGEST: Final = 2.0**62  # a larger number does not fit a column, but would not fit int64 either
 
 
 class NoEventsError(InputError):
@@ -66,7 +61,7 @@ class LogReader(ABC):
 
     Attributes:
         file: The file.
-        schema: Its columns; those of text have the types of table ``events``, and unknown columns are null.
+        schema: Its columns; those of text have types that fit table ``events``, and its unknown columns are null.
         rows: Number of rows.
         ends: Whether the format shows that the file is whole; otherwise a file that is still written looks whole.
     """

@@ -97,8 +97,14 @@ class EventSource:
 
 
 def one_source(path: str | Path) -> EventSource:
-    """Return the source of a path or URL that the caller knows to be one."""
-    (source,) = expanded(path)
+    """Return the source that a path, a pattern or a URL stands for.
+
+    Raises:
+        InputError: There is none, or there are several; ``expanded`` lists other reasons.
+    """
+    source, *others = expanded(path)
+    if others:
+        raise InputError(f"{path}: stands for {len(others) + 1} files; give a file")
     return source
 
 
