@@ -1,10 +1,10 @@
-"""Read event logs of other generators: Parquet or Arrow IPC files, recognized by content, read by whole groups.
+"""Read event logs of other generators by whole groups.
 
-A group is one (study, model, doc, action). This module checks formats and types and finds the order of the rows;
-``ingestion.checks`` checks the events. A file is read twice. The first reading reads only the names and finds the runs
-of rows with equal names. The second reading yields portions of whole groups, one at a time. If a group comes back after
-another group, the whole file is a single portion. A portion too large for memory is refused, since even a small file
-can claim any number of rows.
+A group is one (study, model, doc, action). ``ingestion.formats`` reads files; this module checks columns and types and
+finds the order of the rows; ``ingestion.checks`` checks the events. A log is read twice. The first reading reads only
+the names and finds the runs of rows with equal names. The second reading yields portions of whole groups, one at a
+time. If a group comes back after another group, the whole log is a single portion. A portion too large for memory is
+refused, since even a small file can claim any number of rows.
 
 A log holds coupled pairs only. The columns ``kind`` and ``weight``, which residual branching needs, may be missing.
 If present, ``kind`` must be ``coupled`` and ``weight`` null in every row.
@@ -12,8 +12,8 @@ If present, ``kind`` must be ``coupled`` and ``weight`` null in every row.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,25 +22,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from ingestion import formats
+from ingestion.formats import LATER, open_log
+from ingestion.inputs import EventSource, SourceFile, one_source
 from schema.errors import InputError, reading
-from schema.location import check_regular
 from schema.rows import Flags, Ints, Wide, combined_codes, rounded_into_range, run_begins
 from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
 
 VALUES = tuple(name for name in PAIR_COLUMNS if name not in GROUP_KEY)
-_LATER = {name: value for name, value in EVENTS.defaults.items() if name != "unit"}  # each store numbers its units
 INTEGERS = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.int32())
 DISTANCES = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.float32())
 
 PORTION_ROWS = 1 << 20  # rows of whole groups that are checked together, about
-MOST_ROWS = 1 << 23  # in a group, or in a file of one portion; a row takes 100 bytes while it is checked
-MOST_GROUPS = 1 << 18  # in one file
-MOST_BYTES = 1 << 30  # most bytes of a column of a Parquet row group or IPC batch
-_SLICE_ROWS = 1 << 18  # rows that are converted at once
-
-_PARQUET, _IPC = "Parquet", "an Arrow IPC file"
+MOST_GROUPS = 1 << 18  # in one log
+_READ_BYTES = 1 << 20
 
 _GROUP = ", ".join(GROUP_KEY)
 
@@ -112,33 +108,45 @@ class FileGroups:
 
 
 class EventFile:
-    """One log file; opening the file checks its format, columns and types.
+    """One log; opening the log checks formats, columns and types of its files.
+
+    Attributes:
+        source: The log as it was named or found.
+        path: Path or URL of the log, for messages.
+        rows: Number of rows.
+        schema: The columns of its first file, with those that names of folders give.
+        ends: Whether the format shows that the log is whole; other logs may be still written.
 
     Raises:
-        InputError: The file cannot be read, or a column is missing, repeated, or of a type that does not fit. Later
+        NoEventsError: A file is no event log.
+        InputError: A file cannot be read, or a column is missing, repeated, or of a type that does not fit. Later
             readings raise it too, for damage further down.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._format = _format(path)
-        with self._reading():
-            self._open()
-        self._check_columns()
+    def __init__(self, source: EventSource | Path | str) -> None:
+        self.source = source if isinstance(source, EventSource) else one_source(source)
+        self.path = self.source.name
+        self._logs = [_Log(file) for file in self.source.files()]
+        self.rows = sum(log.reader.rows for log in self._logs)
+        self.schema = self._logs[0].schema if self._logs else EVENTS.schema
+        self.ends = all(log.reader.ends for log in self._logs)
 
-    def _open(self) -> None:
-        if self._format == _PARQUET:
-            with pq.ParquetFile(self.path) as parquet:
-                self.schema, self.rows = parquet.schema_arrow, int(parquet.metadata.num_rows)
-        else:
-            with pa.memory_map(str(self.path)) as source:
-                self.schema = pa.ipc.open_file(source).schema
-            self.rows = sum(batch.num_rows for batch in self._ipc_batches(self.schema.names[-1:]))
+    def digest(self) -> str:
+        """Return the SHA-256 of the files' contents and the columns that names of folders give."""
+        found = hashlib.sha256()
+        for log in self._logs:
+            if log.given:
+                found.update(repr(log.given).encode())
+            with reading(f"{log.file.location}: cannot be read"), log.file.open() as source:
+                while data := source.read(_READ_BYTES):
+                    found.update(data)
+        return found.hexdigest()
 
     @property
     def unknown_columns(self) -> list[str]:
         """Return the names of columns that events do not have."""
-        return [name for name in self.schema.names if name not in EVENTS.columns]
+        names = dict.fromkeys(name for log in self._logs for name in log.schema.names)
+        return [name for name in names if name not in EVENTS.columns]
 
     def groups(self) -> FileGroups:
         """Read only the names, and return the runs of rows with equal names.
@@ -148,9 +156,9 @@ class EventFile:
         """
         groups: dict[GroupNames, int] = {}
         firsts, ids, row = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], 0
-        for batch in self._slices([*GROUP_KEY, *(name for name in _LATER if name in self.schema.names)]):
+        for log, batch in self._slices((*GROUP_KEY, *LATER)):
             self._check_coupled(batch, row)
-            with self._reading():  # Parquet's reader does not check that names are valid UTF-8
+            with log.reader.reading():  # Parquet's reader does not check that names are valid UTF-8
                 first, group = _runs(batch, groups)
             firsts.append(first + row)
             ids.append(group)
@@ -158,15 +166,17 @@ class EventFile:
             if len(groups) > MOST_GROUPS:
                 raise InputError(f"{self.path}: more than {MOST_GROUPS:,} groups of {_GROUP}; split the file")
             # If batches bring no more runs than the file has groups and batches, the file may be clustered.
-            if row > MOST_ROWS and sum(map(len, ids)) > len(groups) + len(ids):
-                raise self._too_large(f"more than {MOST_ROWS:,} rows that are not ordered by {_GROUP}; order them, or")
+            if row > formats.MOST_ROWS and sum(map(len, ids)) > len(groups) + len(ids):
+                raise self._too_large(
+                    f"more than {formats.MOST_ROWS:,} rows that are not ordered by {_GROUP}; order them, or"
+                )
         first, group = np.concatenate(firsts), np.concatenate(ids)
         begins = run_begins(group)  # a run may go on from one batch into the next
         found = FileGroups(list(groups), np.append(first[begins], row), group[begins])
         largest = int(np.diff(found.run_first).max(initial=0))
-        if largest > MOST_ROWS:
+        if largest > formats.MOST_ROWS:
             names = found.names[found.run_group[int(np.argmax(np.diff(found.run_first)))]]
-            raise self._too_large(f"{largest:,} rows of {names}, must be {MOST_ROWS:,} at most;")
+            raise self._too_large(f"{largest:,} rows of {names}, must be {formats.MOST_ROWS:,} at most;")
         return found
 
     def _too_large(self, what: str) -> InputError:
@@ -178,7 +188,7 @@ class EventFile:
         end = next(ends, 0)
         parts: list[EventRows] = []
         row = 0
-        for batch in self._slices(VALUES):
+        for _, batch in self._slices(VALUES):
             rows = _convert(batch, groups.group_of_rows(row, batch.num_rows))
             row += len(rows)
             while row >= end and len(rows):
@@ -190,70 +200,17 @@ class EventFile:
             if len(rows):
                 parts.append(rows)
 
-    def _slices(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with self._reading():
-            batches = self._parquet_batches if self._format == _PARQUET else self._ipc_batches
-            for batch in batches(columns):
-                for start in range(0, batch.num_rows, _SLICE_ROWS):
-                    yield batch.slice(start, _SLICE_ROWS)
-
-    def _parquet_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        coded = [name for name in columns if name in GROUP_KEY]
-        with pq.ParquetFile(self.path, read_dictionary=coded, page_checksum_verification=True) as parquet:
-            self._check_sizes(parquet.metadata, columns)
-            yield from parquet.iter_batches(batch_size=_SLICE_ROWS, columns=list(columns))
-
-    def _check_sizes(self, metadata: pq.FileMetaData, columns: Sequence[str]) -> None:
-        """Refuse a column that would take more memory than events can.
-
-        Columns of a small row group are not examined: if their entries in the footer contradict each other, Arrow 25
-        ends the process.
-        """
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            if group.total_byte_size <= MOST_BYTES:
-                continue
-            for column in (group.column(place) for place in range(group.num_columns)):
-                if column.path_in_schema in columns and column.total_uncompressed_size > MOST_BYTES:
-                    raise InputError(
-                        f"{self.path}: column '{column.path_in_schema}' has {column.total_uncompressed_size:,} bytes "
-                        f"in row group {number}, must be {MOST_BYTES:,} at most"
-                    )
-
-    def _ipc_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        places = [self.schema.names.index(name) for name in columns]
-        with pa.memory_map(str(self.path)) as source:
-            reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=places))
-            for batch in map(reader.get_batch, range(reader.num_record_batches)):
-                if batch.nbytes > MOST_BYTES or batch.num_rows > MOST_ROWS:
-                    raise InputError(f"{self.path}: a batch of {batch.num_rows:,} rows, must be {MOST_ROWS:,} at most")
-                batch.validate(full=True)  # Parquet's decoder guarantees this; an IPC file only claims it
-                yield batch
-
-    def _reading(self) -> AbstractContextManager[None]:
-        return reading(f"{self.path}: cannot be read as {self._format}", pa.ArrowException)
-
-    def _check_columns(self) -> None:
-        names = self.schema.names
-        missing = [name for name in (*GROUP_KEY, *VALUES) if name not in names]
-        if missing:
-            raise InputError(
-                f"{self.path}: no column {', '.join(repr(name) for name in missing)}; "
-                f"an event has {', '.join((*GROUP_KEY, *VALUES))}"
-            )
-        for name in (*GROUP_KEY, *VALUES, *_LATER):
-            if name not in names:
-                continue
-            if names.count(name) > 1:
-                raise InputError(f"{self.path}: {names.count(name)} columns are named '{name}', must be one")
-            kind = self.schema.field(name).type
-            wanted = _wanted(name, kind.value_type if pa.types.is_dictionary(kind) else kind)
-            if wanted:
-                raise InputError(f"{self.path}: column '{name}' is {kind}, must be {wanted}")
+    def _slices(self, columns: Sequence[str]) -> Iterator[tuple[_Log, pa.RecordBatch]]:
+        """Yield those of some columns that the files have, of all rows."""
+        for log in self._logs:
+            with log.reader.reading():
+                for batch in log.batches(columns):
+                    for start in range(0, batch.num_rows, formats.SLICE_ROWS):
+                        yield log, batch.slice(start, formats.SLICE_ROWS)
 
     def _check_coupled(self, batch: pa.RecordBatch, first: int) -> None:
         """Refuse a row whose kind or weight is not a coupled pair's; the batch begins at the file's row ``first``."""
-        for name, default in _LATER.items():
+        for name, default in LATER.items():
             if name not in batch.schema.names:
                 continue
             values = _plain(batch.column(name))
@@ -266,17 +223,47 @@ class EventFile:
                 )
 
 
-def _format(path: Path) -> str:
-    check_regular(path)
-    if not path.exists():
-        raise InputError(f"{path}: no such file")
-    with reading(f"{path}: cannot be read"), path.open("rb") as source:
-        head = source.read(8)
-    if head.startswith(b"PAR1"):
-        return _PARQUET
-    if head.startswith(b"ARROW1"):
-        return _IPC
-    raise InputError(f"{path}: neither {_PARQUET} nor {_IPC}" + ("" if head else " (the file is empty)"))
+class _Log:
+    """A file of a log, with the columns that names of folders or a Delta log give its rows."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self.file, self.reader = file, open_log(file)
+        self.schema = self.reader.schema
+        lacking = [name for name in (*GROUP_KEY, *VALUES, *LATER) if name not in self.schema.names]
+        self.given = {name: value for name, value in file.columns if name in lacking}
+        for name in self.given:
+            self.schema = self.schema.append(EVENTS.schema.field(name))
+        self._check_columns(file.location)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        names = [name for name in columns if name in self.schema.names]
+        own = [name for name in names if name not in self.given]
+        for batch in self.reader.batches(own or VALUES[:1]):
+            values = [
+                pa.repeat(pa.scalar(self.given[name], EVENTS.schema.field(name).type), batch.num_rows)
+                if name in self.given
+                else batch.column(name)
+                for name in names
+            ]
+            yield pa.RecordBatch.from_arrays(values, names=names)
+
+    def _check_columns(self, location: str) -> None:
+        names = self.schema.names
+        missing = [name for name in (*GROUP_KEY, *VALUES) if name not in names]
+        if missing:
+            raise InputError(
+                f"{location}: no column {', '.join(repr(name) for name in missing)}; "
+                f"an event has {', '.join((*GROUP_KEY, *VALUES))}"
+            )
+        for name in (*GROUP_KEY, *VALUES, *LATER):
+            if name not in names:
+                continue
+            if names.count(name) > 1:
+                raise InputError(f"{location}: {names.count(name)} columns are named '{name}', must be one")
+            kind = self.schema.field(name).type
+            wanted = _wanted(name, kind.value_type if pa.types.is_dictionary(kind) else kind)
+            if wanted:
+                raise InputError(f"{location}: column '{name}' is {kind}, must be {wanted}")
 
 
 def _drained(parts: list[EventRows]) -> EventRows:

@@ -10,7 +10,8 @@ equal. The same events in a second file are no error, since the store has them a
 coupled pairs is not read.
 
 H of a (study, model) is the H of its ``studies`` row. Without such a row, H is that of the stored units. Without stored
-units, H is the position at which most replicates end in the first portion of the file that has accepted replicates.
+units, H is the call's. Without that, H is the position at which most replicates end in the first portion of the file
+that has accepted replicates. If the call gives another H than the store has, the rows of that study and model stay out.
 
 A document is known if the store or the documents file has it. Its row is appended with its first unit. An action
 without a row gets a row with the selector "external", since nothing else is known about the action. The action is the
@@ -30,6 +31,8 @@ from ingestion.checks import Anomaly, SortedRows, find_errors, find_remarks
 from ingestion.documents import DocumentRows, read_documents
 from ingestion.facts import FactRows, read_facts_file
 from ingestion.files import EventFile, EventRows, FileGroups
+from ingestion.formats import NoEventsError
+from ingestion.inputs import EventSource, expanded
 from ingestion.intake import Comparison, Intake, Refusal
 from ingestion.report import Finding, IngestReport
 from log.store import Store
@@ -44,6 +47,7 @@ def ingest(
     documents: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
     facts: str | Path | None = None,
+    horizon: int | None = None,
     *,
     revise: bool = False,
 ) -> IngestReport:
@@ -51,35 +55,33 @@ def ingest(
 
     Args:
         location: Folder or URL of the store; a missing store is made.
-        files: Parquet or Arrow IPC files, or folders of them.
+        files: Paths, patterns and URLs of files, folders and Delta tables, as ``ingestion.inputs`` describes them.
         documents: CSV, JSONL or Parquet file of documents; without it the store must know every document.
         progress: Called with the number of events checked so far and the number of events in all files.
         facts: CSV, JSONL or Parquet file with bytes, seconds and engines of the units that the call appends.
+        horizon: H of each study and model of which the store has no H; by default the files' rows suggest H.
         revise: Whether the events of an action that differ from the store's become a new revision of the action.
 
     Returns:
         How many units are new, how many the store had already, and which units were kept out and why.
     """
     given, known = read_about(documents, facts)
-    paths = [path for file in files for path in expanded(Path(file))]
-    report = IngestReport(len(paths))
+    sources = [source for file in files for source in expanded(file)]
+    report = IngestReport(len(sources))
     report.remarks += [
         f"{side}: columns ignored: {', '.join(names)}"
         for side, names in ((documents, given.unknown), (facts, known.unknown))
         if names
     ]
-    opened = []
-    for path in paths:
-        try:
-            opened.append(EventFile(path))
-        except InputError as error:
-            note_unread(report, path, error)
+    opened = [file for source in sources if (file := open_file(source, report))]
+    if not opened and not report.findings:
+        raise InputError(f"{', '.join(map(str, files))}: no event logs")
     if not opened:
         return report  # and no store is made
     total, seen = sum(file.rows for file in opened), 0
     store = Store.create(location)
-    revised = _differing(opened, Comparison(store, given)) if revise else ()
-    intake = Intake(store, given, facts=known, revised=revised)
+    revised = _differing(opened, Comparison(store, given, horizon)) if revise else ()
+    intake = Intake(store, given, horizon, known, revised)
     if progress is not None:
         progress(seen, total)
     for file in opened:
@@ -102,20 +104,24 @@ def read_about(documents: str | Path | None, facts: str | Path | None) -> tuple[
     )
 
 
-def expanded(path: Path, *, may_be_empty: bool = False) -> list[Path]:
-    """Return the files of a folder without those that Spark and Delta hide; for a file, the file itself."""
-    if not path.is_dir():
-        return [path]
-    inside = [file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file()]
-    found = [path / file for file in inside if not any(part[0] in "._" for part in file.parts)]
-    if not found and not may_be_empty:
-        raise InputError(f"{path}: no files in this folder")
-    return found
+def open_file(source: EventSource, report: IngestReport) -> EventFile | None:
+    """Open a log; report one that cannot be read, and a file found in a folder that is no event log."""
+    try:
+        return EventFile(source)
+    except NoEventsError as error:
+        if not source.found:
+            note_unread(report, source.name, error)
+        else:
+            report.files -= 1
+            report.remarks.append(f"passed over {error}")
+    except InputError as error:
+        note_unread(report, source.name, error)
+    return None
 
 
-def note_unread(report: IngestReport, path: Path, error: InputError) -> None:
+def note_unread(report: IngestReport, path: str, error: InputError) -> None:
     """Report a file that cannot be read, or cannot be read to its end."""
-    report.findings.append(Finding(str(path), "file", str(error)))
+    report.findings.append(Finding(path, "file", str(error)))
     report.unread += 1
 
 
@@ -146,7 +152,7 @@ def _take_file(file: EventFile, intake: Intake, report: IngestReport) -> Iterato
     remarks: dict[str, Finding] = {}  # the first of each kind, with the number of rows of all
     filing: Filing | None = None
     for groups, rows, first in portions_of(file, report):
-        filing = filing or Filing(str(file.path), groups, intake, report)
+        filing = filing or Filing(file.path, groups, intake, report)
         for remark in filing.take(rows, first):
             known = remarks.get(remark.kind)
             remarks[remark.kind] = remark if known is None else replace(known, count=known.count + remark.count)
@@ -165,6 +171,8 @@ class Filing:
         self._models = sorted(set(models))  # (study, model)
         place = {model: number for number, model in enumerate(self._models)}
         self._model_of_group = np.array([place[model] for model in models], dtype=np.int32)
+        self._origins = {model: intake.horizon_origin(*model) for model in self._models}
+        self._contradicted = np.array([self._contradicts(*model) for model in self._models], dtype=np.bool_)
 
     def take(self, rows: EventRows, first: int) -> list[Finding]:
         """Offer the correct units of a portion to the store and report the others; return the remarks.
@@ -189,7 +197,10 @@ class Filing:
         return self._remarks(given, wrong)
 
     def named(self, rows: EventRows, first: int) -> EventRows:
-        """Return the rows without those whose study, model, doc or action is null or empty."""
+        """Return the rows of studies and models with the call's H, and of these no row with a null or empty name."""
+        other = self._contradicted[self._model_of_group[rows.group]]
+        self._report.kept_out.add(0, int(other.sum()))
+        rows = rows.take(~other) if other.any() else rows
         unnamed = self._unnamed[rows.group]
         if not unnamed.any():
             return rows
@@ -202,6 +213,15 @@ class Filing:
         self._report.findings.append(Finding(self._file, kind, f"{wrong} is {kind}", key, count))
         self._report.kept_out.add(0, count)
         return rows.take(~unnamed)
+
+    def _contradicts(self, study: str, model: str) -> bool:
+        """Tell whether the store has another H than the call, and report it."""
+        given, known = self._intake.given_horizon, self._intake.horizon(study, model)
+        if given in {None, known}:
+            return False
+        text = f"the horizon given is {given}, but the store has {known}"
+        self._report.findings.append(Finding(self._file, "horizon", text, {"study": study, "model": model}))
+        return True
 
     def _horizons(self, given: SortedRows) -> Ints:
         """Return H of each group's (study, model): the known H, else the H that these rows suggest, else 0."""
@@ -222,6 +242,7 @@ class Filing:
                 report.findings.append(Finding(self._file, answer.kind, answer.text, key, answer.count))
                 report.kept_out.add(1, end - start)
                 return
+            report.horizons.setdefault((study, model), (horizon, self._origins[study, model]))
             new = answer * horizon
             (report.taken if new else report.present).add(1, 0)
             report.taken.add(0, new)

@@ -115,7 +115,7 @@ class Intake:
         of study and action, begin a new revision of the action, which supersedes its earlier units.
         """
         self._store, self._given, self._facts = store, documents, facts or FactRows()
-        self._horizon, self._revised = horizon, frozenset(revised)
+        self.given_horizon, self._revised = horizon, frozenset(revised)
         newest = newest_revisions(store.read("actions"))
         self._begun = {named: newest.get(named, 0) + 1 for named in self._revised}
         self._superseded: dict[tuple[str, str], list[UnitGroup]] = defaultdict(list)
@@ -173,7 +173,13 @@ class Intake:
     def horizon(self, study: str, model: str) -> int | None:
         """Return H of a study and model; None if neither the store nor the call gave H."""
         pair = study, model
-        return self._declared.get(pair, self._horizons.get(pair, self._horizon))
+        return self._declared.get(pair, self._horizons.get(pair, self.given_horizon))
+
+    def horizon_origin(self, study: str, model: str) -> str:
+        """Return in words where H of a study and model comes from."""
+        if (study, model) in self._declared or (study, model) in self._horizons:
+            return "from the store"
+        return "from the rows" if self.given_horizon is None else "as given"
 
     def is_control(self, study: str, action: str) -> bool:
         """Tell whether an action is the full-retention control."""
@@ -383,13 +389,12 @@ class Comparison(Intake):
     """
 
     def __init__(self, store: Store, documents: DocumentRows, horizon: int | None = None) -> None:
-        super().__init__(store, documents)
-        self._given_horizon = horizon
+        super().__init__(store, documents, horizon)
         self.differing = set[tuple[str, str]]()
 
     def horizon(self, study: str, model: str) -> int | None:  # noqa: ARG002
         """Return the call's H; None lets the rows suggest H, since the store's H may be what is corrected."""
-        return self._given_horizon
+        return self.given_horizon
 
     def offer(self, key: UnitGroup, rows: EventRows, horizon: int, answered: Answer) -> None:
         """Note the action if the store has other events of these replicates, or other units with another horizon."""

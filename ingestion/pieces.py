@@ -17,7 +17,6 @@ the file again and finds that its rows are stored.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -81,18 +80,6 @@ def merge(rows: EventRows, origin: Ints, horizon: Ints) -> Merged:
         conflict=differs[aside],
         collapsed=int(np.sum(new & ~aside & again)),
     )
-
-
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content."""
-    found = hashlib.sha256()
-    try:
-        with path.open("rb") as source:
-            while data := source.read(_READ_BYTES):
-                found.update(data)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or first_line(error)})") from None
-    return found.hexdigest()
 
 
 @contextmanager

@@ -51,6 +51,7 @@ class IngestReport:
         present: Units and events that the store had already, with equal content.
         kept_out: Units with an error, and their events.
         waiting: Replicates that lack positions, and those of their events that came with these files.
+        horizons: H of each study and model of which units were new or equal, and where H comes from.
         findings: The errors.
         remarks: Lines about unusual values that are no errors.
     """
@@ -61,6 +62,7 @@ class IngestReport:
     present: Tally = field(default_factory=Tally)
     kept_out: Tally = field(default_factory=Tally)
     waiting: Tally = field(default_factory=Tally)
+    horizons: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -72,4 +74,5 @@ class IngestReport:
             tally: Tally = getattr(later, name)
             getattr(self, name).add(tally.units, tally.events)
         self.waiting = Tally(later.waiting.units, self.waiting.events + later.waiting.events)
+        self.horizons = later.horizons | self.horizons
         self.findings = self.findings or later.findings[:1]

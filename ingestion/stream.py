@@ -1,9 +1,9 @@
 """``ingest --pieces`` and ``--watch``: take files while another generator writes them, even with partial replicates.
 
-Files are Parquet or Arrow IPC. Files whose names begin with "." or "_" are passed over. A file is taken as soon as it
-can be opened. Both formats end in a footer, so a file that is still being written cannot be opened. A file that cannot
-be opened is reported as damaged once it has not changed for ``SETTLED_SECONDS``. Files are never written, moved or
-deleted. ``ingestion.pieces`` says what a piece is and how pieces are put together.
+``ingestion.inputs`` says which files there are. A file is taken as soon as it can be opened. Parquet, Arrow IPC files
+and compressed files show by their end that they are whole: until then they cannot be opened. A file of another format
+is taken once it has not changed for ``SETTLED_SECONDS``; a file that cannot be opened is then reported as damaged.
+Files are never written, moved or deleted. ``ingestion.pieces`` says what a piece is and how pieces are put together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ingestion.checks import Anomaly, SortedRows, find_errors
 from ingestion.documents import DocumentRows
 from ingestion.facts import FactRows
 from ingestion.files import EventFile, EventRows, FileGroups
-from ingestion.ingest import Filing, expanded, note_unread, portions_of, read_about
+from ingestion.ingest import Filing, note_unread, open_file, portions_of, read_about
+from ingestion.inputs import EventSource, Stamp, expanded
 from ingestion.intake import Intake
 from ingestion.pieces import (
     NEW,
@@ -28,7 +29,6 @@ from ingestion.pieces import (
     Pieces,
     Taking,
     alone,
-    digest_of,
     merge,
     rows_of,
     table_of,
@@ -40,8 +40,6 @@ from schema.rows import Flags, Ints
 
 SETTLED_SECONDS = 10.0
 _OF_WHOLE = {"duplicate", "gap", "horizon"}  # errors of whole replicates that are no errors of a piece
-
-Stamp = tuple[int, int, int]  # of a file: inode, size, time of the last change
 
 
 class Stream:
@@ -72,8 +70,9 @@ class Stream:
             return report
         touched = set[tuple[Group, int]]()
         with self._pieces.taking(digest) as taking:
+            filing: Filing | None = None
             for groups, rows, first in portions_of(file, report):
-                filing = Filing(str(file.path), groups, self._intake, report)
+                filing = filing or Filing(file.path, groups, self._intake, report)
                 touched |= self._merge(filing, groups, filing.named(rows, first), report, taking)
             self._intake.flush()
             taking.settled = not report.findings and is_same()
@@ -149,7 +148,7 @@ def ingest_pieces(
     documents: str | Path | None = None,
     horizon: int | None = None,
     *,
-    taken: Callable[[Path, IngestReport], None] = lambda *_: None,
+    taken: Callable[[str, IngestReport], None] = lambda *_: None,
     progress: Callable[[int, int], None] = lambda *_: None,
     wait: Callable[[], bool] | None = None,
     facts: str | Path | None = None,
@@ -158,7 +157,7 @@ def ingest_pieces(
 
     Args:
         location: Folder of the store; a missing store is made.
-        files: Parquet or Arrow IPC files, or folders of them.
+        files: As for ``ingest``.
         documents: As for ``ingest``.
         horizon: H for each study and model of which the store has no H.
         taken: Called with the path and the report of each file that was taken.
@@ -167,46 +166,41 @@ def ingest_pieces(
         facts: As for ``ingest``.
     """
     given, known = read_about(documents, facts)
-    store, total, seen = Store.create(location), IngestReport(0), dict[Path, Stamp]()
+    store, total, seen = Store.create(location), IngestReport(0), dict[EventSource, Stamp]()
     with alone(store.location):
         stream = Stream(store, given, horizon, known)
         total.waiting.units = stream.waiting
         while True:
-            paths = [path for file in files for path in expanded(Path(file), may_be_empty=wait is not None)]
-            seen = {path: seen[path] for path in paths if path in seen}
-            for number, path in enumerate(paths):
+            sources = [source for file in files for source in expanded(file, may_be_empty=wait is not None)]
+            seen = {source: seen[source] for source in sources if source in seen}
+            for number, source in enumerate(sources):
                 if wait is None:
-                    progress(number, len(paths))
-                stamp = _stamp_of(path)
-                if seen.get(path) == stamp:
+                    progress(number, len(sources))
+                stamp = source.stamp()
+                if seen.get(source) == stamp:
                     continue
-                report = _taken(stream, path, stamp, patient=wait is not None)
+                report = _taken(stream, source, stamp, patient=wait is not None)
                 if report is not None:
-                    seen[path] = stamp
+                    seen[source] = stamp
                     total.add(report)
-                    taken(path, report)
+                    taken(source.name, report)
             if wait is None:
-                progress(len(paths), len(paths))
+                progress(len(sources), len(sources))
             if wait is None or not wait():
                 return total
 
 
-def _taken(stream: Stream, path: Path, stamp: Stamp, *, patient: bool) -> IngestReport | None:
-    """Take a file and return its report; None if the file cannot be opened and may still be in writing."""
-    try:
-        file, digest = EventFile(path), digest_of(path)
-    except InputError as error:
-        if patient and time.time() - stamp[2] / 1e9 < SETTLED_SECONDS:
-            return None
-        report = IngestReport(1)
-        note_unread(report, path, error)
+def _taken(stream: Stream, source: EventSource, stamp: Stamp, *, patient: bool) -> IngestReport | None:
+    """Take a log and return its report; None if the log may still be in writing."""
+    report = IngestReport(1)
+    file = open_file(source, report)
+    if patient and (file is None or not file.ends) and time.time() - stamp[2] / 1e9 < SETTLED_SECONDS:
+        return None
+    if file is None:
         return report
-    return stream.take(file, digest, lambda: _stamp_of(path) == stamp)
-
-
-def _stamp_of(path: Path) -> Stamp:
     try:
-        found = path.stat()
-    except OSError:  # opening the file will report the error
-        return 0, 0, 0
-    return found.st_ino, found.st_size, found.st_mtime_ns
+        digest = file.digest()
+    except InputError as error:
+        note_unread(report, source.name, error)
+        return report
+    return stream.take(file, digest, lambda: source.stamp() == stamp)

@@ -35,6 +35,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "ingest": (
         "kvdrift ingest events.parquet --store stores/other --documents documents.csv",
+        "kvdrift ingest 'runs/**/*.csv.gz' --store stores/other --documents documents.csv --horizon 128",
         "kvdrift ingest drop/ --store stores/other --documents documents.csv --watch --horizon 128",
     ),
     "derive": ("kvdrift derive stores/quickstart", "kvdrift derive stores/quickstart --watch"),

@@ -22,7 +22,12 @@ _MANY_FILES = 16  # in pieces
 
 def ingest(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILES...", help="Parquet or Arrow IPC files of events, or folders of them.")
+        list[str],
+        typer.Argument(
+            metavar="FILES...",
+            help="Files of events (Parquet, Arrow IPC, CSV, JSON Lines), folders of them, Delta tables, patterns in "
+            "quotes, or URLs.",
+        ),
     ],
     store: Annotated[str, typer.Option(metavar="DIR", help="Folder or URL of the store; a missing store is made.")],
     documents: Annotated[
@@ -44,8 +49,12 @@ def ingest(
     ] = False,
     horizon: Annotated[
         int | None,
-        typer.Option(min=1, metavar="H", help="The number of positions of a replicate, if the store has no H yet."),
+        typer.Option(min=1, metavar="H", help="The number of positions of a replicate; by default, most replicates'."),
     ] = None,
+    revise: Annotated[
+        bool,
+        typer.Option("--revise", help="Take events that differ from the store's as a new revision of their actions."),
+    ] = False,
     interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two checks with --watch.")] = 1.0,
 ) -> None:
     """Check the events that another generator made, and append those without errors.
@@ -54,11 +63,11 @@ def ingest(
     positions have come. With --watch files are taken as they appear.
     """
     if pieces or watch:
+        if revise:
+            raise InputError("--revise compares whole files: leave out --pieces and --watch")
         report = _pieces(store, files, documents, facts, horizon, interval if watch else None)
         typer.echo(summary(report, store))
         raise typer.Exit(InputError.exit_code if report.findings else 0)
-    if horizon is not None:
-        raise InputError("--horizon is for replicates that come in pieces: give --pieces or --watch with it")
     from ingestion.ingest import ingest as ingested
     from kvdrift.console import ConsoleProgress
 
@@ -75,7 +84,7 @@ def ingest(
             console.advance(done - seen)
             seen = done
 
-        report = ingested(store, files, documents, progress, facts)
+        report = ingested(store, files, documents, progress, facts, horizon, revise=revise)
     for line in _lines(report):
         typer.echo(f"kvdrift: {printable(line)}", err=True)
     typer.echo(summary(report, store))
@@ -84,7 +93,7 @@ def ingest(
 
 def _pieces(
     store: str,
-    files: list[Path],
+    files: list[str],
     documents: Path | None,
     facts: Path | None,
     horizon: int | None,
@@ -95,7 +104,7 @@ def _pieces(
 
     stopped = threading.Event()
 
-    def taken(path: Path, report: IngestReport) -> None:
+    def taken(path: str, report: IngestReport) -> None:
         for line in _lines(report):
             typer.echo(f"kvdrift: {printable(line)}", err=True)
         if interval is not None:
@@ -136,6 +145,8 @@ def summary(report: IngestReport, location: str) -> str:
         f"already there: {_count(report.present)}",
         f"kept out:      {_count(report.kept_out)}",
     ]
+    for (study, model), (horizon, origin) in report.horizons.items():
+        lines.append(printable(f"horizon:       {horizon} ({study}, {model}), {origin}"))
     if report.waiting.units:
         lines.append(f"waiting:       {_replicates(report)} that lack positions")
     if not report.taken.units:

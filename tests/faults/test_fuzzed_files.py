@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fixtures.event_logs import documents_csv, make_log
+from fixtures.event_logs import documents_csv, make_log, write_as
 from fixtures.small_study import write_study
 from fixtures.table_systems import table_system
 from hypothesis import HealthCheck, given, settings
@@ -84,6 +84,11 @@ READERS = [
     Reader("facts.jsonl", read_facts_file),
     Reader("events.parquet", read_events),
     Reader("events.arrow", read_events),
+    Reader("events.stream", read_events),
+    Reader("events.csv", read_events),
+    Reader("events.csv.gz", read_events),
+    Reader("events.jsonl", read_events),
+    Reader("events.jsonl.zst", read_events),
     Reader("config.json", read_model),
     Reader("generation_config.json", read_model),
     Reader("model.safetensors", read_model),
@@ -113,6 +118,8 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(log, folder / "events.parquet")
     with pa.ipc.new_file(folder / "events.arrow", log.schema) as writer:
         writer.write_table(log)
+    for name in ("events.stream", "events.csv", "events.csv.gz", "events.jsonl", "events.jsonl.zst"):
+        write_as(folder / name, log)
     save_random_model(folder / "model", next(iter(ARCHITECTURES)))
     torch.save(load_file(folder / "model" / "model.safetensors"), folder / "model" / "pytorch_model.bin")
     for name in MODEL:

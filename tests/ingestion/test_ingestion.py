@@ -39,7 +39,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestion import files as event_files
-from ingestion import intake
+from ingestion import formats, intake
 from ingestion.ingest import ingest
 from ingestion.report import Finding
 from log.store import Store, Unit
@@ -153,7 +153,7 @@ def test_formats_types_and_orders(
     tmp_path: Path, save: Callable[[pa.Table, Path], None], order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_files, "PORTION_ROWS", 60)
-    monkeypatch.setattr(event_files, "_SLICE_ROWS", 35)
+    monkeypatch.setattr(formats, "SLICE_ROWS", 35)
     monkeypatch.setattr(intake, "_UNITS_PER_COMMIT", 3)
     rows = LOG.num_rows
     places = {"sorted": np.arange(rows), "reversed": np.arange(rows)[::-1], "shuffled": np.random.default_rng(1).permutation(rows),
@@ -169,7 +169,7 @@ def test_formats_types_and_orders(
 
 def test_portions_are_whole_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_files, "PORTION_ROWS", 60)
-    monkeypatch.setattr(event_files, "_SLICE_ROWS", 35)
+    monkeypatch.setattr(formats, "SLICE_ROWS", 35)
     file = event_files.EventFile(write(tmp_path / "log.parquet", LOG))
     groups = file.groups()
     assert groups.clustered
@@ -198,16 +198,16 @@ def test_what_memory_does_not_take_is_refused(
                 writer.write_table(rows, max_chunksize=40)
         else:
             pq.write_table(rows, target)
-    monkeypatch.setattr(event_files, "_SLICE_ROWS", 40)
-    monkeypatch.setattr(event_files, "MOST_ROWS", 48)
+    monkeypatch.setattr(formats, "SLICE_ROWS", 40)
+    monkeypatch.setattr(formats, "MOST_ROWS", 48)
     assert sum(len(rows) for rows in _portions(path)) == LOG.num_rows
     ordered = "more than 48 rows that are not ordered by study, model, doc, action; order them, or give some replicates"
     assert refused(_portions, shuffled) == f"{shuffled}: {ordered} in a file of their own"
-    monkeypatch.setattr(event_files, "MOST_ROWS", 47)
+    monkeypatch.setattr(formats, "MOST_ROWS", 47)
     assert "48 rows of ('ext', 'org/m', 'd0', 'full'), must be 47 at most; give some repl" in refused(_portions, path)
     monkeypatch.setattr(event_files, "MOST_GROUPS", 3)
     assert "more than 3 groups of study, model, doc, action; split the file" in refused(_portions, path)
-    monkeypatch.setattr(event_files, "MOST_BYTES", 20)
+    monkeypatch.setattr(formats, "MOST_BYTES", 20)
     line = refused(_portions, path)
     assert ("a batch of 40 rows" if write_ipc else "column 'study' has") in line
 
@@ -219,8 +219,8 @@ def _portions(path: Path) -> list[event_files.EventRows]:
 
 def test_empty_files_and_folders_of_files(tmp_path: Path, run: Run) -> None:
     folder = tmp_path / "logs"
-    (folder / "_delta_log").mkdir(parents=True)
-    (folder / "_delta_log" / "0.json").write_text("{}")
+    (folder / "_temporary").mkdir(parents=True)
+    (folder / "_temporary" / "0.json").write_text("{}")
     (folder / "._SUCCESS").write_text("")
     write(folder / "a.parquet", LOG.slice(0, 48))
     write(folder / "b.parquet", LOG.slice(48))
@@ -278,7 +278,7 @@ def test_other_kinds_of_events_are_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, value: Any,
     message: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(event_files, "_SLICE_ROWS", 20)
+    monkeypatch.setattr(formats, "SLICE_ROWS", 20)
     log = with_kinds(LOG)
     values = log[column].to_pylist()
     values[30:40] = [value] * 10
@@ -716,7 +716,8 @@ def test_the_command_says_what_went_in_and_what_to_type_next(
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "files:         1", "went in:       8 units, 384 events", "already there: 0 units, 0 events",
-        "kept out:      0 units, 0 events", f"next:          kvdrift derive {store}",
+        "kept out:      0 units, 0 events", f"horizon:       {H} (ext, org/m), from the rows",
+        f"next:          kvdrift derive {store}",
     ]  # fmt: skip
     code, out, err = command(capsys, log, "--store", store)
     assert (code, err) == (0, "")
@@ -738,6 +739,7 @@ def test_mixed_good_and_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: 
     (tmp_path / "damaged.arrow").write_bytes(ipc[: len(ipc) // 3] + b"\xff" * 5000 + ipc[len(ipc) // 3 + 5000 :])
     with pa.ipc.new_stream(str(tmp_path / "stream"), LOG.schema) as stream:
         stream.write_table(LOG)
+    (tmp_path / "cut.stream").write_bytes((tmp_path / "stream").read_bytes()[:-100])
     write(tmp_path / "lacking.parquet", LOG.drop_columns(["f", "doc"]))
     write(tmp_path / "typed.parquet", LOG.set_column(5, "t", LOG["t"].cast(pa.float64())))
     pairs = [(name, LOG.column(name).combine_chunks()) for name in [*LOG.column_names, "t"]]
@@ -745,8 +747,8 @@ def test_mixed_good_and_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: 
     with pa.ipc.new_file(str(tmp_path / "twice"), schema) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays([column for _, column in pairs], schema=schema))
     names = [
-        "missing", "text", "empty", "cut.parquet", "cut.arrow", "stream", "lacking.parquet", "typed.parquet", "twice",
-        "damaged.arrow",
+        "missing", "text", "empty", "cut.parquet", "cut.arrow", "cut.stream", "lacking.parquet", "typed.parquet",
+        "twice", "damaged.arrow",
     ]  # fmt: skip
     code, out, err = command(
         capsys, good, *(tmp_path / name for name in names), bad, "--store", tmp_path / "store", "--documents",
@@ -756,13 +758,15 @@ def test_mixed_good_and_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: 
     lines = err.splitlines()
     assert len(lines) == 11
     for line, text in zip(lines, [
-        "missing: no such file", "text: neither Parquet nor an Arrow IPC file", "empty: neither Parquet nor an Arrow IPC file (the file is empty)",
-        "cut.parquet: cannot be read as Parquet: ", "cut.arrow: cannot be read as an Arrow IPC file: ", "stream: neither Parquet nor an Arrow IPC file",
+        "missing: no such file", "text: neither Parquet, Arrow IPC, nor CSV or JSON Lines with columns such as x_token",
+        "empty: neither Parquet, Arrow IPC, nor ", "cut.parquet: cannot be read as Parquet: ",
+        "cut.arrow: cannot be read as an Arrow IPC file: ", "cut.stream: cannot be read as an Arrow IPC stream: ",
         "lacking.parquet: no column 'doc', 'f'; an event has study, model, doc",
         "typed.parquet: column 't' is double, must be an integer type", "twice: 2 columns are named 't', must be one",
         "damaged.arrow: cannot be read as an Arrow IPC file: ", "bad.parquet: study=b, model=org/m, doc=d1, action=half, replicate=2, t=6: delta is 9, must be within [0, 1]",
     ], strict=True):  # fmt: skip
         assert line.startswith(f"kvdrift: {tmp_path}/{text}")
+    assert lines[2].endswith("(the file is empty)")
     assert "files:         12, 10 not readable, or not to the end" in out
     assert "went in:       15 units" in out
     assert "kept out:      1 units, 48 events" in out
@@ -787,8 +791,8 @@ def test_no_readable_file_makes_no_store(capsys: pytest.CaptureFixture[str], tmp
 
 
 def test_a_file_damaged_further_down_gives_its_sound_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for size in ("PORTION_ROWS", "_SLICE_ROWS"):
-        monkeypatch.setattr(event_files, size, 48)
+    monkeypatch.setattr(event_files, "PORTION_ROWS", 48)
+    monkeypatch.setattr(formats, "SLICE_ROWS", 48)
     path = tmp_path / "log.parquet"
     pq.write_table(LOG, path, row_group_size=48, compression="none", use_dictionary=False, write_page_checksum=True)
     data = bytearray(path.read_bytes())

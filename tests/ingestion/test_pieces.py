@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fixtures.command import mistake
 from fixtures.dealt_files import dealt
 from fixtures.event_logs import LOG, PAIR_KEY, H, canonical, command, documents_csv, edit, place, stored, without, write
 from fixtures.refusals import refused
@@ -26,7 +25,7 @@ from hypothesis import given, settings
 from ingestion import stream as streams
 from ingestion.documents import read_documents
 from ingestion.files import EventFile
-from ingestion.pieces import Pieces, digest_of
+from ingestion.pieces import Pieces
 from ingestion.report import IngestReport
 from ingestion.stream import Stream, ingest_pieces
 from log.store import Store
@@ -167,15 +166,13 @@ def test_an_error_that_only_shows_across_pieces(tmp_path: Path) -> None:
     assert len(stored(tmp_path / "store")) % H == 0
 
 
-def test_the_horizon_must_be_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_horizon_must_be_known(tmp_path: Path) -> None:
     piece = write(tmp_path / "1.parquet", early())
     report = take(tmp_path, piece, horizon=None)
     assert report.findings[0].text == "the horizon is unknown; give --horizon"
     late = take(tmp_path, write(tmp_path / "2.parquet", LOG), horizon=5)
     assert (late.findings[0].kind, late.findings[0].text) == ("position", "t is 6, but the horizon is 5")
     assert take(tmp_path, piece).waiting.units == 32, "a file with findings is taken again"
-    said = mistake(capsys, "ingest", piece, "--store", tmp_path / "store", "--horizon", "5")
-    assert "--horizon is for replicates that come in pieces" in said
 
 
 @pytest.mark.parametrize("step", ["done", "taking", "finish"])
@@ -262,7 +259,7 @@ def test_a_file_that_stays_unreadable_is_named(tmp_path: Path) -> None:
         os.utime(broken, (long_ago, long_ago))
         return next(looks)
 
-    def note(_: Path, report: IngestReport) -> None:
+    def note(_: str, report: IngestReport) -> None:
         reports.append(report)
 
     total = ingest_pieces(tmp_path / "store", [broken], None, H, taken=note, wait=wait)
@@ -275,6 +272,6 @@ def test_a_file_that_changes_while_it_is_taken_is_not_remembered(tmp_path: Path)
     given = read_documents(documents_csv(tmp_path))
     taker = Stream(Store.create(tmp_path / "store"), given, H)
     with streams.alone(str(tmp_path / "store")):
-        assert taker.take(piece, digest_of(piece.path), lambda: False).taken.units == 8
-        assert taker.take(piece, digest_of(piece.path)).present.events == LOG.num_rows
+        assert taker.take(piece, piece.digest(), lambda: False).taken.units == 8
+        assert taker.take(piece, piece.digest()).present.events == LOG.num_rows
     assert stored(tmp_path / "store").num_rows == LOG.num_rows

@@ -1,0 +1,238 @@
+"""Find the event logs that a call names: files, folders, Delta tables, patterns, and URLs of all of these.
+
+A folder stands for the files below it, and a pattern such as ``runs/*.parquet`` for the files that match it; both
+without files whose name, or a folder's name, begins with "." or "_", which Spark and Delta hide. A folder with a Delta
+log is one source: the rows of all files that are in the table's newest version, and no rows of other files.
+
+A folder named ``COLUMN=VALUE``, as Hive, Spark and Arrow write it, gives the files below it a column of the group key
+that they lack.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.fs
+
+from log.delta.other_tables import live_files
+from schema.errors import InputError, reading
+from schema.location import absolute, check_regular, filesystem_of, is_local, join
+from schema.tables import GROUP_KEY
+
+_DELTA_LOG: Final = "_delta_log"
+_HIVE: Final = pyarrow.dataset.partitioning(pa.schema([(name, pa.string()) for name in GROUP_KEY]), flavor="hive")
+
+Stamp = tuple[int, int, int]  # of a file: inode, size, time of the last change in nanoseconds; 0 if unknown
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file on a disk or behind a URL, and the columns that names of folders or a Delta log give its rows."""
+
+    location: str  # path or URL, for messages
+    columns: tuple[tuple[str, Any], ...] = ()
+    filesystem: pa.fs.FileSystem | None = field(default=None, compare=False)  # None: this machine's
+    path: str = field(default="", compare=False)  # in that file system
+
+    def open(self, *, mapped: bool = False) -> pa.NativeFile:
+        """Open the file for reading at any place; ``mapped`` maps a file on a disk into memory."""
+        if self.filesystem is not None:
+            return self.filesystem.open_input_file(self.path)
+        return pa.memory_map(self.path) if mapped else pa.OSFile(self.path)
+
+    def check(self) -> None:
+        """Refuse a file that is not there, a pipe or a device."""
+        with reading(f"{self.location}: cannot be read"):
+            if self.filesystem is None:
+                check_regular(Path(self.path))
+                is_there = Path(self.path).exists()
+            else:
+                is_there = self.filesystem.get_file_info(self.path).type == pa.fs.FileType.File
+        if not is_there:
+            raise InputError(f"{self.location}: no such file")
+
+
+@dataclass(frozen=True)
+class EventSource:
+    """A log as a call names or finds it: a file, or the folder of a Delta table."""
+
+    file: SourceFile
+    is_table: bool = False
+    found: bool = False  # in a folder or by a pattern, where files that are no event logs are passed over
+
+    @property
+    def name(self) -> str:
+        """The path or URL, for messages."""
+        return self.file.location
+
+    def files(self) -> tuple[SourceFile, ...]:
+        """Return the files whose rows are the log's: those of a table's newest version."""
+        if not self.is_table:
+            return (self.file,)
+        folder = _Place(self.name, self.file.path, self.file.filesystem)
+        return tuple(folder.below(path).file(columns) for path, columns in live_files(self.name))
+
+    def stamp(self) -> Stamp:
+        """Return a value that differs once the log has changed; zeros if the log is not there."""
+        filesystem, path = self.file.filesystem, self.file.path
+        try:
+            if self.is_table:
+                folder = pa.fs.FileSelector(join(path, _DELTA_LOG))
+                commits = (filesystem or pa.fs.LocalFileSystem()).get_file_info(folder)
+                return 0, len(commits), max((commit.mtime_ns or 0 for commit in commits), default=0)
+            if filesystem is None:
+                status = Path(path).stat()
+                return status.st_ino, status.st_size, status.st_mtime_ns
+            info = filesystem.get_file_info(path)
+        except OSError:  # opening the log will report the error
+            return 0, 0, 0
+        return 0, info.size or 0, info.mtime_ns or 0
+
+
+def one_source(path: str | Path) -> EventSource:
+    """Return the source that a path, a pattern or a URL stands for.
+
+    Raises:
+        InputError: There is none, or there are several; ``expanded`` lists other reasons.
+    """
+    source, *others = expanded(path)
+    if others:
+        raise InputError(f"{path}: stands for {len(others) + 1} files; give a file")
+    return source
+
+
+def expanded(location: str | Path, *, may_be_empty: bool = False) -> list[EventSource]:
+    """Return the sources that a path, a pattern or a URL stands for, in the order of their names.
+
+    Raises:
+        InputError: A folder or pattern has no files, unless ``may_be_empty``; a URL cannot be read; or a file or folder
+            is a part of a Delta table, whose log decides which rows count.
+    """
+    text = str(location)
+    if text.startswith("file://"):
+        text = absolute(text)
+    with reading(f"{text}: cannot be read"):
+        is_pattern = glob.has_magic(text) and not (is_local(text) and Path(text).exists())
+        places = _matching(text) if is_pattern else [_Place.of(text)]
+        _refuse_parts_of_tables(places)
+        sources = [source for match in places for source in match.sources(found=is_pattern)]
+    if not sources and not may_be_empty:
+        raise InputError(f"{text}: {'no file matches this pattern' if is_pattern else 'no files in this folder'}")
+    return list(dict.fromkeys(sources))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A path, in a file system other than this machine's for a URL; ``name`` is the path or URL in messages."""
+
+    name: str
+    path: str
+    filesystem: pa.fs.FileSystem | None = field(compare=False)
+
+    @classmethod
+    def of(cls, text: str) -> _Place:
+        if is_local(text):
+            path = str(Path(text))
+            return cls(path, path, None)
+        url = text.rstrip("/")
+        filesystem, path = filesystem_of(url)
+        return cls(url, path, filesystem)
+
+    def below(self, relative: str) -> _Place:
+        if self.filesystem is None:
+            path = str(Path(self.path, relative))
+            return _Place(path, path, None)
+        return _Place(join(self.name, relative), join(self.path, relative), self.filesystem) if relative else self
+
+    def kind(self) -> pa.fs.FileType:
+        if self.filesystem is not None:
+            return self.filesystem.get_file_info(self.path).type
+        path = Path(self.path)
+        if not path.exists():
+            return pa.fs.FileType.NotFound
+        return pa.fs.FileType.Directory if path.is_dir() else pa.fs.FileType.File
+
+    def parents(self) -> Iterator[_Place]:
+        """Yield the folders above, the nearest first."""
+        path = Path(self.path)
+        for parent in path.absolute().parents if self.filesystem is None else path.parents[:-1]:
+            yield _Place(str(parent), str(parent), self.filesystem)
+
+    def is_table(self) -> bool:
+        return bool(self.below(_DELTA_LOG).kind() == pa.fs.FileType.Directory)
+
+    def files(self) -> list[tuple[str, ...]]:
+        """Return the files below, each as the parts of its path from here, sorted."""
+        if self.filesystem is None:
+            found = (path.relative_to(self.path) for path in Path(self.path).rglob("*") if path.is_file())
+        else:
+            selector = pa.fs.FileSelector(self.path, recursive=True, allow_not_found=True)
+            infos = self.filesystem.get_file_info(selector)
+            found = (Path(i.path).relative_to(self.path) for i in infos if i.type == pa.fs.FileType.File)
+        return sorted(path.parts for path in found)
+
+    def sources(self, *, found: bool) -> list[EventSource]:
+        """Return the sources that the place stands for; ``found`` tells that a pattern matched the place."""
+        if self.kind() != pa.fs.FileType.Directory:
+            return [EventSource(self.log_file(), found=found)]
+        files = self.files()
+        tables = {file[: file.index(_DELTA_LOG)] for file in files if _DELTA_LOG in file}
+        tables = {table for table in tables if not any(table[:end] in tables for end in range(len(table)))}
+        others = [file for file in files if not _is_hidden(file) and not any(file[: len(t)] == t for t in tables)]
+        sources = [EventSource(self.below("/".join(file)).log_file(), found=True) for file in others]
+        for table in tables:
+            folder = self.below("/".join(table)).file({})
+            sources.append(EventSource(folder, is_table=True, found=found or table != ()))
+        return sorted(sources, key=lambda source: source.name)
+
+    def log_file(self) -> SourceFile:
+        """Return the file with the columns that names of its folders give."""
+        is_hive = "=" in self.name
+        return self.file(pyarrow.dataset.get_partition_keys(_HIVE.parse(self.name)) if is_hive else {})
+
+    def file(self, columns: dict[str, Any]) -> SourceFile:
+        return SourceFile(self.name, tuple(sorted(columns.items())), self.filesystem, self.path)
+
+
+def _matching(text: str) -> list[_Place]:
+    """Return the files and folders that match a pattern, without hidden ones."""
+    parts = text.rstrip("/").split("/")
+    first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    start, pattern = _Place.of("/".join(parts[:first]) or "/" * bool(first)), parts[first:]
+    if start.filesystem is None:
+        found = {path.relative_to(start.path).parts for path in Path(start.path).glob("/".join(pattern))}
+    else:
+        prefixes = {file[:end] for file in start.files() for end in range(len(file) + 1)}
+        found = {prefix for prefix in prefixes if _matches(prefix, pattern)}
+    return [start.below("/".join(match)) for match in sorted(found) if not _is_hidden(match)]
+
+
+def _refuse_parts_of_tables(places: list[_Place]) -> None:
+    """Refuse files and folders below the folder of a Delta table."""
+    below: dict[_Place, _Place] = {}  # a place below each folder
+    for place in places:
+        for parent in place.parents():
+            below.setdefault(parent, place)
+    for folder, place in below.items():
+        if folder.is_table():
+            raise InputError(f"{place.name}: is a part of the Delta table {folder.name}; give the table's folder")
+
+
+def _is_hidden(parts: Sequence[str]) -> bool:
+    return any(part[0] in "._" for part in parts)
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Tell whether the parts of a path match those of a pattern, in which ``**`` stands for any number of folders."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return _matches(parts, pattern[1:]) or (bool(parts) and _matches(parts[1:], pattern))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
