@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from ingestion.documents import DocumentRows
 from ingestion.facts import FactRows
-from ingestion.files import VALUES, EventRows
+from ingestion.event_rows import VALUES, EventRows
 from ingestion.records import Record
 from log.store import Store, Unit
 from log.units.revisions import current_documents, newest_plans, newest_revisions

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ingestion.files import VALUES, EventRows
+from ingestion.event_rows import VALUES, EventRows
 from log.delta.durability import make_folder, replace_durably
 from schema.errors import DamagedStoreError, InputError, first_line
 from schema.location import is_local

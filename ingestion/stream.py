@@ -17,7 +17,8 @@ import numpy as np
 from ingestion.checks import Anomaly, SortedRows, find_errors
 from ingestion.documents import DocumentRows
 from ingestion.facts import FactRows
-from ingestion.files import EventFile, EventRows, FileGroups
+from ingestion.event_rows import EventRows
+from ingestion.files import EventFile, FileGroups
 from ingestion.ingest import Filing, expanded, note_unread, portions_of, read_about
 from ingestion.intake import Intake
 from ingestion.pieces import (
