@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schema.rows import Flags, Ints, Wide, rounded_into_range, run_begins
+from schema.rows import Flags, Ints, rounded_into_range, run_begins
 from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
 
 VALUES = tuple(name for name in PAIR_COLUMNS if name not in GROUP_KEY)
@@ -141,7 +141,9 @@ def filled(rows: EventRows, horizon: Ints) -> EventRows:
         rows: N rows in key order, without gaps.
         horizon: H of each group.
     """
-    last = np.flatnonzero(np.append(run_begins(rows.group, rows.replicate)[1:], True))
+    if not len(rows):
+        return rows
+    last = np.append(np.flatnonzero(run_begins(rows.group, rows.replicate))[1:], len(rows)) - 1
     lacking = np.where(rows.x_eos[last] & rows.y_eos[last], horizon[rows.group[last]] - rows.t[last], 0)
     if not (lacking > 0).any():
         return rows

@@ -2,7 +2,7 @@
 
 A unit is a run of consecutive replicates of one (study, model, doc, action) in one file. A unit is accepted or kept out
 as a whole: one error keeps its unit out, and the other units go in. All positions of a replicate must therefore be in
-one file, unless pieces are taken (``ingestion.stream``). ``ingestion.checks`` says what an error is.
+one file, unless pieces are taken (``transforms.streams.live_files``). ``ingestion.checks`` says what an error is.
 
 If the store has some replicates of a unit, their events are compared. If they are equal, only the other replicates go
 in. If they differ, the unit is kept out. A key that occurs twice in one file is an error, even if the two rows are
@@ -29,8 +29,8 @@ import numpy as np
 
 from ingestion.checks import Anomaly, SortedRows, find_errors, find_remarks
 from ingestion.documents import DocumentRows, read_documents
-from ingestion.facts import FactRows, read_facts_file
 from ingestion.event_rows import EventRows, filled
+from ingestion.facts import FactRows, read_facts_file
 from ingestion.files import EventFile, FileGroups
 from ingestion.intake import Intake, Refusal
 from ingestion.report import Finding, IngestReport
@@ -46,6 +46,7 @@ def ingest(
     documents: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
     facts: str | Path | None = None,
+    horizon: int | None = None,
 ) -> IngestReport:
     """Append the events of files to a store; a repeated call changes nothing.
 
@@ -55,6 +56,7 @@ def ingest(
         documents: CSV, JSONL or Parquet file of documents; without it the store must know every document.
         progress: Called with the number of events checked so far and the number of events in all files.
         facts: CSV, JSONL or Parquet file with bytes, seconds and engines of the units that the call appends.
+        horizon: H of each study and model of which the store has no H; by default the files' rows suggest H.
 
     Returns:
         How many units are new, how many the store had already, and which units were kept out and why.
@@ -76,7 +78,7 @@ def ingest(
     if not opened:
         return report  # and no store is made
     total, seen = sum(file.rows for file in opened), 0
-    intake = Intake(Store.create(location), given, facts=known)
+    intake = Intake(Store.create(location), given, horizon, known)
     if progress is not None:
         progress(seen, total)
     for file in opened:

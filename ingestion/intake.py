@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestion.documents import DocumentRows
-from ingestion.facts import FactRows
 from ingestion.event_rows import VALUES, EventRows
+from ingestion.facts import FactRows
 from ingestion.records import Record
 from log.store import Store, Unit
 from log.units.revisions import current_documents, newest_plans, newest_revisions
