@@ -97,9 +97,8 @@ def exact(column: Column, kind: pa.DataType) -> tuple[npt.NDArray[Any], Flags, F
     if array.dtype == np.bool_:
         fits = np.full(len(array), kind == pa.bool_())
     else:
-        fits = (array >= low) & (array < end)
-        if array.dtype.kind == "f":
-            fits &= array == np.floor(array)
+        array = array.astype(np.float64) if array.dtype.kind == "f" else array  # of a half, bounds are infinite
+        fits = (array >= low) & (array < end) & (array == np.floor(array))
     whole = array if fits.all() else np.where(fits, array, 0)
     return whole.astype(np.bool_ if kind == pa.bool_() else f"i{kind.bit_width // 8}"), null, (unread | ~fits) & ~null
 
@@ -117,7 +116,9 @@ def exact_value(value: object, kind: pa.DataType) -> Any:
     except (ValueError, OverflowError):  # not finite, or too large
         return None
     low, end = (0, 2) if kind == pa.bool_() else (-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1))
-    return whole if whole == value and low <= whole < end else None
+    if whole != value or not low <= whole < end:
+        return None
+    return bool(whole) if kind == pa.bool_() else whole
 
 
 def plain(column: Column) -> Column:

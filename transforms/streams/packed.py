@@ -267,7 +267,7 @@ def _faults(
     for name, wrong in misfit.items():
         yield f"{name} is not {_wanted(name)}, or negative", wrong
     if "kind" in names.column_names:
-        foreign = pc.not_equal(names["kind"], COUPLED).to_numpy()
+        foreign = pc.not_equal(names["kind"], COUPLED).fill_null(False).to_numpy()  # noqa: FBT003
         yield "the event is of no coupled pair; branches are derived from a store", foreign
     if isinstance(horizons, int):
         horizon = np.full(len(rows), horizons)
