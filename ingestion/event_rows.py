@@ -164,13 +164,12 @@ def filled(rows: EventRows, horizon: Ints) -> EventRows:
     )  # fmt: skip
 
 
-def without_ended_tokens(rows: EventRows) -> EventRows:
-    """Return rows whose tokens are 0 where both sides have ended and agree.
+def only_repeats(rows: EventRows) -> Flags:
+    """Tell which rows are as those after both sides have ended, [N]."""
+    return rows.x_eos & rows.y_eos & (rows.x_token == rows.y_token) & (rows.delta == 0) & (rows.f == 0)
 
-    Which token repeats there says nothing: one generator pads what another leaves out.
-    """
-    ended = rows.x_eos & rows.y_eos & (rows.x_token == rows.y_token) & (rows.delta == 0) & (rows.f == 0)
-    zero = np.int32(0)
-    return replace(
-        rows, x_token=np.where(ended, zero, rows.x_token), y_token=np.where(ended, zero, rows.y_token)
-    )  # fmt: skip
+
+def without_tokens(rows: EventRows, chosen: Flags) -> EventRows:
+    """Return rows with token 0 in some: which token repeats after both ends says nothing, since generators pad."""
+    tokens = {name: np.where(chosen, np.int32(0), getattr(rows, name)) for name in ("x_token", "y_token")}
+    return replace(rows, **tokens)

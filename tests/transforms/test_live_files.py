@@ -123,7 +123,7 @@ def test_pieces_wait_until_a_replicate_is_whole(tmp_path: Path) -> None:
     assert (report.taken.events, report.waiting.units, report.waiting.events) == (0, 32, early().num_rows)
     assert stored(tmp_path / "store").num_rows == 0
     assert take(tmp_path, first, write(tmp_path / "again.parquet", early())).waiting.events == 0, "it is remembered"
-    report = take(tmp_path, write(tmp_path / "2.parquet", without(later(), doc="d1", t=7)))
+    report = take(tmp_path, write(tmp_path / "2.parquet", without(later(), doc="d1", t=6)))
     assert (report.taken.events, report.waiting.units) == (24 * H, 8)
     assert take(tmp_path, write(tmp_path / "3.parquet", LOG)).taken.events == 8 * H
     assert stored(tmp_path / "store").equals(canonical(LOG))

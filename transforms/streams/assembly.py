@@ -1,9 +1,10 @@
 """Assemble replicates whose rows come in any order, late or twice, from files and from Beam.
 
-This module does not use Beam. A replicate is whole if it has the positions 1..H, or 1..m if both sides have ended at m:
-what follows then is known (``ingestion.event_rows.filled``). A row that repeats an earlier row, with equal key and
-values, counts once. Rows are compared with those that came from an earlier place (``STORED``, then ``WAITING``), which
-stay; if new rows contradict these or each other, the new rows of the replicate are set aside.
+This module does not use Beam. A replicate is whole if it has the positions 1..H, or 1..m if both sides have ended at m.
+What follows then is known (``ingestion.event_rows.filled``), and rows that came of it count as repeats. A row that
+repeats an earlier row, with equal key and values, counts once. Rows are compared with those that came from an earlier
+place (``STORED``, then ``WAITING``), which stay; if new rows contradict these or each other, the new rows of the
+replicate are set aside.
 
 Between its rows, a runner keeps a state of a replicate: one byte for each position while positions are missing, and
 afterwards a four-byte checksum of each row, which tells whether a row that comes again equals the first.
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ingestion.event_rows import VALUES, EventRows, without_ended_tokens
-from schema.rows import Flags, Ints, repeats, run_begins
+from ingestion.event_rows import VALUES, EventRows, only_repeats, without_tokens
+from schema.rows import Flags, Ints, Wide, repeats, run_begins
 from transforms.streams.packed import ROW, Rows, packed, rows_of
 
 STORED, WAITING, NEW = 0, 1, 2
@@ -51,26 +52,34 @@ def assemble(rows: EventRows, origin: Ints, horizon: Ints) -> Assembled:
     """
     order = np.lexsort((origin, rows.t, rows.replicate, rows.group))
     rows, origin = rows.take(order), origin[order]
-    compared = without_ended_tokens(rows)
+    pair, new, repeated = np.cumsum(run_begins(rows.group, rows.replicate)) - 1, origin == NEW, only_repeats(rows)
+    compared = without_tokens(rows, repeated)
     values = [getattr(compared, name) for name in VALUES if name not in {"replicate", "t"}]
     again, differs = repeats([rows.group, rows.replicate, rows.t], values)
-    pair = np.cumsum(run_begins(rows.group, rows.replicate)) - 1
-    new = origin == NEW
-    aside = new & (np.bincount(pair, weights=differs & new)[pair] > 0)
+    aside = new & _any(differs & new, pair)
     kept = ~again & ~aside
-    count = np.bincount(pair, weights=kept)  # [pairs], as the next two
-    last, ends = np.zeros(len(count), np.int32), np.zeros(len(count), np.bool_)
-    last[pair[kept]] = rows.t[kept]  # rows are in order, so the last assignment is the last position
-    ends[pair[kept]] = (rows.x_eos & rows.y_eos | (rows.t == horizon[rows.group]))[kept]
-    complete = ((count == last) & ends)[pair]
-    stored = np.bincount(pair, weights=origin == STORED)[pair] > 0
+    count = np.cumsum(kept)
+    prefix = kept & (
+        rows.t == count - np.concatenate([[0], count])[np.searchsorted(pair, pair)]
+    )  # 1, 2, … in each pair
+    ends = (rows.x_eos & rows.y_eos) | (rows.t == horizon[rows.group])
+    length = np.bincount(pair, weights=prefix)[pair]
+    complete = _any(prefix & ends & (rows.t == length), pair)
+    undone = kept & ~prefix & complete & ~repeated
+    aside |= new & _any(undone, pair)
+    wrong = new & (differs | undone | _any(undone & ~new, pair))
     return Assembled(
-        whole=rows.take(kept & complete & ~stored),
+        whole=rows.take(prefix & complete & ~_any((origin == STORED) | undone, pair)),
         waiting=rows.take(kept & ~complete & new),
         conflicting=rows.take(aside),
-        conflict=differs[aside],
-        collapsed=int(np.sum(new & ~aside & again)),
+        conflict=wrong[aside],
+        collapsed=int(np.sum(new & ~aside & (again | (kept & ~prefix & complete)))),
     )
+
+
+def _any(rows: Flags, pair: Wide) -> Flags:
+    """Tell for each row whether a row of its replicate has a flag, [N]."""
+    return np.bincount(pair, weights=rows)[pair] > 0
 
 
 def is_whole(state: bytes | None) -> bool:
@@ -91,9 +100,9 @@ def with_positions(state: bytes | None, rows: Rows, horizon: int, latest: int) -
     """
     there = np.zeros(horizon, np.int8) if state is None else np.frombuffer(state, np.int8, offset=9).copy()
     there[rows["t"] - 1] = np.where(rows["x_eos"] & rows["y_eos"], 2, 1)  # 2: both sides have ended
-    last = int(np.flatnonzero(there)[-1])
-    whole = bool(there[: last + 1].all()) and (last + 1 == horizon or there[last] == 2)
-    return _OPEN + np.int64(latest).tobytes() + there.tobytes(), whole
+    length = horizon if there.all() else int(np.argmin(there))  # of the positions 1, 2, … without a gap
+    whole = length == horizon or (length > 0 and there[length - 1] == 2)
+    return _OPEN + np.int64(latest).tobytes() + there.tobytes(), bool(whole)
 
 
 def whole_state(rows: Rows) -> bytes:
@@ -109,7 +118,8 @@ def contradicts(state: bytes, rows: Rows) -> bool:
 
 def _checksums(rows: Rows) -> npt.NDArray[np.uint32]:
     """Return a checksum of each row, [N]: the sum of its 22 bytes as three words, each word times an odd number."""
-    compared = packed(without_ended_tokens(rows_of(rows)))
+    columns = rows_of(rows)
+    compared = packed(without_tokens(columns, only_repeats(columns)))
     padded = np.zeros((len(rows), 24), np.uint8)
     padded[:, : ROW.itemsize] = compared.view(np.uint8).reshape(len(rows), ROW.itemsize)
     mixed = (padded.view("<u8") * _ODD).sum(axis=1, dtype=np.uint64)
