@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ VALUES = tuple(name for name in PAIR_COLUMNS if name not in GROUP_KEY)
 INTEGERS = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.int32())
 DISTANCES = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.float32())
 
-Column = pa.Array | pa.ChunkedArray
+Column: TypeAlias = pa.Array | pa.ChunkedArray
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 
 
@@ -47,7 +47,8 @@ class EventRows:
 
     def is_flawed(self, name: str) -> Flags:
         """Tell which values of a column are null or do not fit, [N]."""
-        return self.flaws & np.uint16(0x101 << VALUES.index(name)) != 0
+        flawed: Flags = self.flaws & np.uint16(0x101 << VALUES.index(name)) != 0
+        return flawed
 
     @staticmethod
     def concatenated(parts: Sequence[EventRows]) -> EventRows:
@@ -166,7 +167,8 @@ def filled(rows: EventRows, horizon: Ints) -> EventRows:
 
 def only_repeats(rows: EventRows) -> Flags:
     """Tell which rows are as those after both sides have ended, [N]."""
-    return rows.x_eos & rows.y_eos & (rows.x_token == rows.y_token) & (rows.delta == 0) & (rows.f == 0)
+    repeated: Flags = rows.x_eos & rows.y_eos & (rows.x_token == rows.y_token) & (rows.delta == 0) & (rows.f == 0)
+    return repeated
 
 
 def without_tokens(rows: EventRows, chosen: Flags) -> EventRows:
