@@ -64,8 +64,9 @@ def converted(batch: pa.RecordBatch | pa.Table, group: Ints) -> EventRows:
     values: dict[str, npt.NDArray[Any]] = {}
     for bit, name in enumerate(VALUES):
         values[name], null, misfit = exact(batch.column(name), EVENTS.schema.field(name).type)
-        flaws |= null.astype(np.uint16) << np.uint16(bit)
-        flaws |= misfit.astype(np.uint16) << np.uint16(8 + bit)
+        for flawed, shift in ((null, bit), (misfit, 8 + bit)):
+            if flawed.any():
+                flaws |= flawed.astype(np.uint16) << np.uint16(shift)
     return EventRows(group, flaws=flaws, **values)
 
 
@@ -79,29 +80,43 @@ def exact(column: Column, kind: pa.DataType) -> tuple[npt.NDArray[Any], Flags, F
         The values [N], the rows that are null, and the rows whose value does not fit.
     """
     column = plain(column)
-    null: Flags = column.is_null().to_numpy(zero_copy_only=False)
+    null = unread = _nulls(column)
     if pa.types.is_decimal(column.type):
         values = [exact_value(value, kind) for value in column.to_pylist()]
         column = pa.array(values, pa.float64() if kind == pa.float32() else kind)
+        unread = _nulls(column)
     elif not any(is_kind(column.type) for is_kind in _NUMBERS):
-        column = pa.nulls(len(column), kind)
-    unread: Flags = column.is_null().to_numpy(zero_copy_only=False)
+        column, unread = pa.nulls(len(column), kind), np.ones(len(column), np.bool_)
     if unread.any():
         column = column.fill_null(pa.scalar(0, pa.int8()).cast(column.type))
     array = column.to_numpy(zero_copy_only=False)
     if kind == pa.float32():
         real = array if array.dtype.kind == "f" else array.astype(np.float64)
         with np.errstate(over="ignore"):  # an overflow becomes infinity, which is outside 0..1 as well
-            distances = np.where(unread, np.nan, rounded_into_range(real)).astype(np.float32)
-        return distances, null, (unread | (array.dtype == np.bool_)) & ~null
-    low, end = (0, 2) if kind == pa.bool_() else (-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1))
+            distances = rounded_into_range(real).astype(np.float32)
+        return np.where(unread, np.float32(np.nan), distances), null, (unread | (array.dtype == np.bool_)) & ~null
+    low, end = _bounds(kind)
     if array.dtype == np.bool_:
         fits = np.full(len(array), kind == pa.bool_())
-    else:
-        array = array.astype(np.float64) if array.dtype.kind == "f" else array  # of a half, bounds are infinite
+    elif array.dtype.kind == "f":
+        array = array.astype(np.float64)  # of a half, the bounds are infinite
         fits = (array >= low) & (array < end) & (array == np.floor(array))
+    else:
+        fits = (array >= low) & (array < end)
     whole = array if fits.all() else np.where(fits, array, 0)
     return whole.astype(np.bool_ if kind == pa.bool_() else f"i{kind.bit_width // 8}"), null, (unread | ~fits) & ~null
+
+
+def _nulls(column: Column) -> Flags:
+    if not column.null_count:
+        return np.zeros(len(column), np.bool_)
+    null: Flags = column.is_null().to_numpy(zero_copy_only=False)
+    return null
+
+
+def _bounds(kind: pa.DataType) -> tuple[int, int]:
+    """Return the least whole number of an integer type or of flags, and the first after the largest."""
+    return (0, 2) if kind == pa.bool_() else (-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1))
 
 
 def exact_value(value: object, kind: pa.DataType) -> Any:
@@ -116,7 +131,7 @@ def exact_value(value: object, kind: pa.DataType) -> Any:
         whole = int(value)
     except (ValueError, OverflowError):  # not finite, or too large
         return None
-    low, end = (0, 2) if kind == pa.bool_() else (-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1))
+    low, end = _bounds(kind)
     if whole != value or not low <= whole < end:
         return None
     return bool(whole) if kind == pa.bool_() else whole
