@@ -18,6 +18,7 @@ from apache_beam.testing import test_stream
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 from fixtures.beam_results import HORIZON, assert_equals_batch_path, events, letters, ran, shuffled
+from fixtures.event_logs import LOG, canonical, documents_csv, make_log, stopped, stored
 from fixtures.random_units import branched_unit, unit
 
 from log.store import Store
@@ -384,3 +385,24 @@ def test_whole_replicates_of_another_generator_become_units(tmp_path: Path) -> N
     expected = derive_trajectories(known).steps.drop_columns(["unit"])
     keys = [(name, "ascending") for name in ("action", "replicate", "t")]
     assert store.read("steps").drop_columns(["unit"]).sort_by(keys).equals(expected.sort_by(keys))
+
+
+def test_replicates_that_stop_become_units_with_all_positions(tmp_path: Path) -> None:
+    """Also one that ends at H itself, alone in its bundle: the horizon is that of the assembly."""
+    location, documents = tmp_path / "store", documents_csv(tmp_path)
+    for place, log in enumerate((make_log(["d0"], ["full"], [0], 1), LOG)):
+        last = log if place else log.set_column(10, "x_eos", pa.array([True])).set_column(11, "y_eos", pa.array([True]))
+        study = last.set_column(0, "study", pa.array([f"study {place}"] * last.num_rows))
+        batches = in_batches(shuffled(stopped(study)), 50)
+        assembly = AssembleReplicates({"study 0": 1, "study 1": HORIZON})
+        letters = ran(
+            lambda pipeline, events=batches, assembly=assembly: (
+                pipeline | beam.Create(events) | assembly | WriteReplicates(location, documents)
+            ),
+            tmp_path / str(place),
+        )
+        assert letters == []
+    there = stored(location)
+    assert there.num_rows == 1 + LOG.num_rows
+    there = there.filter(pc.equal(there["study"], "study 1"))
+    assert there.drop_columns(["study"]).equals(canonical(LOG).drop_columns(["study"]))

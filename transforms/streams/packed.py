@@ -189,11 +189,7 @@ def horizon_of(key: str, horizons: Horizons) -> int:
 
 
 def _exact_event(element: object) -> dict[str, Any]:
-    """Return an event with values of exactly the types of its columns, or null.
-
-    Raises:
-        InputError: The element is no event, or a value does not fit its column.
-    """
+    """Return an event with values of exactly the types of its columns, or null; an element that is none raises."""
     if not isinstance(element, dict):
         raise InputError("the element is no event, which is a dict, an Arrow table or a record batch")
     if missing := [name for name in PAIR_COLUMNS if name not in element]:
@@ -232,9 +228,7 @@ def _check_columns(table: pa.Table) -> None:
 def _exact_columns(table: pa.Table) -> tuple[pa.Table, EventRows, dict[str, Flags]]:
     """Convert a batch without loss: names, revisions and units; the values; and the misfits among the former.
 
-    Raises:
-        pa.ArrowException: A row holds what Arrow cannot read, such as a text that is no UTF-8.
-        ValueError: Likewise.
+    A row that Arrow cannot read raises its exceptions.
     """
     table.validate(full=True)
     columns = {name: plain(table[name]).cast(pa.string()) for name in _TEXTS if name in table.column_names}
