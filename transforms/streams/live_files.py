@@ -23,14 +23,14 @@ from ingestion.checks import Anomaly, SortedRows, find_errors
 from ingestion.documents import DocumentRows
 from ingestion.event_rows import EventRows, converted
 from ingestion.facts import FactRows
-from ingestion.files import EventFile, FileGroups
+from ingestion.files import EventFile
 from ingestion.ingest import Filing, expanded, note_unread, portions_of, read_about
 from ingestion.intake import Intake
 from ingestion.report import Finding, IngestReport
 from ingestion.waiting_rows import Group, Replicate, Taking, WaitingRows, alone, rows_of, table_of
 from log.store import Store
 from schema.errors import InputError, reading
-from schema.rows import Flags, Ints
+from schema.rows import Flags, Ints, run_bounds
 from schema.tables import GROUP_KEY
 from transforms.streams.assembly import NEW, STORED, WAITING, Assembled, assemble
 
@@ -57,12 +57,14 @@ class LiveIntake:
         names = sorted({group for group, _ in stored})
         for file, table in self._rows.of_groups(names):
             rows = rows_of(table, names)
-            rows = rows.take(np.array([pair in stored for pair in _pairs(rows, names)], np.bool_))
-            differing = self._assembled(rows, names, list(self._stored(rows, names))).conflicting
-            if len(differing):
-                path = self._rows.set_aside(file, table_of(differing, names))
-                says = f"rows that waited contradict the store; they are in {path}"
-                for group, number in sorted(set(_pairs(differing, names))):
+            rows = rows.take(np.lexsort((rows.replicate, rows.group)))
+            for first, end in run_bounds(rows.group, rows.replicate):
+                own = rows.take(slice(first, end))
+                group, number = names[int(own.group[0])], int(own.replicate[0])
+                parts = [(NEW, own), *self._stored(own, names)] if (group, number) in stored else []
+                if parts and len(differing := _assembled(parts, self._horizons(names)).conflicting):
+                    path = self._rows.set_aside(file, table_of(differing, names))
+                    says = f"rows that waited contradict the store; they are in {path}"
                     key = dict(zip(GROUP_KEY, group, strict=True)) | {"replicate": number}
                     report.findings.append(Finding(str(path), "conflict", says, key))
         self._rows.forget(stored)
@@ -75,14 +77,15 @@ class LiveIntake:
         ``is_same`` tells whether the file is unchanged since the digest was computed. A changed file is taken, but not
         remembered, so that it is taken again.
         """
-        report, whole = IngestReport(1), set[Replicate]()
+        report, whole, filing = IngestReport(1), set[Replicate](), None
         if self._rows.has_taken(digest):
             report.present.add(0, file.rows)
         else:
             with self._rows.taking(digest) as taking:
                 for groups, rows, first in portions_of(file, report):
-                    filing = Filing(str(file.path), groups, self._intake, report)
-                    whole.update(self._take(filing, groups, filing.named(rows, first), report, taking))
+                    filing = filing or Filing(str(file.path), groups, self._intake, report)
+                    names: list[Group] = [tuple(map(str, group)) for group in groups.names]  # type: ignore[misc]
+                    whole.update(self._take(filing, names, filing.named(rows, first), report, taking))
                 self._intake.flush()
                 taking.settled = not report.findings and is_same()
             if report.findings:  # the store may have refused a replicate
@@ -93,15 +96,16 @@ class LiveIntake:
         return report
 
     def _take(
-        self, filing: Filing, groups: FileGroups, rows: EventRows, report: IngestReport, taking: Taking
+        self, filing: Filing, names: list[Group], rows: EventRows, report: IngestReport, taking: Taking
     ) -> Iterator[Replicate]:
         """Assemble the rows of a portion with earlier rows, and yield the replicates that have become whole."""
-        names: list[Group] = [tuple(map(str, group)) for group in groups.names]  # type: ignore[misc]
-        rows = self._right(filing, rows, self._horizons(names), report)
+        horizon = self._horizons(names)
+        rows = self._right(filing, rows, horizon, report)
         if not len(rows):
             return
-        waiting = [(WAITING, rows_of(table, names)) for _, table in self._rows.of_groups(_named(rows, names))]
-        found = self._assembled(rows, names, [*self._stored(rows, names), *waiting])
+        groups = {names[place] for place in np.unique(rows.group).tolist()}
+        waiting = [(WAITING, rows_of(table, names)) for _, table in self._rows.of_groups(groups)]
+        found = _assembled([(NEW, rows), *self._stored(rows, names), *waiting], horizon)
         report.present.add(0, found.collapsed)
         if len(found.whole):
             filing.take(found.whole, 0)
@@ -115,21 +119,17 @@ class LiveIntake:
             error = Anomaly("conflict", np.flatnonzero(found.conflict), lambda _: says)
             report.findings += filing.by_unit(given, error)
             report.kept_out.add(len(given.unit_first) - 1, len(found.conflicting))
-        yield from _pairs(found.whole, names)
-
-    def _assembled(self, rows: EventRows, names: list[Group], earlier: list[Part]) -> Assembled:
-        """Assemble new rows with earlier rows of their groups."""
-        parts = [(NEW, rows), *earlier]
-        origin = np.repeat(np.array([origin for origin, _ in parts], np.int32), [len(part) for _, part in parts])
-        return assemble(EventRows.concatenated([part for _, part in parts]), origin, self._horizons(names))
+        for first, _ in run_bounds(found.whole.group, found.whole.replicate):
+            yield names[int(found.whole.group[first])], int(found.whole.replicate[first])
 
     def _horizons(self, names: list[Group]) -> Ints:
         return np.array([self._intake.horizon(study, model) or 0 for study, model, _, _ in names], np.int32)
 
     def _stored(self, rows: EventRows, names: list[Group]) -> Iterator[Part]:
-        """Yield the stored rows of the replicates of ``rows``."""
-        for place in np.unique(rows.group).tolist():
-            for table in self._intake.stored(names[place], rows.replicate[rows.group == place]):
+        """Yield the stored rows of the replicates of ``rows``, which are in key order."""
+        for first, end in run_bounds(rows.group):
+            place = int(rows.group[first])
+            for table in self._intake.stored(names[place], rows.replicate[first:end]):
                 yield STORED, converted(table, np.full(table.num_rows, place, np.int32))
 
     def _right(self, filing: Filing, rows: EventRows, horizon: Ints, report: IngestReport) -> EventRows:
@@ -234,11 +234,6 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def _named(rows: EventRows, names: list[Group]) -> set[Group]:
-    """Return the groups of rows."""
-    return {names[place] for place in np.unique(rows.group).tolist()}
-
-
-def _pairs(rows: EventRows, names: list[Group]) -> list[Replicate]:
-    """Return the replicate of each row."""
-    return [(names[place], number) for place, number in zip(rows.group.tolist(), rows.replicate.tolist(), strict=True)]
+def _assembled(parts: list[Part], horizon: Ints) -> Assembled:
+    origin = np.repeat(np.array([origin for origin, _ in parts], np.int32), [len(rows) for _, rows in parts])
+    return assemble(EventRows.concatenated([rows for _, rows in parts]), origin, horizon)

@@ -7,7 +7,6 @@ together. So Python code runs once for each piece and batch, never for each row.
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from ingestion.event_rows import filled
-from schema.rows import run_begins
+from schema.rows import run_bounds
 from schema.tables import STEPS, TRAJECTORIES
 from transforms.derivation import derive_trajectories
 from transforms.streams import assembly, coders
@@ -252,8 +251,7 @@ def assembled(keys: Sequence[str], pieces: Sequence[bytes], horizons: Horizons) 
     found = assembly.assemble(rows_of(np.concatenate(parts), group), np.full(len(group), assembly.NEW), horizon)
     whole, lacking = filled(found.whole, horizon), "{} of {} positions came"
     for rows, reason in ((whole, ""), (found.waiting, lacking), (found.conflicting, assembly.CONTRADICTION)):
-        edges = [*np.flatnonzero(run_begins(rows.group)).tolist(), len(rows)] if len(rows) else []
-        for first, end in itertools.pairwise(edges):
+        for first, end in run_bounds(rows.group):
             place = int(rows.group[first])
             own = packed(rows.take(slice(first, end))).tobytes()
             yield Piece(unique[place], own, reason.format(end - first, horizon[place]))
