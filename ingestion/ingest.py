@@ -32,7 +32,7 @@ from ingestion.documents import DocumentRows, read_documents
 from ingestion.event_rows import EventRows, filled
 from ingestion.facts import FactRows, read_facts_file
 from ingestion.files import EventFile, FileGroups
-from ingestion.intake import Intake, Refusal
+from ingestion.intake import Comparison, Intake, Refusal
 from ingestion.report import Finding, IngestReport
 from log.store import Store
 from schema.errors import InputError
@@ -47,6 +47,8 @@ def ingest(
     progress: Callable[[int, int], None] | None = None,
     facts: str | Path | None = None,
     horizon: int | None = None,
+    *,
+    revise: bool = False,
 ) -> IngestReport:
     """Append the events of files to a store; a repeated call changes nothing.
 
@@ -57,6 +59,7 @@ def ingest(
         progress: Called with the number of events checked so far and the number of events in all files.
         facts: CSV, JSONL or Parquet file with bytes, seconds and engines of the units that the call appends.
         horizon: H of each study and model of which the store has no H; by default the files' rows suggest H.
+        revise: Whether the events of an action that differ from the store's become a new revision of the action.
 
     Returns:
         How many units are new, how many the store had already, and which units were kept out and why.
@@ -78,7 +81,9 @@ def ingest(
     if not opened:
         return report  # and no store is made
     total, seen = sum(file.rows for file in opened), 0
-    intake = Intake(Store.create(location), given, horizon, known)
+    store = Store.create(location)
+    revised = _differing(opened, Comparison(store, given, horizon)) if revise else ()
+    intake = Intake(store, given, horizon, known, revised)
     if progress is not None:
         progress(seen, total)
     for file in opened:
@@ -87,6 +92,7 @@ def ingest(
             if progress is not None:
                 progress(seen, total)
     intake.flush()
+    report.remarks += intake.revisions()
     if known.unused:
         report.remarks.append(f"{facts}: no appended unit has action {', '.join(known.unused)}")
     return report
@@ -129,6 +135,14 @@ def portions_of(file: EventFile, report: IngestReport) -> Iterator[tuple[FileGro
             first += len(rows)
     except InputError as error:
         note_unread(report, file.path, error)
+
+
+def _differing(files: Sequence[EventFile], comparison: Comparison) -> set[tuple[str, str]]:
+    """Return the actions, each with its study, of which the store has other events than the files."""
+    for file in files:
+        for _ in _take_file(file, comparison, IngestReport(1)):
+            pass
+    return comparison.differing
 
 
 def _take_file(file: EventFile, intake: Intake, report: IngestReport) -> Iterator[int]:
@@ -204,17 +218,21 @@ class Filing:
     def _offer(self, given: SortedRows, group: int, start: int, end: int, horizon: int) -> None:
         study, model, doc, action = (str(name) for name in self._groups.names[group])
         rows = filled(given.rows.take(slice(start, end)), np.full(len(self._groups.names), horizon, np.int32))
-        answer = self._intake.offer((study, model, doc, action), rows, horizon)
         report = self._report
-        if isinstance(answer, Refusal):
-            key = self._key(rows, group, answer.at)
-            report.findings.append(Finding(self._file, answer.kind, answer.text, key, answer.count))
-            report.kept_out.add(1, end - start)
-            return
-        new = answer * horizon
-        (report.taken if new else report.present).add(1, 0)
-        report.taken.add(0, new)
-        report.present.add(0, len(rows) - new)
+
+        def answered(answer: int | Refusal) -> None:
+            """Count what the commit did with the unit."""
+            if isinstance(answer, Refusal):
+                key = self._key(rows, group, answer.at)
+                report.findings.append(Finding(self._file, answer.kind, answer.text, key, answer.count))
+                report.kept_out.add(1, end - start)
+                return
+            new = answer * horizon
+            (report.taken if new else report.present).add(1, 0)
+            report.taken.add(0, new)
+            report.present.add(0, len(rows) - new)
+
+        self._intake.offer((study, model, doc, action), rows, horizon, answered)
 
     def by_unit(self, given: SortedRows, error: Anomaly) -> list[Finding]:
         """Return one finding for each unit that has the error; the finding names the unit's first such row."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +17,17 @@ from ingestion.event_rows import VALUES, EventRows
 from ingestion.facts import FactRows
 from ingestion.records import Record
 from log.store import Store, Unit
+from log.units.events import RowsOfUnits
 from log.units.revisions import current_documents, newest_plans, newest_revisions
+from log.units.unit import SPAN, sha256_of_pairs, unit_number
+from schema.errors import InputError
 from schema.rows import Ints
 from schema.study import CONTROL_ACTION, FLOOR_ACTION, KERNEL_FLOOR_ACTION, NUMERICS
 from schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
 
-_UNITS_PER_COMMIT = 256
+_UNITS_PER_COMMIT = 1 << 14
 _EVENTS_PER_COMMIT = 1 << 20
+_OF_UNITS: Final = (*SPAN, "horizon", "unit", "events_sha256")
 
 UnitGroup = tuple[str, str, str, str]  # study, model, doc, action
 
@@ -41,39 +45,88 @@ class Refusal:
     count: int = 1
 
 
-class _Held(NamedTuple):
+Answer = Callable[[int | Refusal], None]
+"""Receives the number of a unit's replicates that were new at the commit, or the reason why the unit is not there."""
+
+
+@dataclass
+class _Held:
     """Replicates ``first`` to ``end`` - 1 of a group, stored or queued; ``unit`` is None while they are queued."""
 
     first: int
     end: int
     horizon: int
     unit: int | None
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """Whole replicates of a group in key order, offered to the store."""
+
+    key: UnitGroup
+    rows: EventRows
+    horizon: int
+    answered: Answer
+
+    @property
+    def first(self) -> int:
+        return int(self.rows.replicate[0])
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.rows) // self.horizon
+
+    def table(self, begin: int, end: int) -> pa.Table:
+        """Return the events of replicates ``begin`` to ``end`` - 1."""
+        rows = self.rows.take(slice((begin - self.first) * self.horizon, (end - self.first) * self.horizon))
+        columns = [pa.repeat(pa.scalar(name), len(rows)) for name in self.key]
+        columns += [pa.array(getattr(rows, name)) for name in VALUES]
+        return pa.Table.from_arrays(columns, names=[*GROUP_KEY, *VALUES])
 
 
 class Intake:
-    """A store that takes in units, many in one commit."""
+    """A store that takes in units, many in one commit.
+
+    An offered unit is compared with the store at once, and again if another writer's commit has come in between. Its
+    answer tells what the commit did.
+    """
 
     def __init__(
-        self, store: Store, documents: DocumentRows, horizon: int | None = None, facts: FactRows | None = None
+        self,
+        store: Store,
+        documents: DocumentRows,
+        horizon: int | None = None,
+        facts: FactRows | None = None,
+        revised: Collection[tuple[str, str]] = (),
     ) -> None:
         """Read the store's units, documents, actions and plans.
 
-        ``horizon`` is H for each study and model of which the store has no H.
+        ``horizon`` is H for each study and model of which the store has no H. Units of the actions ``revised``, pairs
+        of study and action, begin a new revision of the action, which supersedes its earlier units.
         """
         self._store, self._given, self._facts = store, documents, facts or FactRows()
+        self._horizon, self._revised = horizon, frozenset(revised)
+        newest = newest_revisions(store.read("actions"))
+        self._begun = {named: newest.get(named, 0) + 1 for named in self._revised}
+        self._superseded: dict[tuple[str, str], list[UnitGroup]] = defaultdict(list)
+        for row in store.units(columns=GROUP_KEY).to_pylist() if self._begun else ():
+            if (named := (row["study"], row["action"])) in self._begun:
+                self._superseded[named].append((row["study"], row["model"], row["doc"], row["action"]))
+        self._load()
+
+    def _load(self) -> None:
+        """Read what the store has now; nothing is queued afterwards."""
+        store = self._store
         self._declared = {
             (row["study"], row["model"]): int(row["horizon"]) for row in store.read("studies").to_pylist()
         }
-        self._horizons: dict[tuple[str, str], int] = {}
-        self._horizon = horizon
-        self._held: dict[UnitGroup, list[_Held]] = {}
-        self._load_units()
         rows = current_documents(store.read("documents")).to_pylist()
         self._documents = {(row["study"], row["model"], row["doc"]): row for row in rows}
         self._splits = {(row["study"], row["model"], row["cluster"]): row["split"] for row in rows}
         actions = store.read("actions")
-        self._controls = {(row["study"], row["action"]): row["control"] for row in actions.to_pylist()}
-        self._revisions = newest_revisions(actions)
+        self._revisions = newest_revisions(actions) | self._begun
+        self._actions = {(row["study"], row["action"], row["action_revision"]): row for row in actions.to_pylist()}
         self._generated = {  # actions that kvdrift generated itself
             (row["study"], row["model"], row["action"]) for row in store.read("identities").to_pylist()
         }
@@ -81,22 +134,31 @@ class Intake:
         plans = store.read("plans", columns=["study", "model", "plan", "plan_revision"])
         for (study, _), row in newest_plans(plans).items():
             self._planned[study].update(json.loads(row["plan"]).get("actions", ()))
-        self._units: list[Unit] = []
-        self._events = 0
-        self._new_documents: list[dict[str, Any]] = []
-        self._new_actions: list[dict[str, Any]] = []
-
-    def _load_units(self) -> None:
-        self._held.clear()
-        self._stored_events = self._store.rows_of_units("events")
-        for row in self._store.units().to_pylist():
-            pair = row["study"], row["model"]
-            self._horizons[pair] = max(self._horizons.get(pair, 0), row["horizon"])
+        self._horizons: dict[tuple[str, str], int] = {}
+        self._held: dict[UnitGroup, list[_Held]] = {}
+        for row in store.units(columns=_OF_UNITS).to_pylist():
+            if row["action_revision"] != self._revisions.get((row["study"], row["action"]), 0):
+                continue  # its action is being revised
+            self._horizons[row["study"], row["model"]] = row["horizon"]
             if row["estimator"] != PLAIN:  # a log has plain replicates only, so an SWRB unit cannot overlap them
                 continue
             first = row["first_replicate"]
-            held = _Held(first, first + row["replicates"], row["horizon"], row["unit"])
+            held = _Held(first, first + row["replicates"], row["horizon"], row["unit"], row["events_sha256"])
             self._held.setdefault((row["study"], row["model"], row["doc"], row["action"]), []).append(held)
+        self._queue: list[tuple[_Offer, list[Unit]]] = []
+        self._events = self._units = 0
+        self._new_documents: list[dict[str, Any]] = []
+        self._new_actions: list[dict[str, Any]] = []
+        self._stored_events: RowsOfUnits | None = None
+
+    def revisions(self) -> Iterator[str]:
+        """Yield a line for each revised action, after the last commit: the units that its revision supersedes."""
+        for named, groups in sorted(self._superseded.items()):
+            line = f"action '{named[1]}' of study '{named[0]}': revision {self._begun[named]} supersedes {len(groups)} units"
+            if lacking := sorted({group[2] for group in groups if group not in self._held}):
+                more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
+                line += f"; it has no events of document {lacking[0]}{more}, of which the earlier revision has some"
+            yield line
 
     def horizon(self, study: str, model: str) -> int | None:
         """Return H of a study and model; None if neither the store nor the call gave H."""
@@ -105,7 +167,8 @@ class Intake:
 
     def is_control(self, study: str, action: str) -> bool:
         """Tell whether an action is the full-retention control."""
-        return bool(self._controls.get((study, action), action == CONTROL_ACTION))
+        row = self._action(study, action)
+        return action == CONTROL_ACTION if row is None else bool(row["control"])
 
     def has(self, key: UnitGroup, replicate: int) -> bool:
         """Tell whether a replicate is stored or queued."""
@@ -119,47 +182,94 @@ class Intake:
             rows = self._rows_of(held, key)
             yield rows.filter(pc.is_in(rows["replicate"], value_set=wanted))
 
-    def offer(self, key: UnitGroup, rows: EventRows, horizon: int) -> int | Refusal:
-        """Queue those replicates of a unit that the store lacks; the rows are whole replicates in key order.
-
-        Returns the number of new replicates, or the reason why the unit cannot go in, such as other content in the
-        store.
-        """
-        if revision := self._revisions.get((key[0], key[3]), 0):
-            superseded = f"action '{key[3]}' was redone or dropped, and revision {revision} supersedes events of a file"
-            return Refusal("revision", f"{superseded}; give the events another action name")
-        document = self._document_row(key)
-        if isinstance(document, Refusal):
-            return document
-        first = int(rows.replicate[0])
-        end = first + len(rows) // horizon
-        new = np.ones(end - first, dtype=np.bool_)
-        for held in self._stored_overlapping(key, first, end):
-            low, high = max(first, held.first), min(end, held.end)
-            own = slice((low - first) * horizon, (high - first) * horizon)
-            conflict = self._conflict(key, rows.take(own), own.start, held, low, horizon)
-            if conflict is not None:
-                return conflict
-            new[low - first : high - first] = False
-        if new.any() and (key[0], key[1], key[3]) in self._generated:
-            made = f"kvdrift generated action '{key[3]}', and a file does not say how its events were made"
-            return Refusal("identity", f"{made}; give the events another action name")
-        self._horizons.setdefault(key[:2], horizon)
-        self._note(key, document)
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], new.astype(np.int8), [0])))).tolist()
-        for begin, stop in zip(edges[::2], edges[1::2], strict=True):
-            self._queue(key, rows.take(slice(begin * horizon, stop * horizon)), first + begin, stop - begin, horizon)
-        return int(new.sum())
+    def offer(self, key: UnitGroup, rows: EventRows, horizon: int, answered: Answer) -> None:
+        """Queue those replicates of a unit that the store lacks; the rows are whole replicates in key order."""
+        offered = _Offer(key, rows, horizon, answered)
+        self._stored_overlapping(key, offered.first, offered.end)
+        self._enqueue(offered)
+        if self._units >= _UNITS_PER_COMMIT or self._events >= _EVENTS_PER_COMMIT:
+            self.flush()
 
     def flush(self) -> None:
-        """Commit the queued rows: documents and actions first, since no view shows an event without them."""
+        """Commit the queued units and answer their offers.
+
+        If the store refuses the commit, another writer may have changed the store since units were compared. All are
+        then compared anew, and only those without a contradiction are committed.
+        """
+        while True:
+            offers, units = [offer for offer, _ in self._queue], [unit for _, own in self._queue for unit in own]
+            try:
+                new = self._commit(units)
+                break
+            except InputError:
+                before = [_number_of(unit) for unit in units]
+                self._load()
+                for offer in offers:
+                    self._enqueue(offer)
+                if before == [_number_of(unit) for _, own in self._queue for unit in own]:
+                    raise
+        queue, self._queue, self._units, self._events = self._queue, [], 0, 0
+        for offer, own in queue:
+            for unit in own:
+                for held in self._overlapping(offer.key, unit.record["first_replicate"], offer.end):
+                    if held.unit is None and held.first == unit.record["first_replicate"]:
+                        held.unit = _number_of(unit)
+            offer.answered(sum(unit.record["replicates"] for unit in own if _number_of(unit) in new))
+
+    def _commit(self, units: list[Unit]) -> set[int]:
+        """Commit documents and actions first, since no view shows an event without them; return new units' numbers."""
         for table, rows in ((DOCUMENTS, self._new_documents), (ACTIONS, self._new_actions)):
             if rows:
                 self._store.append_rows(table.name, pa.Table.from_pylist(rows, schema=table.schema))
                 rows.clear()
-        if self._units:
-            self._store.append_units(self._units)
-        self._units, self._events = [], 0
+        self._stored_events = None
+        return self._store.add_units(units) if units else set()
+
+    def _enqueue(self, offered: _Offer) -> None:
+        """Compare an offer with the store; queue its new replicates, or answer why it cannot go in."""
+        found = self._compared(offered)
+        if isinstance(found, Refusal):
+            offered.answered(found)
+            return
+        key, horizon = offered.key, offered.horizon
+        self._horizons.setdefault(key[:2], horizon)
+        self._note(key)
+        units = []
+        for begin, end in found:
+            named = dict(zip(GROUP_KEY, key, strict=True))
+            record = named | {"first_replicate": begin, "replicates": end - begin, "horizon": horizon}
+            record |= {"estimator": PLAIN, "action_revision": self._revisions.get((key[0], key[3]), 0)}
+            units.append(Unit(record | self._facts.of_unit(named), offered.table(begin, end)))
+            self._held.setdefault(key, []).append(_Held(begin, end, horizon, None, None))
+            self._events += (end - begin) * horizon
+        self._units += len(units)
+        self._queue.append((offered, units))
+
+    def _compared(self, offered: _Offer) -> list[tuple[int, int]] | Refusal:
+        """Return the ranges of replicates that the store lacks, or the reason why the unit cannot go in."""
+        key, horizon = offered.key, offered.horizon
+        study, model, _, action = key
+        row = self._action(study, action)
+        if row is not None and row["dropped"]:
+            return Refusal("revision", f"action '{action}' was dropped; --revise takes the events as a new revision")
+        if (known := self.horizon(study, model)) not in {None, horizon}:
+            return Refusal("horizon", f"the horizon is {horizon}, but the study and model have {known}")
+        if refusal := self._document_fault(key):
+            return refusal
+        new = np.ones(offered.end - offered.first, dtype=np.bool_)
+        for held in self._overlapping(key, offered.first, offered.end):
+            if conflict := self._conflict(offered, held):
+                return conflict
+            new[max(0, held.first - offered.first) : held.end - offered.first] = False
+        if new.any() and (study, model, action) in self._generated:
+            made = f"kvdrift generated action '{action}', and a file does not say how its events were made"
+            return Refusal("identity", f"{made}; give the events another action name")
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], new.astype(np.int8), [0])))) + offered.first
+        return [*zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)]
+
+    def _action(self, study: str, action: str) -> dict[str, Any] | None:
+        """Return the row of an action's present revision; None if it is still to be written."""
+        return self._actions.get((study, action, self._revisions.get((study, action), 0)))
 
     def _overlapping(self, key: UnitGroup, first: int, end: int) -> list[_Held]:
         return [held for held in self._held.get(key, ()) if held.first < end and first < held.end]
@@ -168,36 +278,27 @@ class Intake:
         """Return the overlapping units, which are committed before if they are queued."""
         if any(held.unit is None for held in self._overlapping(key, first, end)):
             self.flush()
-            self._load_units()
         return self._overlapping(key, first, end)
-
-    def _queue(self, key: UnitGroup, rows: EventRows, first: int, count: int, horizon: int) -> None:
-        columns = [pa.repeat(pa.scalar(name), len(rows)) for name in key]
-        columns += [pa.array(getattr(rows, name)) for name in VALUES]
-        named = dict(zip(GROUP_KEY, key, strict=True))
-        record = named | {"first_replicate": first, "replicates": count, "horizon": horizon}
-        record |= self._facts.of_unit(named)
-        self._units.append(Unit(record, pa.Table.from_arrays(columns, names=[*GROUP_KEY, *VALUES])))
-        self._held.setdefault(key, []).append(_Held(first, first + count, horizon, None))
-        self._events += len(rows)
-        if len(self._units) >= _UNITS_PER_COMMIT or self._events >= _EVENTS_PER_COMMIT:
-            self.flush()
 
     def _rows_of(self, held: _Held, key: UnitGroup) -> pa.Table:
         """Read the events of a stored unit of a group."""
+        if self._stored_events is None:
+            self._stored_events = self._store.rows_of_units("events")
         count = (held.end - held.first) * held.horizon
         (rows,) = self._stored_events.read_each([held.unit or 0], [key[2]], VALUES, count)
         return rows
 
-    def _conflict(
-        self, key: UnitGroup, rows: EventRows, at: int, held: _Held, low: int, horizon: int
-    ) -> Refusal | None:
-        """Return how ``rows``, replicates from ``low`` on, differ from a stored unit; None if they are equal."""
+    def _conflict(self, offered: _Offer, held: _Held) -> Refusal | None:
+        """Return how an offer differs from a stored unit that it overlaps; None if they are equal there."""
+        low, high, horizon = max(offered.first, held.first), min(offered.end, held.end), offered.horizon
+        own = slice((low - offered.first) * horizon, (high - offered.first) * horizon)
         if held.horizon != horizon:
-            return Refusal(
-                "conflict", f"the replicate has horizon {horizon}, but the store has it with horizon {held.horizon}", at
-            )
-        stored = self._rows_of(held, key).slice((low - held.first) * horizon, len(rows))
+            what = f"the replicate has horizon {horizon}, but the store has it with horizon {held.horizon}"
+            return Refusal("conflict", what, own.start)
+        if (low, high) == (held.first, held.end) and sha256_of_pairs(offered.table(low, high)) == held.sha256:
+            return None
+        rows = offered.rows.take(own)
+        stored = self._rows_of(held, offered.key).slice((low - held.first) * horizon, len(rows))
         differ = {name: getattr(rows, name) != stored.column(name).to_numpy() for name in VALUES}
         wrong = np.flatnonzero(np.any(list(differ.values()), axis=0))
         if not wrong.size:
@@ -205,41 +306,47 @@ class Intake:
         row = int(wrong[0])
         name = next(name for name in VALUES if differ[name][row])
         here, there = getattr(rows, name)[row].item(), stored.column(name)[row].as_py()
-        return Refusal("conflict", f"{name} is {here!r}, but the store has {there!r}", at + row, len(wrong))
+        what = f"{name} is {here!r}, but the store has {there!r}"
+        return Refusal("conflict", f"{what}; --revise takes the events as a revision", own.start + row, len(wrong))
 
-    def _document_row(self, key: UnitGroup) -> dict[str, Any] | Refusal:
-        """Return the ``documents`` row of a unit's document: the store's, or a new one from the documents file."""
+    def _document_fault(self, key: UnitGroup) -> Refusal | None:
+        """Return why a unit's document has no row, or contradicts the store; None if all is right."""
         study, model, doc, _ = key
         stored = self._documents.get((study, model, doc))
         given = self._given.find(study, model, doc)
         if given is None:
-            return stored or Refusal("document", "the document is neither in the store nor in the --documents file")
+            absent = Refusal("document", "the document is neither in the store nor in the --documents file")
+            return None if stored else absent
         if stored is not None:
-            return _contradiction(given, stored) or stored
-        row = {"cluster": doc, **given.values, "study": study, "model": model}
-        other = self._splits.get((study, model, row["cluster"]), row["split"])
-        if other != row["split"]:
-            split = f"split is '{row['split']}' ({given.where})"
-            return Refusal("document", f"{split}, but cluster '{row['cluster']}' is in split '{other}'")
-        return {field.name: row.get(field.name) for field in DOCUMENTS.schema}
+            return _contradiction(given, stored)
+        split, cluster = given.values["split"], given.values.get("cluster", doc)
+        other = self._splits.get((study, model, cluster), split)
+        if other != split:
+            said = f"split is '{split}' ({given.where})"
+            return Refusal("document", f"{said}, but cluster '{cluster}' is in split '{other}'")
+        return None
 
-    def _note(self, key: UnitGroup, document: dict[str, Any]) -> None:
+    def _note(self, key: UnitGroup) -> None:
         """Queue rows for a unit's document and action if they have none."""
         study, model, doc, action = key
         if (study, model, doc) not in self._documents:
+            given = self._given.find(study, model, doc)
+            row = {"cluster": doc, **(given.values if given else {}), "study": study, "model": model}
+            document = {field.name: row.get(field.name) for field in DOCUMENTS.schema}
             self._documents[study, model, doc] = document
             self._splits[study, model, document["cluster"]] = document["split"]
             self._new_documents.append(document)
-        if (study, action) not in self._controls:
-            control = self.is_control(study, action)
-            self._controls[study, action] = control
+        if self._action(study, action) is None:
+            revision, control = self._revisions.get((study, action), 0), self.is_control(study, action)
             selector = NUMERICS if action in {FLOOR_ACTION, KERNEL_FLOOR_ACTION} else "external"
-            self._new_actions.append({
+            row = {
                 "study": study, "action": action, "selector": selector, "keep": "all" if control else "unknown",
-                "position_mode": "unknown", "control": control, "action_revision": 0, "dropped": False,
+                "position_mode": "unknown", "control": control, "dropped": False,
                 "prespecified": control or study not in self._planned or action in self._planned[study],
-                **self._facts.of_action(study, model, action),
-            })  # fmt: skip
+                **self._facts.of_action(study, model, action), "action_revision": revision,
+            }  # fmt: skip
+            self._actions[study, action, revision] = row
+            self._new_actions.append(row)
 
 
 def _contradiction(given: Record, stored: dict[str, Any]) -> Refusal | None:
@@ -247,3 +354,36 @@ def _contradiction(given: Record, stored: dict[str, Any]) -> Refusal | None:
         if stored[name] != value:
             return Refusal("document", f"{name} is {value!r} ({given.where}), but the store has {stored[name]!r}")
     return None
+
+
+class Comparison(Intake):
+    """Finds the actions of which a store has other events than those that are offered; nothing is queued.
+
+    Attributes:
+        differing: These actions, each with its study.
+    """
+
+    def __init__(self, store: Store, documents: DocumentRows, horizon: int | None = None) -> None:
+        super().__init__(store, documents)
+        self._given_horizon = horizon
+        self.differing = set[tuple[str, str]]()
+
+    def horizon(self, study: str, model: str) -> int | None:
+        """Return the call's H; None lets the rows suggest H, since the store's H may be what is corrected."""
+        return self._given_horizon
+
+    def offer(self, key: UnitGroup, rows: EventRows, horizon: int, answered: Answer) -> None:
+        """Note the action if the store has other events of these replicates, or other units with another horizon."""
+        offered = _Offer(key, rows, horizon, answered)
+        row = self._action(key[0], key[3])
+        known = super().horizon(*key[:2])
+        if (
+            (row is not None and row["dropped"])
+            or known not in {None, horizon}
+            or any(self._conflict(offered, held) for held in self._overlapping(key, offered.first, offered.end))
+        ):
+            self.differing.add((key[0], key[3]))
+
+
+def _number_of(unit: Unit) -> int:
+    return unit_number(unit.record)

@@ -33,6 +33,7 @@ from log.prompts import append_prompts, kept_row
 from log.readable_store import ReadableStore
 from log.small_tables import KEYED, append_new_rows
 from log.units.commits import UnitCommits
+from log.units.contradictions import ContradictionError, set_aside
 from log.units.derived import DerivedFile, commit_derived, withdraw_units
 from log.units.numbers import NUMBERED
 from log.units.unit import DERIVED_TABLES, Unit
@@ -81,13 +82,27 @@ class Store(ReadableStore):
         return store
 
     def append_units(self, units: Sequence[Unit]) -> int:
-        """Make units visible, all by one commit; return how many are new. A unit that the store has stays unchanged.
+        """Make units visible as ``add_units`` does; return how many are new.
 
         Raises:
+            ContradictionError: As ``add_units`` says; the events of the units that contradict the store are set aside.
+        """
+        try:
+            return len(self.add_units(units))
+        except ContradictionError as error:
+            raise set_aside(self, error) from None
+
+    def add_units(self, units: Sequence[Unit]) -> set[int]:
+        """Make units visible, all by one commit; return the numbers of the new ones. A stored unit stays unchanged.
+
+        Units are compared with what the store has at the commit, whoever wrote it and whenever.
+
+        Raises:
+            ContradictionError: The store has a unit with other events. Nothing is then committed.
             InputError: A unit has events that are not exactly its own, a replicate range overlaps a stored range
                 with other bounds, or writing is not permitted. Nothing is then written.
             UnlikeUnitsError: A unit keeps or reads other entries than stored units of its document, action,
-                revision and estimator. Nothing is then written.
+                revision and estimator, or has another horizon, seed or model than its study. Nothing is then written.
             OperationError: Writing failed.
         """
         self._prepare("units", "events", "prompts")

@@ -7,10 +7,14 @@ others check again which units are still missing.
 A writer reads all rows of ``units`` once. By these ids, later log files show whether any later commit is of one of the
 writer's groups. If none is, the writer need not read the new rows: with a thousand writers, thousands of rows come
 between two commits of one writer.
+
+A commit also has the id of each study and model of which the store has no current units. So two writers cannot begin one
+study with two horizons, seeds or models; ``log.units.conditions`` compares them afterwards.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import threading
@@ -24,12 +28,15 @@ import pyarrow.compute as pc
 
 from log.delta.commits import Commit, guards
 from log.delta.durability import side_by_side
+from log.units import conditions
+from log.units.contradictions import ContradictionError
 from log.units.kept_sets import COMPARED, check_alike
 from log.units.records import as_rows, footer_of, missing_records
+from log.units.revisions import current_revision
 from log.units.unit import SPAN, conform_unit, group_of, unit_name, unit_number
 from schema.errors import InputError
 from schema.rows import Hashes, row_hashes
-from schema.tables import GROUP_KEY
+from schema.tables import ACTIONS, GROUP_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
     from log.units.rows import UnitRows
     from log.units.unit import Unit
 
-_READ = tuple(dict.fromkeys((*SPAN, *COMPARED)))
+_READ = tuple(dict.fromkeys((*SPAN, *COMPARED, "events_sha256")))
 ROW_GROUP_ROWS = 1 << 13  # of small tables, in which a writer looks for the rows of a few units
 
 
@@ -99,12 +106,15 @@ class UnitCommits:
         self._touched = Touched(folder)
         self._healed = False  # whether ``units`` is known to have a row for every visible unit
 
-    def append(self, units: Sequence[Unit]) -> int:
-        """Append units; ``Store.append_units`` describes arguments, result and errors."""
+    def append(self, units: Sequence[Unit]) -> set[int]:
+        """Append units; ``Store.add_units`` describes arguments, result and errors."""
         given: dict[int, tuple[dict[str, Any], pa.Table]] = {}
         for unit in units:
             record, events = conform_unit(unit)
-            given.setdefault(record["unit"], (record, events))
+            first, _ = given.setdefault(record["unit"], (record, events))
+            if first["events_sha256"] != record["events_sha256"]:
+                raise InputError(f"unit {unit_name(record)} is given twice, with different events")
+        records = [record for record, _ in given.values()]
         if not self._healed:
             self.reconcile()
         new: list[dict[str, Any]] = []
@@ -115,23 +125,27 @@ class UnitCommits:
             nonlocal before
             # The rows are older than the events, so every unit with a row has its events.
             known, before = before, self._folder.load("units")
-            stored, taken = self._stored(known, events, [record for record, _ in given.values()])
-            new[:] = [record for record, _ in given.values() if record["unit"] not in taken]
-            _check_overlaps(stored, [record for record, _ in given.values()])
+            base = self._base(known, events, records)
+            stored, taken = self._stored(base, records)
+            new[:] = [record for record in records if record["unit"] not in taken]
+            if other := _other_content(stored, records):
+                raise ContradictionError([given[number] for number in other])
+            _check_overlaps(stored, records)
             check_alike(new, stored)
+            begun = self._check_conditions(base, new)
             if not new:
                 return None
             numbers = tuple(record["unit"] for record in new)
             if numbers not in written:
                 rows = pa.concat_tables([given[number][1] for number in numbers])
                 written[numbers] = self._folder.put_rows("events", rows, footer_of(new))
-            return Commit([written[numbers]], _guards(new))
+            return Commit([written[numbers]], [*_guards(new), *guards((group, 0) for group in begun)])
 
         self._healed = False  # until the rows are appended
         self._folder.commit("events", attempt)
         self.append_rows(new)
         self._healed = True
-        return len(new)
+        return {record["unit"] for record in new}
 
     def stored(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
         """Return the numbers of those of some units, each given by its values in ``SPAN``, that are durably stored."""
@@ -171,24 +185,44 @@ class UnitCommits:
             rows = as_rows(new)
             file = self._folder.put_rows("units", rows, row_group=ROW_GROUP_ROWS)
             self._rows.remember(file.path, rows)
+            self._folder.made_of_file("units", file.path, rows, conditions.facts_of)
             return Commit([file], _guards(new))
 
         if records:
             self._folder.commit("units", attempt)
         return len(new)
 
-    def _stored(
-        self, units: Snapshot, events: Snapshot, of: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[dict[str, Any]], set[int]]:
+    def _base(self, units: Snapshot, events: Snapshot, of: Sequence[Mapping[str, Any]]) -> Base:
+        """Return tables that have all units of the groups, and all first units of the studies, of some records."""
+        ids = {group_of(record) for record in of} | {_study_id(*pair) for pair in _studies_of(of)}
+        base = self._touched.base_of(ids, (units, events))
+        if base is None:
+            base = Base(units, events)
+            self._touched.begin(base)
+        return base
+
+    def _check_conditions(self, base: Base, new: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Refuse units that differ from their study; return an id for each study without current units."""
+        pairs = _studies_of(new)
+        missing = missing_records(self._folder, self._rows, base.units, base.events)
+        parts = self._folder.of_files(base.units, conditions.COMPARED, conditions.facts_of).values()
+        stored = conditions.of_studies(frozenset().union(*parts, conditions.facts_of_records(missing)), pairs)
+        own = conditions.facts_of_records(new)
+        if any(revision for _, _, _, revision, *_ in stored | own):
+            is_current = current_revision(self._folder.read(self._folder.load("actions"), ACTIONS.columns))
+            stored = frozenset(fact for fact in stored if is_current((fact[0], fact[2], fact[3])))
+        studies = self._folder.load("studies")
+        rows = self._folder.of_files(studies, conditions.DECLARED, pa.Table.to_pylist).values()
+        declared = [row for row in itertools.chain(*rows) if (row["study"], row["model"]) in pairs]
+        conditions.check_conditions(stored | own, declared)
+        return [_study_id(*pair) for pair in sorted(pairs - {fact[:2] for fact in stored})]
+
+    def _stored(self, base: Base, of: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], set[int]]:
         """Find the stored units of the documents and actions of some records; a unit's row may not be written yet.
 
         Returns:
             The units' rows in the columns that are compared, and the numbers of those records that are stored.
         """
-        base = self._touched.base_of({group_of(record) for record in of}, (units, events))
-        if base is None:
-            base = Base(units, events)
-            self._touched.begin(base)
         missing = missing_records(self._folder, self._rows, base.units, base.events)
         taken = self._rows.known(base.units, [record["unit"] for record in of])
         taken |= {record["unit"] for record in missing}
@@ -227,6 +261,21 @@ def _hashes(rows: pa.Table) -> Hashes:
 
 def _guards(records: Iterable[Mapping[str, Any]]) -> list[Any]:
     return guards((group_of(record), record["first_replicate"] + record["replicates"]) for record in records)
+
+
+def _studies_of(records: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    return {(record["study"], record["model"]) for record in records}
+
+
+def _study_id(study: str, model: str) -> str:
+    """Return the application id of commits that begin a study and model."""
+    return f"kvdrift.study-{hashlib.sha256(json.dumps([study, model]).encode()).hexdigest()[:15]}"
+
+
+def _other_content(stored: Iterable[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the numbers of those given units that are stored with other events."""
+    there = {unit_number(unit): unit["events_sha256"] for unit in stored}
+    return [unit["unit"] for unit in given if there.get(unit["unit"], unit["events_sha256"]) != unit["events_sha256"]]
 
 
 def _check_overlaps(stored: Iterable[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> None:

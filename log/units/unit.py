@@ -110,6 +110,12 @@ def events_sha256(events: pa.Table) -> str:
     return digest.hexdigest()
 
 
+def sha256_of_pairs(rows: pa.Table) -> str:
+    """Return the digest of coupled pairs, whole replicates in key order, without the columns that pairs may lack."""
+    added = {"kind": pa.repeat(COUPLED, len(rows)), "weight": pa.nulls(len(rows), pa.float64())}
+    return events_sha256(pa.table({**{name: rows[name] for name in rows.column_names}, **added}))
+
+
 def counted_events(events: pa.Table) -> dict[str, Any]:
     """Return the columns of ``units`` that follow from a unit's events, which may be in any order."""
     return {"event_rows": events.num_rows, "events_sha256": events_sha256(in_order(events))}

@@ -19,7 +19,7 @@ def run(tmp_path: Path) -> Run:
 
     def call(*logs: pa.Table, **options: Any) -> IngestReport:
         paths = [write(tmp_path / f"log{number}.parquet", log) for number, log in enumerate(logs)]
-        documents = options["documents"] if options else documents_csv(tmp_path)
-        return ingest(tmp_path / "store", paths, documents)
+        documents = options.pop("documents") if "documents" in options else documents_csv(tmp_path)
+        return ingest(tmp_path / "store", paths, documents, **options)
 
     return call

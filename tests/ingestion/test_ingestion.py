@@ -411,19 +411,103 @@ def test_a_conflicting_second_file(tmp_path: Path, run: Run, together: bool) -> 
     assert stored(tmp_path / "store").equals(canonical(grown))
 
 
-@pytest.mark.parametrize("dropped", [False, True])
-def test_nothing_goes_into_an_action_that_was_redone_or_dropped(tmp_path: Path, run: Run, dropped: bool) -> None:  # noqa: FBT001
+def test_a_dropped_action_takes_events_as_a_new_revision_alone(tmp_path: Path, run: Run) -> None:
     run(LOG)
     store = Store.open(tmp_path / "store")
     (row,) = (row for row in store.read("actions").to_pylist() if row["action"] == "half")
-    later = [row | {"action_revision": 1, "dropped": dropped}]
+    later = [row | {"action_revision": 1, "dropped": True}]
     store.append_rows("actions", pa.Table.from_pylist(later, schema=ACTIONS.schema))
     before = store.version("events")
     report = run(make_log(replicates=range(6)))
     assert {(finding.kind, finding.key["action"]) for finding in report.findings} == {("revision", "half")}
-    assert "action 'half' was redone or dropped, and revision 1 supersedes" in report.findings[0].text
+    assert "'half' was dropped" in report.findings[0].text
     assert (report.taken.units, report.kept_out.units) == (4, 4), "the other action grows"
     assert store.version("events") == before + 1
+    revised = run(make_log(replicates=range(6)), revise=True)
+    assert revised.findings == []
+    assert revised.taken.events == 4 * 6 * H
+    assert current(store, "half") == {2}
+    assert run(make_log(replicates=range(6)), revise=True).taken.units == 0, "and once more nothing is new"
+
+
+def test_a_correction_is_a_revision_of_the_actions_that_differ(tmp_path: Path, run: Run) -> None:
+    run(LOG)
+    store = Store.open(tmp_path / "store")
+    corrected = shifted(LOG, "half")
+    assert {finding.kind for finding in run(corrected).findings} == {"conflict"}
+    report = run(corrected, revise=True)
+    assert (report.findings, report.taken.units, report.present.units) == ([], 4, 4)
+    assert (current(store, "half"), current(store, "full")) == ({1}, {0})
+    assert any("half" in remark and "revision 1" in remark and "4 units" in remark for remark in report.remarks)
+    with open_views(store) as views:
+        tokens = views.connection.sql("select sum(x_token) from events where action = 'half'").fetchall()
+    assert tokens == [(sum(row["x_token"] for row in corrected.to_pylist() if row["action"] == "half"),)]
+    assert run(corrected).present.units == 8, "the corrected rows are the store's"
+    later = run(make_log(docs=["d0", "d9"]).filter(pc.equal(make_log(docs=["d0", "d9"])["doc"], "d9")), documents=None)
+    assert {finding.kind for finding in later.findings} == {"document"}
+
+
+def test_a_wrong_horizon_is_corrected_by_a_revision_of_all_actions(tmp_path: Path, run: Run) -> None:
+    half = H // 2
+    run(LOG.filter(pc.less_equal(LOG["t"], half)))
+    store = Store.open(tmp_path / "store")
+    assert set(store.units()["horizon"].to_pylist()) == {half}
+    assert run(LOG).taken.units == 0, "the store has another horizon"
+    one = run(LOG.filter(pc.equal(LOG["action"], "half")), revise=True)
+    assert one.taken.units == 0, "the other action still has the earlier horizon"
+    assert run(LOG, revise=True).taken.events == LOG.num_rows
+    assert set(store.units()["horizon"].to_pylist()) == {H}
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_events_that_another_writer_commits_meanwhile_are_compared(
+    tmp_path: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    same: bool,  # noqa: FBT001
+) -> None:
+    """The other writer comes between the comparison and the commit, with the same replicates and other bounds."""
+    run(LOG.filter(pc.equal(LOG["doc"], "d0")))
+    other = LOG if same else shifted(LOG, "half")
+    other = other.filter(pc.and_(pc.equal(other["action"], "half"), pc.less(other["replicate"], 2)))
+    if not same:
+        other = other.filter(pc.not_equal(other["doc"], "d0"))
+    add, turns = Store.add_units, list[int]()
+
+    def add_late(store: Store, units: Any) -> set[int]:
+        if not turns:
+            turns.append(1)
+            assert run(other).findings == []
+        return add(store, units)
+
+    monkeypatch.setattr(Store, "add_units", add_late)
+    report = run(LOG)
+    docs = {"d1", "d2", "d3"}
+    if same:
+        assert report.findings == []
+        assert stored(tmp_path / "store").equals(canonical(LOG))
+    else:
+        assert {(f.kind, f.key["doc"], f.key["action"]) for f in report.findings} == {
+            ("conflict", doc, "half") for doc in docs
+        }
+        assert report.kept_out.units == 3
+    there = Store.open(tmp_path / "store").units()
+    assert report.taken.events + report.present.events + report.kept_out.events == LOG.num_rows
+    assert sum(there["replicates"].to_pylist()) == 4 * 4 + 4 * 4 - (0 if same else 3 * 2)
+
+
+def shifted(log: pa.Table, action: str) -> pa.Table:
+    """Return a log in which both tokens of an action's rows are larger by 1."""
+    more = pc.equal(log["action"], action).cast(pa.int32())
+    for name in ("x_token", "y_token"):
+        log = log.set_column(log.column_names.index(name), log.schema.field(name), pc.add(log[name], more))
+    return log
+
+
+def current(store: Store, action: str) -> set[int]:
+    """Return the revisions of an action's current units."""
+    units = store.units()
+    return set(units.filter(pc.equal(units["action"], action))["action_revision"].to_pylist())
 
 
 def test_nothing_new_goes_into_an_action_that_kvdrift_generated(tmp_path: Path, run: Run) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, WriterProperties
@@ -17,7 +18,7 @@ from fixtures.refusals import refused
 from fixtures.stored_units import HORIZON, content, expected, make_unit
 from fixtures.swrb_events import random_laws, swrb_replicate, unit
 
-from log.store import Store
+from log.store import Store, Unit
 from schema.errors import InputError
 from schema.tables import EVENTS
 
@@ -57,7 +58,7 @@ def test_a_unit_comes_back_in_its_order(store: Store) -> None:
     assert store.append_units([swrb_unit(shuffled)]) == 1
     names = [name for name in EVENTS.columns if name != "unit"]
     assert store.read("events", columns=names).to_pylist() == [{name: row[name] for name in names} for row in rows]
-    (found,) = store.units("s").to_pylist()
+    (found,) = store.units("b").to_pylist()
     assert (found["estimator"], found["first_replicate"], found["replicates"]) == ("swrb", 5, 3)
     assert store.append_units([swrb_unit(rows)]) == 0
 
@@ -84,7 +85,7 @@ def test_all_of_no_mass_is_whole(store: Store) -> None:
     ("rows", "message"),
     [
         ([], "replicate 5 of .* has no scan rows"),
-        (without("scan", 6), r"replicate 6 of \(s, org/model, d0, snapkv\) swrb replicates \[5, 8\) has no scan rows"),
+        (without("scan", 6), r"replicate 6 of \(b, org/model, d0, snapkv\) swrb replicates \[5, 8\) has no scan rows"),
         (changed("scan", 6, 1, replicate=9), r"replicate is not one of the unit's .*scan of replicate 9, t = 1"),
         (changed("scan", 6, 4, t=5), "t is 5, must be within 1..4"),
         (without("scan", 6, 2), r"t is 3, must be 2 .*scan of replicate 6, t = 3"),
@@ -120,7 +121,12 @@ def test_a_unit_that_is_not_whole_is_refused(store: Store, rows: list[dict[str, 
 
 
 def test_replicates_of_the_estimators_are_apart(store: Store) -> None:
-    plain = make_unit(first=4)
+    whole = make_unit(first=4)
+    rows = whole.events.filter(pc.less_equal(whole.events["t"], H)).drop_columns("study")
+    plain = Unit(
+        whole.record | {"study": NAMES["study"], "horizon": H},
+        rows.append_column("study", [[NAMES["study"]] * len(rows)]),
+    )
     assert store.append_units([plain, swrb_unit(make_rows())]) == 2
     assert store.append_units([plain, swrb_unit(make_rows())]) == 0
     with pytest.raises(InputError, match=r"swrb replicates \[5, 7\) overlaps the replicates \[5, 8\)"):

@@ -337,3 +337,24 @@ def test_waiting_rows_that_the_store_contradicts_are_set_aside(tmp_path: Path) -
     assert report.waiting.units == 0
     assert ingest_pieces(tmp_path / "store", [], None, H).findings == [], "set aside, the rows wait no more"
     assert stored(tmp_path / "store").equals(canonical(LOG))
+
+
+def test_a_replicate_that_another_writer_brings_first_is_not_acknowledged(tmp_path: Path) -> None:
+    """The last pieces come when another ingestion has committed other content of a replicate of which rows wait."""
+    key = {"doc": "d1", "action": "half", "replicate": 2}
+    take(tmp_path, write(tmp_path / "1.parquet", early()))
+    other = write(tmp_path / "other.parquet", edit(LOG, {"x_token": 40}, **key, t=2))
+    last = EventFile(write(tmp_path / "2.parquet", later()))
+    with alone(str(tmp_path / "store")):
+        intake = LiveIntake(Store.open(tmp_path / "store"), read_documents(documents_csv(tmp_path)), H)
+        assert ingest(tmp_path / "store", [other], documents_csv(tmp_path)).findings == []
+        report = intake.take(last, digest_of(last.path))
+        assert (report.taken.events, report.waiting.units) == (0, 0)
+        assert {finding.kind for finding in report.findings} == {"conflict"}
+        (aside,) = (tmp_path / "store" / "pieces" / "aside").iterdir()
+        assert pq.read_table(aside)["t"].to_pylist() == [1, 2, 3, 4, 5]
+        again = intake.take(last, digest_of(last.path))
+    assert [finding.key["t"] for finding in report.findings if "t" in finding.key] == [2]
+    assert again.findings == [], "the last pieces are those of the store"
+    there = stored(tmp_path / "store")
+    assert there["x_token"][place(there, **key, t=2)].as_py() == 40
