@@ -2,7 +2,8 @@
 
 An error is a value that no log following the definitions can hold, whatever the model, policy and random numbers:
 
-- keys: a replicate is numbered from 0 and has every position 1..H exactly once, with one H for each study and model;
+- keys: a replicate is numbered from 0 and has every position 1..H exactly once, with one H for each study and model.
+  Positions after both sides' EOS may be missing at the end, since the definitions say what they hold;
 - delta and f are total variations, so within [0, 1]. Values outside by at most 1e-6, which is rounding, are taken as 0
   or 1. A double is converted to float32, the stored type, afterwards;
 - the coupling emits a mismatch with probability exactly delta ("Coupling"), so X_t != Y_t with delta_t = 0 cannot
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingestion.files import INTEGERS, VALUES, EventRows
+from ingestion.event_rows import DISTANCES, INTEGERS, VALUES, EventRows
 from schema.rows import Flags, Ints, Wide, combined_codes, run_begins
 
 FORCED_TOLERANCE = 0.01  # tolerance of |delta - f| while both histories are the same
@@ -64,7 +65,7 @@ class SortedRows:
     @classmethod
     def of(cls, rows: EventRows) -> SortedRows:
         """Sort N > 0 rows. A replicate or t that is null or no int32 is sorted as -1."""
-        unkeyed = [rows.flaws & np.uint16(0x101 << VALUES.index(name)) != 0 for name in ("replicate", "t")]
+        unkeyed = [rows.is_flawed(name) for name in ("replicate", "t")]
         replicate, t = (
             np.where(bad, _SORTS_FIRST, values) if bad.any() else values
             for bad, values in zip(unkeyed, (rows.replicate, rows.t), strict=True)
@@ -92,11 +93,21 @@ class SortedRows:
         """Return the group of each unit, [U]."""
         return self.rows.group[self.unit_first[:-1]]
 
-    def common_last_position(self, of_group: Flags) -> int:
-        """Return the position at which most replicates of ``groups`` end; the last such position on a tie."""
-        last = self.rows.t[self.pair_last][of_group[self.rows.group[self.pair_last]]]
-        values, counts = np.unique(last, return_counts=True)
-        return int(values[len(values) - 1 - np.argmax(counts[::-1])])
+    def suggested_horizon(self, of_group: Flags) -> int:
+        """Return the H that the replicates of some groups suggest; 0 if they suggest none.
+
+        H is the position at which most replicates end of which a side has not ended; the last such position on a tie.
+        If all have ended, H is the last position of all replicates that go on after both ends, if they have but one.
+        """
+        chosen = of_group[self.rows.group[self.pair_last]]
+        last, first = self.pair_last[chosen], self.pair_first[chosen]
+        ended = self.rows.x_eos & self.rows.y_eos
+        values, counts = np.unique(self.rows.t[last[~ended[last]]], return_counts=True)
+        if len(values):
+            return int(values[len(values) - 1 - np.argmax(counts[::-1])])
+        padded = ended[np.maximum(last - 1, first)] & (last > first)
+        ends = np.unique(self.rows.t[last])
+        return int(ends[0]) if len(ends) == 1 and padded.any() else 0
 
 
 def find_errors(given: SortedRows, horizon: Ints, control: Flags) -> list[Anomaly]:
@@ -154,7 +165,7 @@ def _flaws(rows: EventRows) -> list[Anomaly]:
     found = []
     for bit, name in enumerate(VALUES):
         null, misfit = (np.flatnonzero(rows.flaws & np.uint16(1 << shift)) for shift in (bit, 8 + bit))
-        wanted = "does not fit int32" if name in INTEGERS else "is not 0 or 1"
+        wanted = "does not fit int32" if name in INTEGERS else "is no number" if name in DISTANCES else "is not 0 or 1"
         found += [
             Anomaly("null", null, _says(f"{name} is null")),
             Anomaly("type", misfit, _says(f"{name} {wanted}")),
@@ -172,7 +183,7 @@ def _moved(rows: EventRows, control: Flags) -> Anomaly:
 
 def _key_errors(given: SortedRows, horizon: Ints) -> list[Anomaly]:
     rows, pair_first, pair_last = given.rows, given.pair_first, given.pair_last
-    keyed = rows.flaws & np.uint16(0x101 << VALUES.index("replicate") | 0x101 << VALUES.index("t")) == 0
+    keyed = ~(rows.is_flawed("replicate") | rows.is_flawed("t"))
     before = _of_row_before(rows.t)
     again = rows.t == before
     again[pair_first] = False
@@ -180,13 +191,16 @@ def _key_errors(given: SortedRows, horizon: Ints) -> list[Anomaly]:
     np.maximum(before, 0, out=before)
     last = rows.t[pair_last]
     wanted = horizon[rows.group[pair_last]]
-    ends = pair_last[(last != wanted) & (last > 0)]
+    stopped = rows.x_eos[pair_last] & rows.y_eos[pair_last] & (last < wanted)
+    ends = pair_last[(last != wanted) & (last > 0) & ~stopped]
 
     def missing(row: int) -> str:
         first, last = int(before[row]) + 1, int(rows.t[row]) - 1
         return "the position is missing" if first == last else f"positions {first}..{last} are missing"
 
     def short(row: int) -> str:
+        if not horizon[rows.group[row]]:
+            return "all replicates stop where both sides have ended, so the horizon is unknown; give --horizon"
         return f"the replicate ends at {rows.t[row]}, but the study and model have horizon {horizon[rows.group[row]]}"
 
     negative = np.flatnonzero(keyed & (rows.replicate < 0))

@@ -14,25 +14,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestion import formats
+from ingestion.event_rows import DISTANCES, INTEGERS, VALUES, EventRows, converted, plain
 from ingestion.formats import LATER, open_log
 from ingestion.inputs import EventSource, SourceFile, one_source
 from schema.errors import InputError, reading
-from schema.rows import Flags, Ints, Wide, combined_codes, rounded_into_range, run_begins
-from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
-
-VALUES = tuple(name for name in PAIR_COLUMNS if name not in GROUP_KEY)
-INTEGERS = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.int32())
-DISTANCES = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.float32())
+from schema.rows import Ints, Wide, combined_codes, run_begins
+from schema.tables import EVENTS, GROUP_KEY
 
 PORTION_ROWS = 1 << 20  # rows of whole groups that are checked together, about
 MOST_GROUPS = 1 << 18  # in one log
@@ -41,36 +36,6 @@ _READ_BYTES = 1 << 20
 _GROUP = ", ".join(GROUP_KEY)
 
 GroupNames = tuple[str | None, ...]  # study, model, doc, action
-
-
-@dataclass(frozen=True)
-class EventRows:
-    """N events in the types of table ``events``; ``flaws`` marks values that are null or do not fit their type."""
-
-    group: Ints  # index into ``FileGroups.names``
-    replicate: Ints
-    t: Ints
-    x_token: Ints
-    y_token: Ints
-    delta: npt.NDArray[np.float32]
-    f: npt.NDArray[np.float32]
-    x_eos: Flags
-    y_eos: Flags
-    flaws: npt.NDArray[np.uint16]  # bit i: VALUES[i] is null; bit 8 + i: it does not fit the type
-
-    def __len__(self) -> int:
-        return len(self.group)
-
-    def take(self, chosen: Any) -> EventRows:
-        """Return the rows of a slice, a mask or an array of indices."""
-        return EventRows(*(getattr(self, field.name)[chosen] for field in fields(self)))
-
-    @staticmethod
-    def concatenated(parts: Sequence[EventRows]) -> EventRows:
-        """Return the rows of all ``parts``; there must be at least one part."""
-        if len(parts) == 1:
-            return parts[0]
-        return EventRows(*(np.concatenate([getattr(p, field.name) for p in parts]) for field in fields(EventRows)))
 
 
 @dataclass(frozen=True)
@@ -189,7 +154,7 @@ class EventFile:
         parts: list[EventRows] = []
         row = 0
         for _, batch in self._slices(VALUES):
-            rows = _convert(batch, groups.group_of_rows(row, batch.num_rows))
+            rows = converted(batch, groups.group_of_rows(row, batch.num_rows))
             row += len(rows)
             while row >= end and len(rows):
                 here = len(rows) - (row - end)
@@ -213,7 +178,7 @@ class EventFile:
         for name, default in LATER.items():
             if name not in batch.schema.names:
                 continue
-            values = _plain(batch.column(name))
+            values = plain(batch.column(name))
             other = values.is_valid() if default is None else pc.not_equal(values, default).fill_null(True)  # noqa: FBT003
             row = pc.index(other, True).as_py()
             if row >= 0:
@@ -308,37 +273,4 @@ def _runs(batch: pa.RecordBatch, groups: dict[GroupNames, int]) -> tuple[Wide, I
 
 
 def _coded(column: pa.Array) -> pa.DictionaryArray:
-    return column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(_plain(column))
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    """Return a column without dictionary or string views, which some of Arrow's functions refuse."""
-    if pa.types.is_dictionary(column.type):
-        return column.dictionary_decode()
-    return column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column
-
-
-def _convert(batch: pa.RecordBatch, group: Ints) -> EventRows:
-    """Return values in the types of table ``events``; null and unfit values become 0 or NaN and are marked as flaws."""
-    flaws = np.zeros(batch.num_rows, dtype=np.uint16)
-    values: dict[str, npt.NDArray[Any]] = {}
-    for bit, name in enumerate(VALUES):
-        column = _plain(batch.column(name))
-        if column.null_count:
-            flaws |= column.is_null().to_numpy(zero_copy_only=False).astype(np.uint16) << np.uint16(bit)
-        if name in DISTANCES:
-            with np.errstate(over="ignore"):  # an overflow becomes infinity, which is outside 0..1 as well
-                given = rounded_into_range(column.to_numpy(zero_copy_only=False))
-                values[name] = given.astype(np.float32)
-            continue
-        if column.null_count:
-            column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
-        given = column.to_numpy(zero_copy_only=False)
-        if given.dtype != np.bool_:
-            low, high = (-(2**31), 2**31 - 1) if name in INTEGERS else (0, 1)
-            misfit = (given < low) | (given > high)
-            if misfit.any():
-                flaws |= misfit.astype(np.uint16) << np.uint16(8 + bit)
-                given = np.where(misfit, 0, given)
-        values[name] = given.astype(np.int32 if name in INTEGERS else np.bool_)
-    return EventRows(group, flaws=flaws, **values)
+    return column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(plain(column))

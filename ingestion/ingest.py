@@ -2,7 +2,7 @@
 
 A unit is a run of consecutive replicates of one (study, model, doc, action) in one file. A unit is accepted or kept out
 as a whole: one error keeps its unit out, and the other units go in. All positions of a replicate must therefore be in
-one file, unless pieces are taken (``ingestion.stream``). ``ingestion.checks`` says what an error is.
+one file, unless pieces are taken (``transforms.streams.live_files``). ``ingestion.checks`` says what an error is.
 
 If the store has some replicates of a unit, their events are compared. If they are equal, only the other replicates go
 in. If they differ, the unit is kept out. A key that occurs twice in one file is an error, even if the two rows are
@@ -11,7 +11,8 @@ coupled pairs is not read.
 
 H of a (study, model) is the H of its ``studies`` row. Without such a row, H is that of the stored units. Without stored
 units, H is the call's. Without that, H is the position at which most replicates end in the first portion of the file
-that has accepted replicates. If the call gives another H than the store has, the rows of that study and model stay out.
+that has accepted replicates; replicates that stop after both sides have ended do not count. These are completed to H
+(``ingestion.event_rows``). If the call gives another H than the store has, the rows of that study and model stay out.
 
 A document is known if the store or the documents file has it. Its row is appended with its first unit. An action
 without a row gets a row with the selector "external", since nothing else is known about the action. The action is the
@@ -29,8 +30,9 @@ import numpy as np
 
 from ingestion.checks import Anomaly, SortedRows, find_errors, find_remarks
 from ingestion.documents import DocumentRows, read_documents
+from ingestion.event_rows import EventRows, filled
 from ingestion.facts import FactRows, read_facts_file
-from ingestion.files import EventFile, EventRows, FileGroups
+from ingestion.files import EventFile, FileGroups
 from ingestion.formats import NoEventsError
 from ingestion.inputs import EventSource, expanded
 from ingestion.intake import Comparison, Intake, Refusal
@@ -193,7 +195,7 @@ class Filing:
             if wrong[unit]:
                 self._report.kept_out.add(1, end - start)
             else:
-                self._offer(given, group, start, end, int(horizon[group]))
+                self._offer(given, group, start, end, horizon)
         return self._remarks(given, wrong)
 
     def named(self, rows: EventRows, first: int) -> EventRows:
@@ -228,17 +230,18 @@ class Filing:
         known = [self._intake.horizon(*model) for model in self._models]
         for model in np.unique(self._model_of_group[given.unit_group]).tolist():
             if known[model] is None:
-                known[model] = given.common_last_position(self._model_of_group == model)
+                known[model] = given.suggested_horizon(self._model_of_group == model)
         return np.array([horizon or 0 for horizon in known], dtype=np.int32)
 
-    def _offer(self, given: SortedRows, group: int, start: int, end: int, horizon: int) -> None:
+    def _offer(self, given: SortedRows, group: int, start: int, end: int, horizons: Ints) -> None:
         study, model, doc, action = (str(name) for name in self._groups.names[group])
+        rows, horizon = filled(given.rows.take(slice(start, end)), horizons), int(horizons[group])
         report = self._report
 
         def answered(answer: int | Refusal) -> None:
             """Count what the commit did with the unit."""
             if isinstance(answer, Refusal):
-                key = self._key(given, group, None if answer.at is None else start + answer.at)
+                key = self._key(rows, group, answer.at)
                 report.findings.append(Finding(self._file, answer.kind, answer.text, key, answer.count))
                 report.kept_out.add(1, end - start)
                 return
@@ -246,16 +249,16 @@ class Filing:
             new = answer * horizon
             (report.taken if new else report.present).add(1, 0)
             report.taken.add(0, new)
-            report.present.add(0, end - start - new)
+            report.present.add(0, len(rows) - new)
 
-        self._intake.offer((study, model, doc, action), given.rows.take(slice(start, end)), horizon, answered)
+        self._intake.offer((study, model, doc, action), rows, horizon, answered)
 
     def by_unit(self, given: SortedRows, error: Anomaly) -> list[Finding]:
         """Return one finding for each unit that has the error; the finding names the unit's first such row."""
         units, first, counts = np.unique(given.unit_of(error.rows), return_index=True, return_counts=True)
         found = []
         for unit, row, count in zip(units.tolist(), error.rows[first].tolist(), counts.tolist(), strict=True):
-            key = self._key(given, int(given.unit_group[unit]), row)
+            key = self._key(given.rows, int(given.unit_group[unit]), row)
             if error.position is not None:
                 key["t"] = error.position(row)
             found.append(Finding(self._file, error.kind, error.say(row), key, count))
@@ -268,14 +271,16 @@ class Filing:
             rows = remark.rows[~wrong[given.unit_of(remark.rows)]]
             if rows.size:
                 row = int(rows[0])
-                key = self._key(given, int(given.rows.group[row]), row)
+                key = self._key(given.rows, int(given.rows.group[row]), row)
                 remarks.append(Finding(self._file, remark.kind, remark.say(row), key, int(rows.size)))
         return remarks
 
-    def _key(self, given: SortedRows, group: int, row: int | None) -> dict[str, Any]:
+    def _key(self, rows: EventRows, group: int, row: int | None) -> dict[str, Any]:
+        """Return the names of a row, without a replicate or t that is null or no int32."""
         key: dict[str, Any] = dict(zip(GROUP_KEY, self._groups.names[group], strict=True))
-        if row is not None:
-            key |= {"replicate": int(given.rows.replicate[row]), "t": int(given.rows.t[row])}
+        for name in ("replicate", "t") if row is not None else ():
+            if not rows.is_flawed(name)[row]:
+                key[name] = int(getattr(rows, name)[row])
         return key
 
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestion.documents import DocumentRows
+from ingestion.event_rows import VALUES, EventRows
 from ingestion.facts import FactRows
-from ingestion.files import VALUES, EventRows
 from ingestion.records import Record
 from log.store import Store
 from log.units.events import RowsOfUnits

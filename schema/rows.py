@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,12 @@ def run_begins(*columns: npt.NDArray[Any]) -> Flags:
     begins = np.ones(len(columns[0]), dtype=np.bool_)
     begins[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return begins
+
+
+def run_bounds(*columns: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the end of each run of equal rows of some columns [N]."""
+    if len(columns[0]):
+        yield from itertools.pairwise([*np.flatnonzero(run_begins(*columns)).tolist(), len(columns[0])])
 
 
 def repeats(keys: Sequence[npt.NDArray[Any]], values: Sequence[npt.NDArray[Any]]) -> tuple[Flags, Flags]:

@@ -100,7 +100,7 @@ def _pieces(
     interval: float | None,
 ) -> IngestReport:
     """Take files that may hold pieces of replicates: once, or repeatedly if ``interval`` is given."""
-    from ingestion.stream import ingest_pieces
+    from transforms.streams.live_files import ingest_pieces
 
     stopped = threading.Event()
 

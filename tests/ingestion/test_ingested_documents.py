@@ -21,9 +21,9 @@ from ingestion.documents import read_documents
 from ingestion.facts import read_facts_file
 from ingestion.ingest import ingest
 from ingestion.report import IngestReport
-from ingestion.stream import ingest_pieces
 from log.store import Store
 from sql.catalog import open_views
+from transforms.streams.live_files import ingest_pieces
 
 
 def rows_of(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:

@@ -310,7 +310,7 @@ def test_units_of_the_other_estimator_are_not_in_the_way(tmp_path: Path, run: Ru
     rows = [{**names, "kind": "scan", "replicate": 0, "t": t, **still} for t in range(1, H + 1)]
     record = {**names, "estimator": "swrb", "first_replicate": 0, "replicates": 1, "horizon": H}
     Store.create(tmp_path / "store").append_units([Unit(record, pa.Table.from_pylist(rows, schema=EVENTS.schema))])
-    (finding,) = run(make_log(["d1"], ["half"], [0], horizon=H - 1)).findings
+    (finding,) = run(make_log(["d1"], ["full"], [0], horizon=H - 1)).findings
     assert finding.kind == "horizon", "their horizon is the study's"
     report = run(LOG)
     assert (report.findings, report.taken.units, report.present.units) == ([], 8, 0)
@@ -541,6 +541,7 @@ def after(log: pa.Table, *, both: bool, **key: Any) -> dict[str, Any]:
 BOTH = after(LOG, both=True, action="half")
 ONE = after(make_log(replicates=range(40)), both=False, action="half")
 AT = {"doc": "d1", "action": "half", "replicate": 2, "t": 6}
+OPEN = {"doc": "d1", "action": "full", "replicate": 0}  # no side ends
 
 
 def repeated(log: pa.Table, **key: Any) -> pa.Table:
@@ -550,13 +551,14 @@ def repeated(log: pa.Table, **key: Any) -> pa.Table:
 CASES: dict[str, tuple[Callable[[], pa.Table], str, dict[str, Any], str]] = {
     "duplicate": (lambda: repeated(LOG, **AT), "duplicate", AT, "the key occurs more than once"),
     "gap": (lambda: without(LOG, **AT), "gap", AT, "the position is missing"),
-    "short": (lambda: without(LOG, **(AT | {"t": H})), "horizon", AT | {"t": H - 1}, f"the replicate ends at {H - 1}, but the study and model have horizon {H}"),
+    "short": (lambda: without(LOG, **(OPEN | {"t": H})), "horizon", OPEN | {"t": H - 1}, f"the replicate ends at {H - 1}, but the study and model have horizon {H}"),
     "zero t": (lambda: edit(LOG, {"t": 0}, **(AT | {"t": 1})), "position", AT | {"t": 0}, "t is 0, must be at least 1"),
     "negative": (lambda: pa.concat_tables([LOG, make_log(["d1"], ["half"], [0]).set_column(4, "replicate", pa.array([-1] * H, pa.int32()))]),
                  "replicate", AT | {"replicate": -1, "t": 1}, "replicate is -1, must be at least 0"),
     "f NaN": (lambda: edit(LOG, {"f": float("nan")}, **AT), "range", AT, "f is nan, must be within [0, 1]"),
     "token null": (lambda: edit(LOG, {"x_token": None}, **AT), "null", AT, "x_token is null"),
-    "t null": (lambda: edit(LOG, {"t": None}, **AT), "null", AT | {"t": -1}, "t is null"),
+    "t null": (lambda: edit(LOG, {"t": None}, **AT), "null", {name: AT[name] for name in ("doc", "action", "replicate")}, "t is null"),
+    "replicate no number": (lambda: edit(LOG, {"replicate": 2**31}, **AT), "type", {"doc": "d1", "action": "half", "t": 6}, "replicate does not fit int32"),
     "wide token": (lambda: edit(LOG, {"y_token": 2**31}, **AT), "type", AT, "y_token does not fit int32"),
     "flag 2": (lambda: edit(LOG, {"x_eos": 2}, **AT), "type", AT, "x_eos is not 0 or 1"),
     "impossible": (lambda: edit(LOG, {"delta": 0.0, "x_token": 7, "y_token": 8}, **AT), "impossible mismatch", AT, "x_token 7 and y_token 8 differ although delta is 0"),
@@ -660,7 +662,7 @@ def test_the_horizon_is_one_for_a_study_and_model(tmp_path: Path, run: Run) -> N
     short = make_log(["d3"], ["half"], horizon=H - 2)
     report = run(pa.concat_tables([make_log(DOCS[:3]), short]))
     (finding,) = report.findings
-    assert (finding.kind, finding.key["doc"], finding.count) == ("horizon", "d3", 4)
+    assert (finding.kind, finding.key["doc"], finding.count) == ("horizon", "d3", 2), "the other two have ended"
     assert run(short).findings[0].kind == "horizon", "the stored units' horizon holds"
     assert run(make_log(model="other", horizon=5)).findings == [], "another model has its own"
     row = {field.name: 3 for field in STUDIES.schema} | {

@@ -17,13 +17,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from fixtures.event_logs import LOG, H, canonical, command, documents_csv, edit, stored, write, write_as
 from fixtures.refusals import refused
+from ingestion.stream import ingest_pieces
 
 from benchmarks.s3_server import s3_server
 from ingestion import formats, stream
 from ingestion.files import EventFile
 from ingestion.ingest import ingest
 from ingestion.report import IngestReport
-from ingestion.stream import ingest_pieces
 from schema.location import filesystem_of
 
 FIRST, SECOND = LOG.slice(0, 192), LOG.slice(192)

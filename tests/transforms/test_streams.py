@@ -18,6 +18,7 @@ from apache_beam.testing import test_stream
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 from fixtures.beam_results import HORIZON, assert_equals_batch_path, events, letters, ran, shuffled
+from fixtures.event_logs import LOG, canonical, documents_csv, make_log, stopped, stored
 from fixtures.random_units import branched_unit, unit
 
 from log.store import Store
@@ -51,6 +52,28 @@ def test_any_order_and_twice_is_the_batch_path(tmp_path: Path, grouped: bool) ->
     assert not letters(derived)
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.by_default("False")
+def test_replicates_that_stop_after_both_ends_are_whole(tmp_path: Path, grouped: bool) -> None:  # noqa: FBT001
+    """Some rows after the ends come, some of them late, and some with another token that pads."""
+    whole = events(200)
+    ended = pc.and_(whole["x_eos"], whole["y_eos"]).to_numpy()
+    first = ended & ~np.roll(ended, 1) | (whole["t"].to_numpy() == 1)
+    t, pair = whole["t"].to_numpy(), whole["replicate"].to_numpy()
+    kept = ~ended | first | (pair % 3 == 0) | ((pair % 3 == 1) & np.roll(first & ended, 1))
+    assert kept.sum() < len(kept) - 20
+    pads = pa.array(np.where(ended & ~first & (pair % 6 == 0), 5, whole["x_token"].to_numpy()))
+    late = (
+        whole.set_column(6, "x_token", pads)
+        .set_column(7, "y_token", pads)
+        .filter(pa.array(ended & ~first & (t == HORIZON)))
+    )
+    elements = [*in_batches(shuffled(whole.filter(pa.array(kept)), doubled=0.05), 37), *([] if grouped else [late])]
+    derived = derived_of(elements, tmp_path / "out", grouped=grouped)
+    assert_equals_batch_path(derived, whole)
+    assert not letters(derived)
+
+
 @pytest.mark.slow
 def test_two_million_events_are_the_batch_path(tmp_path: Path) -> None:
     """They are shuffled over 1,000 replicates; 5% come twice, and 1% come last. ``benchmarks.streams`` times as many."""
@@ -74,7 +97,12 @@ def test_what_never_gets_whole_is_a_dead_letter_with_its_rows(tmp_path: Path, gr
     beyond = whole.slice(0, 1).set_column(5, "t", pa.array([HORIZON + 1], pa.int32()))
     unread = whole.slice(0, 3).drop_columns(["delta"])
     derived = derived_of(
-        [pa.concat_tables([whole.filter(pa.array(~lacking)), other]), beyond, unread, {"study": "s", "t": "first"}],
+        [
+            pa.concat_tables([whole.filter(pa.array(~lacking)), other]),
+            beyond,
+            unread,
+            {**whole.to_pylist()[0], "t": "first"},
+        ],
         tmp_path / "out",
         grouped=grouped,
     )
@@ -85,7 +113,7 @@ def test_what_never_gets_whole_is_a_dead_letter_with_its_rows(tmp_path: Path, gr
         "rows of one position contradict each other": 13,
         "t is outside of 1..H, or the replicate is negative": 1,
         "events lack the column delta": 3,
-        "an event does not fit the columns of events: Could not convert 'first' with type str: tried to convert to int32": 1,
+        "t is 'first', must be a whole number of int32": 1,
     }
     assert set(found["11 of 12 positions came"]["replicate"].to_pylist()) == {2}
     assert found["events lack the column delta"].equals(unread)
@@ -95,13 +123,13 @@ def test_rows_that_cannot_be_of_a_pair() -> None:
     whole = events(2)
     null = whole.slice(0, 1).set_column(8, "delta", pa.array([None], pa.float32()))
     scan = whole.slice(0, 2).append_column("kind", pa.array(["scan", "coupled"]))
-    assert [piece.reason for piece in cut(null, HORIZON)] == ["a value is null"]
+    assert [piece.reason for piece in cut(null, HORIZON)] == ["delta is null"]
     first, second = cut(scan, HORIZON)
     assert first.reason == "the event is of no coupled pair; branches are derived from a store"
     assert (second.reason, len(unpacked(second.data))) == ("", 1)
     assert [piece.reason for piece in cut(whole, {"another": 3})] == ["the horizon of the study is not given"]
     (wide,) = cut(whole.set_column(6, "x_token", pa.array([2**40] * whole.num_rows)), HORIZON)
-    assert wide.reason.startswith("events column 'x_token': Integer value 1099511627776 not in range")
+    assert (wide.reason, events_of(wide)["x_token"][0].as_py()) == ("x_token is not a whole number of int32", 2**40)
 
 
 def test_distances_outside_of_their_range() -> None:
@@ -113,7 +141,7 @@ def test_distances_outside_of_their_range() -> None:
         [piece for piece in cut(whole.set_column(8, "delta", pa.array(delta)), HORIZON) if bool(piece.reason) == wrong]
         for wrong in (False, True)
     )
-    assert [(piece.reason, events_of(piece).num_rows) for piece in bad] == [("delta or f is outside of 0..1", 2)]
+    assert [(piece.reason, events_of(piece).num_rows) for piece in bad] == [("delta is outside of 0..1", 2)]
     assert {1.0, 0.0} <= set(np.concatenate([unpacked(piece.data)["delta"] for piece in good]).tolist())
     assert sum(len(unpacked(piece.data)) for piece in good) == whole.num_rows - 2
 
@@ -357,3 +385,24 @@ def test_whole_replicates_of_another_generator_become_units(tmp_path: Path) -> N
     expected = derive_trajectories(known).steps.drop_columns(["unit"])
     keys = [(name, "ascending") for name in ("action", "replicate", "t")]
     assert store.read("steps").drop_columns(["unit"]).sort_by(keys).equals(expected.sort_by(keys))
+
+
+def test_replicates_that_stop_become_units_with_all_positions(tmp_path: Path) -> None:
+    """Also one that ends at H itself, alone in its bundle: the horizon is that of the assembly."""
+    location, documents = tmp_path / "store", documents_csv(tmp_path)
+    for place, log in enumerate((make_log(["d0"], ["full"], [0], 1), LOG)):
+        last = log if place else log.set_column(10, "x_eos", pa.array([True])).set_column(11, "y_eos", pa.array([True]))
+        study = last.set_column(0, "study", pa.array([f"study {place}"] * last.num_rows))
+        batches = in_batches(shuffled(stopped(study)), 50)
+        assembly = AssembleReplicates({"study 0": 1, "study 1": HORIZON})
+        letters = ran(
+            lambda pipeline, events=batches, assembly=assembly: (
+                pipeline | beam.Create(events) | assembly | WriteReplicates(location, documents)
+            ),
+            tmp_path / str(place),
+        )
+        assert letters == []
+    there = stored(location)
+    assert there.num_rows == 1 + LOG.num_rows
+    there = there.filter(pc.equal(there["study"], "study 1"))
+    assert there.drop_columns(["study"]).equals(canonical(LOG).drop_columns(["study"]))

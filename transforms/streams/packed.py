@@ -6,7 +6,6 @@ event's bytes, are only in the key.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +16,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingestion.event_rows import DISTANCES, VALUES, EventRows, converted, exact, exact_value, plain
+from ingestion.records import is_text
 from schema.errors import InputError, first_line
-from schema.rows import rounded_into_range
+from schema.rows import Flags, Ints
 from schema.tables import COUPLED, EVENTS, GROUP_KEY, PAIR_COLUMNS, PLAIN
 from transforms.event_columns import SortedEvents
 
 _VALUES = tuple(name for name in PAIR_COLUMNS if name not in {*GROUP_KEY, "replicate"})
-_KEY = ("action_revision", "unit", "kind")  # columns that a batch may lack; a row without them has their defaults
-_TYPES = {name: EVENTS.schema.field(name).type for name in (*PAIR_COLUMNS, *_KEY)}
+_TEXTS = (*GROUP_KEY, "kind")
+_LATER = {"action_revision": 0, "unit": -1}  # columns that a batch may lack, as may ``kind``; with what stands for null
+_TYPES = {name: EVENTS.schema.field(name).type for name in (*PAIR_COLUMNS, *_LATER, "kind")}
 
 ROW: Final = np.dtype([(name, pa.array([], _TYPES[name]).to_numpy(zero_copy_only=False).dtype) for name in _VALUES])
 """One packed event: t, both tokens, delta, f and both EOS flags."""
@@ -33,14 +35,9 @@ Rows = npt.NDArray[np.void]  # of dtype ROW
 Batch: TypeAlias = pa.Table | pa.RecordBatch
 Horizons: TypeAlias = int | Mapping[str, int]  # H of all studies, or of each study
 
-_REASONS = (
-    "a value is null",
-    "the event is of no coupled pair; branches are derived from a store",
-    "the horizon of the study is not given",
-    "t is outside of 1..H, or the replicate is negative",
-    "delta or f is outside of 0..1",
-)
-_DISTANCES = ("delta", "f")
+_SHOWN = 60  # characters of a value
+_TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_WANTED = {pa.bool_(): "true, false, 0 or 1", pa.float32(): "a number", pa.string(): "a text"}
 
 
 @dataclass(frozen=True)
@@ -55,52 +52,80 @@ class Piece:
     reason: str = ""
 
 
-def batch_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
-    """Build a batch from events as dicts; a column that no row has is left out.
+def cut_all(elements: Sequence[Any], horizons: Horizons) -> Iterator[Piece]:
+    """Divide batches and single events into pieces; batches with equal columns are divided together.
 
-    Raises:
-        InputError: A value does not fit its column.
+    An element that is neither a batch nor an event as a dict is a piece with a reason, and so is each event that cannot
+    belong to a replicate.
     """
-    names = [name for name in _TYPES if any(name in row for row in rows)]
-    try:
-        return pa.table({name: pa.array([row.get(name) for row in rows], _TYPES[name]) for name in names})
-    except (pa.ArrowException, OverflowError, TypeError) as error:
-        raise InputError(f"an event does not fit the columns of events: {first_line(error)}") from None
+    batches, events = dict[pa.Schema, list[pa.Table]](), list[dict[str, Any]]()
+    for element in elements:
+        if isinstance(element, pa.Table | pa.RecordBatch):
+            table = element if isinstance(element, pa.Table) else pa.Table.from_batches([element])
+            batches.setdefault(table.schema, []).append(table)
+            continue
+        try:
+            events.append(_exact_event(element))
+        except InputError as error:
+            yield refused(pa.table({"event": [_content(element)]}), str(error))
+    for tables in batches.values():
+        yield from cut(pa.concat_tables(tables), horizons)
+    if events:
+        doubles = {name: pa.float64() for name in DISTANCES}
+        columns = {name: pa.array([event[name] for event in events], (_TYPES | doubles)[name]) for name in _TYPES}
+        columns["kind"] = columns["kind"].fill_null(COUPLED)
+        yield from cut(pa.table(columns), horizons)
 
 
 def cut(batch: Batch, horizons: Horizons) -> Iterator[Piece]:
     """Divide a batch into one piece for each replicate, in the order of their keys.
 
-    The batch has the columns of a coupled pair, in any order, of types that can be cast without loss;
+    The batch has the columns of a coupled pair, in any order, of types that can be converted without loss;
     ``action_revision``, ``unit`` and ``kind`` may be absent. Rows outside 1..H, of unknown studies, of other kinds,
-    with nulls or with distances outside of [0, 1] are pieces with a reason.
+    with nulls, with values that do not fit or with distances outside of [0, 1] are pieces with a reason.
     """
+    table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
     try:
-        events = _as_events(batch)
+        _check_columns(table)
+        names, rows, misfit = _exact_columns(table)
     except InputError as error:
-        yield refused(batch, str(error))
+        yield refused(table, str(error))
         return
-    faults = _faults(events, horizons)
-    for number, reason in enumerate(_REASONS, 1):
-        if (wrong := faults == number).any():
-            yield refused(events.filter(pa.array(wrong)), reason)
-    events = events.filter(pa.array(faults == 0))
-    if not events.num_rows:
+    except (pa.ArrowException, ValueError) as error:  # one text that is no UTF-8 spoils a whole batch
+        half = table.num_rows // 2
+        if not half:
+            yield refused(table, f"the event cannot be read: {first_line(error)}")
+            return
+        yield from cut(table.slice(0, half), horizons)
+        yield from cut(table.slice(half), horizons)
         return
-    values = {name: events[name].to_numpy() for name in ("replicate", *_VALUES)}
-    values |= {name: rounded_into_range(values[name]) for name in _DISTANCES}
-    within = (values["replicate"].astype(np.int64) << 32) + values["t"]
-    ordered = SortedEvents.of(events, values, within, ())
-    packed = np.empty(len(ordered.of_row), ROW)
+    right = np.ones(table.num_rows, np.bool_)
+    for reason, mask in _faults(names, rows, misfit, horizons):
+        if (wrong := mask & right).any():
+            yield refused(_chosen(table, wrong), reason)
+            right &= ~wrong
+    if right.any():
+        yield from _pieces(names.filter(pa.array(right)), rows.take(right))
+
+
+def _pieces(names: pa.Table, rows: EventRows) -> Iterator[Piece]:
+    """Yield the pieces of right events; ``names`` has the columns that ``EventRows`` lacks."""
+    within = (rows.replicate.astype(np.int64) << 32) + rows.t
+    ordered = SortedEvents.of(names, {name: getattr(rows, name) for name in VALUES}, within, ())
+    array = np.empty(len(rows), ROW)
     for name in _VALUES:
-        packed[name] = ordered.values[name]
+        array[name] = ordered.values[name]
     keys = _keys(ordered)
     for key, first, count in zip(keys, ordered.first_row.tolist(), ordered.rows.tolist(), strict=True):
-        yield Piece(key, packed[first : first + count].tobytes())
+        yield Piece(key, array[first : first + count].tobytes())
 
 
 def refused(batch: Batch, reason: str) -> Piece:
     """Return the piece of rows that belong to no replicate, unchanged."""
+    try:
+        batch.validate()
+    except pa.ArrowInvalid:  # writing such a batch may end the process
+        batch = pa.table({"event": [f"{batch.num_rows} rows that are no valid Arrow data: {batch.schema}"]})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write(batch)
@@ -110,6 +135,21 @@ def refused(batch: Batch, reason: str) -> Piece:
 def unpacked(data: bytes) -> Rows:
     """Return packed rows as a read-only array of ``ROW``."""
     return np.frombuffer(data, ROW)
+
+
+def packed(rows: EventRows) -> Rows:
+    """Return rows of a replicate as an array of ``ROW``."""
+    array = np.empty(len(rows), ROW)
+    for name in _VALUES:
+        array[name] = getattr(rows, name)
+    return array
+
+
+def rows_of(rows: Rows, group: Ints | None = None) -> EventRows:
+    """Return packed rows as columns; ``group`` numbers the replicates, if there are several."""
+    zeros = np.zeros(len(rows), np.int32)
+    values = {name: rows[name] for name in _VALUES}
+    return EventRows(zeros if group is None else group, zeros, flaws=np.zeros(len(rows), np.uint16), **values)
 
 
 def table_of(replicates: Sequence[tuple[str, Rows]]) -> pa.Table:
@@ -148,40 +188,91 @@ def horizon_of(key: str, horizons: Horizons) -> int:
     return horizons if isinstance(horizons, int) else horizons[json.loads(key)[0]]
 
 
-def _as_events(batch: Batch) -> pa.Table:
-    """Cast a batch to the columns and types of events."""
-    table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
+def _exact_event(element: object) -> dict[str, Any]:
+    """Return an event with values of exactly the types of its columns, or null; an element that is none raises."""
+    if not isinstance(element, dict):
+        raise InputError("the element is no event, which is a dict, an Arrow table or a record batch")
+    if missing := [name for name in PAIR_COLUMNS if name not in element]:
+        raise InputError(f"events lack the column{'s' * (len(missing) > 1)} {', '.join(missing)}")
+    event: dict[str, Any] = {}
+    for name, kind in _TYPES.items():
+        value = element.get(name)
+        event[name] = (value if is_text(value) else None) if name in _TEXTS else exact_value(value, kind)
+        if value is not None and event[name] is None:
+            raise InputError(f"{name} is {_content(value)[:_SHOWN]}, must be {_wanted(name)}")
+    return event
+
+
+def _content(element: object) -> str:
+    """Return the content of any object as text."""
+    try:
+        return repr(element).encode(errors="backslashreplace").decode()
+    except Exception:  # noqa: BLE001 - an element's own __repr__ may raise anything
+        return object.__repr__(element)
+
+
+def _check_columns(table: pa.Table) -> None:
     missing = [name for name in PAIR_COLUMNS if name not in table.column_names]
     if missing:
         raise InputError(f"events lack the column{'s' * (len(missing) > 1)} {', '.join(missing)}")
-    columns = {}
-    for name in (name for name in _TYPES if name in table.column_names):
-        column = table.column(name)
-        plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-        try:
-            columns[name] = plain.cast(_TYPES[name])
-        except pa.ArrowException as error:
-            raise InputError(f"events column '{name}': {first_line(error)}") from None
-    return pa.table(columns)
+    for name in _TYPES:
+        if (count := table.column_names.count(name)) > 1:
+            raise InputError(f"events have {count} columns '{name}', must be one")
+    for name in (name for name in _TEXTS if name in table.column_names):
+        kind = table.schema.field(name).type
+        plain_kind = kind.value_type if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind) else kind
+        if not any(is_text_type(plain_kind) for is_text_type in _TEXT_TYPES):
+            raise InputError(f"events column '{name}' is {kind}, must be string")
 
 
-def _faults(events: pa.Table, horizons: Horizons) -> npt.NDArray[np.int64]:
-    """Number the first fault of each event, [N]: 0 for none, else from 1 in the order of ``_REASONS``."""
-    missing = functools.reduce(pc.or_, [events[name].is_null() for name in PAIR_COLUMNS])
-    kinds = events["kind"] if "kind" in events.column_names else pa.repeat(COUPLED, events.num_rows)
-    foreign = pc.not_equal(kinds, COUPLED).to_numpy(zero_copy_only=False)
+def _exact_columns(table: pa.Table) -> tuple[pa.Table, EventRows, dict[str, Flags]]:
+    """Convert a batch without loss: names, revisions and units; the values; and the misfits among the former.
+
+    A row that Arrow cannot read raises its exceptions.
+    """
+    table.validate(full=True)
+    columns = {name: plain(table[name]).cast(pa.string()) for name in _TEXTS if name in table.column_names}
+    misfit = {}
+    for name, default in _LATER.items():
+        if name in table.column_names:
+            values, null, bad = exact(table[name], _TYPES[name])
+            misfit[name] = bad | (values < 0) & ~null
+            columns[name] = pa.chunked_array([np.where(null, default, values)])
+    return pa.table(columns), converted(table, np.zeros(table.num_rows, np.int32)), misfit
+
+
+def _chosen(table: pa.Table, wanted: Flags) -> pa.Table:
+    """Return some rows of a table, also of types that Arrow cannot filter."""
+    try:
+        return table.filter(pa.array(wanted))
+    except pa.ArrowNotImplementedError:
+        return pa.concat_tables([table.slice(row, 1) for row in np.flatnonzero(wanted).tolist()])
+
+
+def _faults(
+    names: pa.Table, rows: EventRows, misfit: Mapping[str, Flags], horizons: Horizons
+) -> Iterator[tuple[str, Flags]]:
+    """Yield what can be wrong with an event, and the events [N] of which it holds."""
+    for name in names.column_names:
+        yield f"{name} is null", names[name].is_null().to_numpy()
+    for bit, name in enumerate(VALUES) if rows.flaws.any() else ():
+        yield f"{name} is null", rows.flaws & np.uint16(1 << bit) != 0
+        yield f"{name} is not {_wanted(name)}", rows.flaws & np.uint16(1 << (8 + bit)) != 0
+    for name, wrong in misfit.items():
+        yield f"{name} is not {_wanted(name)}, or negative", wrong
+    if "kind" in names.column_names:
+        foreign = pc.not_equal(names["kind"], COUPLED).fill_null(False).to_numpy()  # noqa: FBT003
+        yield "the event is of no coupled pair; branches are derived from a store", foreign
     if isinstance(horizons, int):
-        horizon = np.full(events.num_rows, horizons)
+        horizon = np.full(len(rows), horizons)
     else:
-        known = pc.index_in(events["study"], pa.array([*horizons], pa.string())).fill_null(-1).to_numpy()
+        known = pc.index_in(names["study"], pa.array([*horizons], pa.string())).fill_null(-1).to_numpy()
         horizon = np.array([*horizons.values(), 0])[known]  # the last one for unknown studies
-    t, replicate = (events[name].fill_null(0).to_numpy() for name in ("t", "replicate"))
-    distances = [rounded_into_range(events[name].fill_null(0).to_numpy()) for name in _DISTANCES]
-    flags = (
-        missing.to_numpy(zero_copy_only=False),
-        foreign,
-        horizon == 0,
-        (t < 1) | (t > horizon) | (replicate < 0),
-        ~np.logical_and.reduce([(own >= 0) & (own <= 1) for own in distances]),
-    )
-    return np.select(flags, range(1, len(flags) + 1), 0)
+        yield "the horizon of the study is not given", horizon == 0
+    yield "t is outside of 1..H, or the replicate is negative", (rows.t < 1) | (rows.t > horizon) | (rows.replicate < 0)
+    for name in DISTANCES:
+        yield f"{name} is outside of 0..1", ~((getattr(rows, name) >= 0) & (getattr(rows, name) <= 1))
+
+
+def _wanted(name: str) -> str:
+    return _WANTED.get(_TYPES[name], f"a whole number of {_TYPES[name]}")

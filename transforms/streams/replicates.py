@@ -8,7 +8,6 @@ together. So Python code runs once for each piece and batch, never for each row.
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,21 +22,20 @@ from apache_beam.transforms.window import GlobalWindow, GlobalWindows, Timestamp
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
-from schema.errors import InputError
+from ingestion.event_rows import filled
+from schema.rows import run_bounds
 from schema.tables import STEPS, TRAJECTORIES
 from transforms.derivation import derive_trajectories
 from transforms.streams import assembly, coders
 from transforms.streams.packed import (
     ROW,
-    Batch,
     Horizons,
     Piece,
-    Rows,
-    batch_of,
-    cut,
+    cut_all,
     events_of,
     horizon_of,
-    refused,
+    packed,
+    rows_of,
     table_of,
     unpacked,
 )
@@ -146,16 +144,11 @@ class _Cut(beam.DoFn):
         self._horizons = horizons
 
     def start_bundle(self) -> None:
-        self._batches, self._singles = list[Batch](), list[dict[str, Any]]()
-        self._count, self._latest = 0, MIN_TIMESTAMP
+        self._elements, self._count, self._latest = list[Any](), 0, MIN_TIMESTAMP
 
     def process(self, element: Any, timestamp: Any = beam.DoFn.TimestampParam) -> Iterator[Any]:
-        if isinstance(element, pa.Table | pa.RecordBatch):
-            self._batches.append(element)
-            self._count += element.num_rows
-        else:
-            self._singles.append(element)
-            self._count += 1
+        self._elements.append(element)
+        self._count += element.num_rows if isinstance(element, pa.Table | pa.RecordBatch) else 1
         self._latest = max(self._latest, timestamp)
         if self._count >= BATCH_ROWS:
             yield from (TimestampedValue(piece, self._latest) for piece in self._pieces())
@@ -165,7 +158,7 @@ class _Cut(beam.DoFn):
         yield from (WindowedValue(piece, self._latest, (GlobalWindow(),)) for piece in self._pieces())
 
     def _pieces(self) -> Iterator[tuple[str, tuple[bytes, str]]]:
-        for piece in cut_all([*self._batches, *self._singles], self._horizons):
+        for piece in cut_all(self._elements, self._horizons):
             yield piece.key, (piece.data, piece.reason)
 
 
@@ -203,13 +196,13 @@ class _Assemble(beam.DoFn):
             rows.add(data)
             seen.write(state)
             return
-        together, contradictory = assembly.put_together([*rows.read(), data])
+        (piece,) = assembled([key] * (1 + len(there := [*rows.read()])), [*there, data], self._horizons)
         rows.clear()
-        if contradictory:
+        if piece.reason:
             seen.clear()
         else:
-            seen.write(assembly.whole_state(together))
-        yield Piece(key, together.tobytes(), assembly.CONTRADICTION if contradictory else "")
+            seen.write(assembly.whole_state(unpacked(piece.data)))
+        yield piece
 
     @on_timer(EXPIRY)
     def expire(
@@ -221,7 +214,8 @@ class _Assemble(beam.DoFn):
         """Drop the state of a replicate; an incomplete replicate becomes a dead letter."""
         state = seen.read()
         if state is not None and not assembly.is_whole(state):
-            yield never_whole(key, assembly.put_together(list(rows.read())), self._horizons)
+            there = [*rows.read()]
+            yield from assembled([key] * len(there), there, self._horizons)
         rows.clear()
         seen.clear()
 
@@ -245,34 +239,22 @@ class _Gather(beam.DoFn):
             yield WindowedValue(gathered(self._pieces), self._latest, (GlobalWindow(),))
 
 
-def cut_all(elements: Sequence[Any], horizons: Horizons) -> Iterator[Piece]:
-    """Divide batches and single events into pieces; elements with equal columns are divided together."""
-    batches, singles = dict[pa.Schema, list[pa.Table]](), list[dict[str, Any]]()
-    for element in elements:
-        if isinstance(element, pa.RecordBatch):
-            batches.setdefault(element.schema, []).append(pa.Table.from_batches([element]))
-        elif isinstance(element, pa.Table):
-            batches.setdefault(element.schema, []).append(element)
-        else:
-            singles.append(element)
-    for alike in batches.values():
-        yield from cut(pa.concat_tables(alike), horizons)
-    try:
-        if singles:
-            yield from cut(batch_of(singles), horizons)
-    except InputError as error:
-        if len(singles) == 1:
-            yield refused(pa.table({"event": [repr(singles[0])]}), str(error))
-            return
-        for single in singles:
-            yield from cut_all([single], horizons)
+def assembled(keys: Sequence[str], pieces: Sequence[bytes], horizons: Horizons) -> Iterator[Piece]:
+    """Assemble the packed rows of some replicates, each piece with its key.
 
-
-def never_whole(key: str, together: tuple[Rows, bool], horizons: Horizons) -> Piece:
-    """Return the dead letter of a replicate that lacks positions, from the result of ``put_together``."""
-    rows, contradictory = together
-    there = f"{len(np.unique(rows['t']))} of {horizon_of(key, horizons)} positions came"
-    return Piece(key, rows.tobytes(), f"{there}, and {assembly.CONTRADICTION}" if contradictory else there)
+    Yields one piece for each replicate: all its rows, or what came of it with the reason why it is not whole.
+    """
+    number = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    unique, horizon = [*number], np.array([horizon_of(key, horizons) for key in number], np.int32)
+    parts = [unpacked(data) for data in pieces]
+    group = np.repeat(np.array([number[key] for key in keys], np.int32), [len(part) for part in parts])
+    found = assembly.assemble(rows_of(np.concatenate(parts), group), np.full(len(group), assembly.NEW), horizon)
+    whole, lacking = filled(found.whole, horizon), "{} of {} positions came"
+    for rows, reason in ((whole, ""), (found.waiting, lacking), (found.conflicting, assembly.CONTRADICTION)):
+        for first, end in run_bounds(rows.group):
+            place = int(rows.group[first])
+            own = packed(rows.take(slice(first, end))).tobytes()
+            yield Piece(unique[place], own, reason.format(end - first, horizon[place]))
 
 
 def gathered(pieces: Iterable[Piece]) -> WholeReplicates:
@@ -290,16 +272,8 @@ def _sharded(element: Any, horizons: Horizons) -> list[tuple[int, Piece]]:
 
 def _assembled(shard: tuple[int, Iterable[Piece]], horizons: Horizons) -> WholeReplicates:
     """Assemble the replicates of a shard."""
-    by_key, done = defaultdict[str, list[bytes]](list), list[Piece]()
-    for piece in shard[1]:
-        if piece.reason:
-            done.append(piece)
-        else:
-            by_key[piece.key].append(piece.data)
-    for key, pieces in by_key.items():
-        rows, contradictory = assembly.put_together(pieces)
-        if len(np.unique(rows["t"])) < horizon_of(key, horizons):
-            done.append(never_whole(key, (rows, contradictory), horizons))
-        else:
-            done.append(Piece(key, rows.tobytes(), assembly.CONTRADICTION if contradictory else ""))
+    pieces = [*shard[1]]
+    done, good = [piece for piece in pieces if piece.reason], [piece for piece in pieces if not piece.reason]
+    if good:
+        done += assembled([piece.key for piece in good], [piece.data for piece in good], horizons)
     return gathered(done)

@@ -207,14 +207,17 @@ def write_replicates(whole: WholeReplicates, location: str, documents: str | Non
     letters = list(whole.letters)
     if not whole.events.num_rows:
         return letters
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "replicates.parquet")
-        pq.write_table(whole.events.drop_columns(["unit", "action_revision"]), path)
-        report = ingest(location, [path], documents)
-    for finding in report.findings:
-        named = [pc.equal(whole.events[name], finding.key[name]) for name in finding.key if name in _NAMES]
-        rows = whole.events.filter(functools.reduce(pc.and_, named)) if named else whole.events
-        letters.append(DeadLetter(finding.text, rows))
+    studies = whole.events.group_by("study").aggregate([("t", "max")])
+    for study, horizon in zip(studies["study"].to_pylist(), studies["t_max"].to_pylist(), strict=True):
+        own = whole.events.filter(pc.equal(whole.events["study"], study))
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "replicates.parquet")
+            pq.write_table(own.drop_columns(["unit", "action_revision"]), path)
+            report = ingest(location, [path], documents, horizon=horizon)
+        for finding in report.findings:
+            named = [pc.equal(own[name], finding.key[name]) for name in finding.key if name in _NAMES]
+            rows = own.filter(functools.reduce(pc.and_, named)) if named else own
+            letters.append(DeadLetter(finding.text, rows))
     store = Store.open(location)
     work = pending(store)
     outcomes = [derive_segment(store, segment) for segment in work.segments]

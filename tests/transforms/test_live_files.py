@@ -17,23 +17,47 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fixtures.dealt_files import dealt
-from fixtures.event_logs import LOG, PAIR_KEY, H, canonical, command, documents_csv, edit, place, stored, without, write
+from fixtures.event_logs import (
+    PAIR_KEY,
+    H,
+    canonical,
+    command,
+    documents_csv,
+    edit,
+    make_log,
+    padded,
+    place,
+    stopped,
+    stored,
+    without,
+    write,
+)
 from fixtures.refusals import refused
 from fixtures.stored_units import killed_in
 from hypothesis import given, settings
 
-from ingestion import stream as streams
 from ingestion.documents import read_documents
 from ingestion.files import EventFile
-from ingestion.pieces import Pieces
+from ingestion.ingest import ingest
 from ingestion.report import IngestReport
-from ingestion.stream import Stream, ingest_pieces
+from ingestion.waiting_rows import Taking, WaitingRows, alone
 from log.store import Store
 from schema.errors import InputError
 from schema.tables import TABLES
+from transforms.streams.live_files import SETTLED_SECONDS, LiveIntake, digest_of, ingest_pieces
 from transforms.watch import watch
 
 DERIVED = ("trajectories", "steps")
+
+
+def ends_after(log: pa.Table, last: int) -> pa.Table:
+    """``log`` whose sides end after a position, so that no replicate is whole by then."""
+    ended = {"x_token": 7, "y_token": 7, "x_eos": False, "y_eos": False}
+    rows = [row | ended if row["t"] <= last and (row["x_eos"] or row["y_eos"]) else row for row in log.to_pylist()]
+    return pa.Table.from_pylist(rows, log.schema)
+
+
+LOG = ends_after(make_log(), 5)
 
 
 def take(folder: Path, *files: Path, horizon: int | None = H) -> IngestReport:
@@ -98,7 +122,7 @@ def test_pieces_wait_until_a_replicate_is_whole(tmp_path: Path) -> None:
     assert (report.taken.events, report.waiting.units, report.waiting.events) == (0, 32, early().num_rows)
     assert stored(tmp_path / "store").num_rows == 0
     assert take(tmp_path, first, write(tmp_path / "again.parquet", early())).waiting.events == 0, "it is remembered"
-    report = take(tmp_path, write(tmp_path / "2.parquet", without(later(), doc="d1", t=7)))
+    report = take(tmp_path, write(tmp_path / "2.parquet", without(later(), doc="d1", t=6)))
     assert (report.taken.events, report.waiting.units) == (24 * H, 8)
     assert take(tmp_path, write(tmp_path / "3.parquet", LOG)).taken.events == 8 * H
     assert stored(tmp_path / "store").equals(canonical(LOG))
@@ -157,7 +181,8 @@ def test_what_contradicts_is_named_and_set_aside(tmp_path: Path, capsys: pytest.
 
 
 def test_an_error_that_only_shows_across_pieces(tmp_path: Path) -> None:
-    ends = LOG.filter(np.array(LOG["x_eos"].to_numpy(zero_copy_only=False) & (LOG["t"].to_numpy() < H)))
+    x_eos, y_eos = (LOG[name].to_numpy(zero_copy_only=False) for name in ("x_eos", "y_eos"))
+    ends = LOG.filter(np.array(x_eos & ~y_eos & (LOG["t"].to_numpy() == H - 1)))
     key = {name: ends[name][0].as_py() for name in ("doc", "action", "replicate", "t")}
     wrong = edit(LOG, {"x_eos": False}, **(key | {"t": H}))
     assert take(tmp_path, write(tmp_path / "1.parquet", early(wrong, H - 1))).findings == []
@@ -175,13 +200,13 @@ def test_the_horizon_must_be_known(tmp_path: Path) -> None:
     assert take(tmp_path, piece).waiting.units == 32, "a file with findings is taken again"
 
 
-@pytest.mark.parametrize("step", ["done", "taking", "finish"])
+@pytest.mark.parametrize("step", ["forget", "taking", "finish"])
 def test_a_kill_anywhere_is_gone_on_from(
     tmp_path: Path, whole: dict[str, pa.Table], monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     files = [write(tmp_path / "1.parquet", early()), write(tmp_path / "2.parquet", later())]
     take(tmp_path, files[0])
-    owner = streams.Taking if step == "finish" else Pieces
+    owner = Taking if step == "finish" else WaitingRows
     with killed_in(monkeypatch, owner, step):
         take(tmp_path, files[1])
     report = take(tmp_path, *files)
@@ -193,11 +218,11 @@ def test_a_kill_anywhere_is_gone_on_from(
 def test_two_at_once_and_a_url_are_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(InputError, match="pieces of replicates need a store on a local disk"),
-        streams.alone("s3://b/s"),
+        alone("s3://b/s"),
     ):
         pass
     piece = write(tmp_path / "1.parquet", early())
-    with streams.alone(Store.create(tmp_path / "store").location):
+    with alone(Store.create(tmp_path / "store").location):
         assert "another 'kvdrift ingest' puts pieces together here" in refused(take, tmp_path, piece)
 
 
@@ -251,7 +276,7 @@ def test_files_are_taken_as_they_appear(
 def test_a_file_that_stays_unreadable_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"PAR1 and no more")
-    long_ago = time.time() - 2 * streams.SETTLED_SECONDS
+    long_ago = time.time() - 2 * SETTLED_SECONDS
     reports: list[IngestReport] = []
     looks = iter([True, True, False])
 
@@ -270,8 +295,63 @@ def test_a_file_that_stays_unreadable_is_named(tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_taken_is_not_remembered(tmp_path: Path) -> None:
     piece = EventFile(write(tmp_path / "1.parquet", LOG))
     given = read_documents(documents_csv(tmp_path))
-    taker = Stream(Store.create(tmp_path / "store"), given, H)
-    with streams.alone(str(tmp_path / "store")):
+    taker = LiveIntake(Store.create(tmp_path / "store"), given, H)
+    with alone(str(tmp_path / "store")):
         assert taker.take(piece, piece.digest(), lambda: False).taken.units == 8
         assert taker.take(piece, piece.digest()).present.events == LOG.num_rows
     assert stored(tmp_path / "store").num_rows == LOG.num_rows
+
+
+def test_pieces_of_replicates_that_stop(tmp_path: Path) -> None:
+    whole = padded(LOG, 0)
+    short = stopped(whole)
+    parts = np.random.default_rng(2).integers(0, 4, short.num_rows)
+    files = [write(tmp_path / f"{n}.parquet", short.filter(pa.array(parts == n))) for n in range(4)]
+    report = take(tmp_path, *files)
+    assert (report.findings, report.waiting.units) == ([], 0)
+    there = stored(tmp_path / "store")
+    assert there.drop_columns(["x_token", "y_token"]).equals(canonical(whole).drop_columns(["x_token", "y_token"]))
+    assert not there.equals(canonical(whole)), "pairs that end together repeat what ended them"
+    late = take(tmp_path, write(tmp_path / "late.parquet", whole))
+    assert (late.findings, late.present.events) == ([], LOG.num_rows), "which token pads says nothing"
+    assert stored(tmp_path / "store").equals(there)
+
+
+def test_waiting_rows_that_the_store_contradicts_are_set_aside(tmp_path: Path) -> None:
+    """Another ingestion brings other content of a replicate of which rows wait; two of its replicates are equal."""
+    key = {"doc": "d1", "action": "half", "replicate": 2}
+    take(tmp_path, write(tmp_path / "1.parquet", edit(early(), {"x_token": 40}, **key, t=2)))
+    other = write(tmp_path / "other.parquet", LOG)
+    assert ingest(tmp_path / "store", [other], documents_csv(tmp_path)).findings == []
+    told: list[tuple[Path, IngestReport]] = []
+    report = ingest_pieces(tmp_path / "store", [], None, H, taken=lambda *report: told.append(report))
+    (finding,) = report.findings
+    assert told == [(tmp_path / "store" / "pieces", told[0][1])]
+    assert (finding.kind, {name: finding.key[name] for name in key}) == ("conflict", key)
+    (aside,) = (tmp_path / "store" / "pieces" / "aside").iterdir()
+    assert str(aside) in finding.text
+    assert pq.read_table(aside)["t"].to_pylist() == [1, 2, 3, 4, 5]
+    assert report.waiting.units == 0
+    assert ingest_pieces(tmp_path / "store", [], None, H).findings == [], "set aside, the rows wait no more"
+    assert stored(tmp_path / "store").equals(canonical(LOG))
+
+
+def test_a_replicate_that_another_writer_brings_first_is_not_acknowledged(tmp_path: Path) -> None:
+    """The last pieces come when another ingestion has committed other content of a replicate of which rows wait."""
+    key = {"doc": "d1", "action": "half", "replicate": 2}
+    take(tmp_path, write(tmp_path / "1.parquet", early()))
+    other = write(tmp_path / "other.parquet", edit(LOG, {"x_token": 40}, **key, t=2))
+    last = EventFile(write(tmp_path / "2.parquet", later()))
+    with alone(str(tmp_path / "store")):
+        intake = LiveIntake(Store.open(tmp_path / "store"), read_documents(documents_csv(tmp_path)), H)
+        assert ingest(tmp_path / "store", [other], documents_csv(tmp_path)).findings == []
+        report = intake.take(last, digest_of(last.path))
+        assert (report.taken.events, report.waiting.units) == (0, 0)
+        assert {finding.kind for finding in report.findings} == {"conflict"}
+        (aside,) = (tmp_path / "store" / "pieces" / "aside").iterdir()
+        assert pq.read_table(aside)["t"].to_pylist() == [1, 2, 3, 4, 5]
+        again = intake.take(last, digest_of(last.path))
+    assert [finding.key["t"] for finding in report.findings if "t" in finding.key] == [2]
+    assert again.findings == [], "the last pieces are those of the store"
+    there = stored(tmp_path / "store")
+    assert there["x_token"][place(there, **key, t=2)].as_py() == 40
