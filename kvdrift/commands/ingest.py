@@ -108,8 +108,8 @@ def _pieces(
         for line in _lines(report):
             typer.echo(f"kvdrift: {printable(line)}", err=True)
         if interval is not None:
-            said = f"{path}: {_count(report.taken)} were added, {_replicates(report)} wait for positions"
-            typer.echo(printable(said), err=True)
+            added = f"{_count(report.taken)} were added" if report.taken.units else "nothing was added"
+            typer.echo(printable(f"{path}: {added}, {_replicates(report)} wait for positions"), err=True)
 
     def wait() -> bool:
         return not stopped.wait(interval)

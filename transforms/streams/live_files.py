@@ -36,6 +36,7 @@ from schema.tables import GROUP_KEY
 from transforms.streams.assembly import NEW, STORED, WAITING, Assembled, assemble
 
 SETTLED_SECONDS = 10.0
+_ASIDE = "are set aside in"
 _OF_WHOLE = {"duplicate", "gap", "horizon"}  # errors of whole replicates that are no errors of a piece
 
 Part = tuple[int, EventRows]  # origin of rows, and the rows
@@ -64,7 +65,7 @@ class LiveIntake:
                 parts = [(NEW, own), *self._stored(own, names)] if (group, number) in stored else []
                 if parts and len(differing := _assembled(parts, self._horizons(names)).conflicting):
                     path = self._rows.set_aside(file, table_of(differing, names))
-                    says = f"rows that waited contradict the store; they are in {path}"
+                    says = f"rows that waited contradict the store; they {_ASIDE} {path}"
                     key = dict(zip(GROUP_KEY, group, strict=True)) | {"replicate": number}
                     report.findings.append(Finding(str(path), "conflict", says, key))
         self._rows.forget(stored)
@@ -77,25 +78,36 @@ class LiveIntake:
         ``is_same`` tells whether the file is unchanged since the digest was computed. A changed file is taken, but not
         remembered, so that it is taken again.
         """
-        report, whole, filing = IngestReport(1), set[Replicate](), None
         if self._rows.has_taken(digest):
+            report = IngestReport(1)
             report.present.add(0, file.rows)
         else:
-            with self._rows.taking(digest) as taking:
-                for groups, rows, first in portions_of(file, report):
-                    filing = filing or Filing(file.path, groups, self._intake, report)
-                    names: list[Group] = [tuple(map(str, group)) for group in groups.names]  # type: ignore[misc]
-                    whole.update(self._take(filing, names, filing.named(rows, first), report, taking))
-                self._intake.flush()
-                taking.settled = not report.findings and is_same()
-            if report.findings:  # the store may have refused a replicate
-                report.findings += self.settle().findings
-            else:
-                self._rows.forget(whole)
+            report = self._take(file, digest, is_same)
+            if any(finding.kind == "conflict" and _ASIDE not in finding.text for finding in report.findings):
+                # Another writer was faster. Rows are compared with what it brought, and units without it go in.
+                first, report = report, self._take(file, digest, is_same)
+                report.present = first.present
+                report.taken.add(first.taken.units, first.taken.events)
+                report.waiting.add(0, first.waiting.events)
         report.waiting.units = len(self._rows.replicates)
         return report
 
-    def _take(
+    def _take(self, file: EventFile, digest: str, is_same: Callable[[], bool]) -> IngestReport:
+        report, whole, filing = IngestReport(1), set[Replicate](), None
+        with self._rows.taking(digest) as taking:
+            for groups, rows, first in portions_of(file, report):
+                filing = filing or Filing(file.path, groups, self._intake, report)
+                names: list[Group] = [tuple(map(str, group)) for group in groups.names]  # type: ignore[misc]
+                whole.update(self._take_portion(filing, names, filing.named(rows, first), report, taking))
+            self._intake.flush()
+            taking.settled = not report.findings and is_same()
+        if report.findings:  # the store may have refused a replicate
+            report.findings += self.settle().findings
+        else:
+            self._rows.forget(whole)
+        return report
+
+    def _take_portion(
         self, filing: Filing, names: list[Group], rows: EventRows, report: IngestReport, taking: Taking
     ) -> Iterator[Replicate]:
         """Assemble the rows of a portion with earlier rows, and yield the replicates that have become whole."""
@@ -115,7 +127,7 @@ class LiveIntake:
         if len(found.conflicting):
             kept = taking.set_aside(table_of(found.conflicting, names))
             given = SortedRows.of(found.conflicting)
-            says = f"the row contradicts an earlier row; this file's rows of the replicate are in {kept}"
+            says = f"the row contradicts an earlier row; this file's rows of the replicate {_ASIDE} {kept}"
             error = Anomaly("conflict", np.flatnonzero(found.conflict), lambda _: says)
             report.findings += filing.by_unit(given, error)
             report.kept_out.add(len(given.unit_first) - 1, len(found.conflicting))
