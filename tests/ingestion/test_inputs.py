@@ -17,14 +17,14 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from fixtures.event_logs import LOG, H, canonical, command, documents_csv, edit, stored, write, write_as
 from fixtures.refusals import refused
-from ingestion.stream import ingest_pieces
 
 from benchmarks.s3_server import s3_server
-from ingestion import formats, stream
+from ingestion import formats
 from ingestion.files import EventFile
 from ingestion.ingest import ingest
 from ingestion.report import IngestReport
 from schema.location import filesystem_of
+from transforms.streams.live_files import SETTLED_SECONDS, ingest_pieces
 
 FIRST, SECOND = LOG.slice(0, 192), LOG.slice(192)
 TEXTS = ("csv", "csv.gz", "csv.zst", "jsonl", "jsonl.gz", "jsonl.zst")
@@ -400,7 +400,7 @@ def test_a_format_without_an_end_is_taken_once_it_is_quiet(tmp_path: Path) -> No
         path.write_bytes(content)
         yield True
         assert taken == []
-        os.utime(path, (quiet := time.time() - 2 * stream.SETTLED_SECONDS, quiet))
+        os.utime(path, (quiet := time.time() - 2 * SETTLED_SECONDS, quiet))
         yield True
         yield False
 

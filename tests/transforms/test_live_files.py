@@ -45,7 +45,7 @@ from ingestion.waiting_rows import Taking, WaitingRows, alone
 from log.store import Store
 from schema.errors import InputError
 from schema.tables import TABLES
-from transforms.streams.live_files import SETTLED_SECONDS, LiveIntake, digest_of, ingest_pieces
+from transforms.streams.live_files import SETTLED_SECONDS, LiveIntake, ingest_pieces
 from transforms.watch import watch
 
 DERIVED = ("trajectories", "steps")
@@ -324,10 +324,10 @@ def test_waiting_rows_that_the_store_contradicts_are_set_aside(tmp_path: Path) -
     take(tmp_path, write(tmp_path / "1.parquet", edit(early(), {"x_token": 40}, **key, t=2)))
     other = write(tmp_path / "other.parquet", LOG)
     assert ingest(tmp_path / "store", [other], documents_csv(tmp_path)).findings == []
-    told: list[tuple[Path, IngestReport]] = []
+    told: list[tuple[str, IngestReport]] = []
     report = ingest_pieces(tmp_path / "store", [], None, H, taken=lambda *report: told.append(report))
     (finding,) = report.findings
-    assert told == [(tmp_path / "store" / "pieces", told[0][1])]
+    assert told == [(str(tmp_path / "store" / "pieces"), told[0][1])]
     assert (finding.kind, {name: finding.key[name] for name in key}) == ("conflict", key)
     (aside,) = (tmp_path / "store" / "pieces" / "aside").iterdir()
     assert str(aside) in finding.text
@@ -347,7 +347,7 @@ def test_a_replicate_that_another_writer_brings_first_is_not_acknowledged(tmp_pa
         intake = LiveIntake(Store.open(tmp_path / "store"), read_documents(documents_csv(tmp_path)), H)
         brought = ingest(tmp_path / "store", [write(tmp_path / "other.parquet", other)], documents_csv(tmp_path))
         assert brought.taken.units == 2
-        report = intake.take(last, digest_of(last.path))
+        report = intake.take(last, last.digest())
     assert (report.taken.events, report.waiting.units) == (24 * H, 0), "what the other did not bring"
     (finding,) = report.findings
     assert (finding.kind, {name: finding.key[name] for name in (*key, "t")}) == ("conflict", key | {"t": 8})
