@@ -23,6 +23,7 @@ from flows.plan.frozen_plan import find_plan
 from flows.plan.seen import seen_actions
 from flows.plan.stored_documents import changed_answers
 from log.checked_files import WEEK
+from log.last_times import record_estimates
 from log.store import Store
 from schema.errors import InputError
 from schema.progress import SILENT, Progress
@@ -90,6 +91,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
                 )
             count += estimates.new
             rows.append(estimates.rows if frozen is None else with_looks(estimates.rows, store, frozen))
+        record_estimates(store.location, study, model, version)
         # A single commit, since any row of this events version says that the analysis is done.
         store.append_rows("results", pa.concat_tables(rows))
     return count

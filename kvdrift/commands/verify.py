@@ -44,9 +44,10 @@ def verify(
     """Read everything in a store, and compare it with the log and with its sources.
 
     No row is changed unless --repair asks for it. Files taken away by a repair are then in STORE/set-aside.
-    STORE/.checked says which files were found whole, and when.
+    STORE/.checked says which files were found whole, and when; STORE/.last when the store was last verified.
     """
     from kvdrift.console import ConsoleProgress
+    from log.last_times import record_check
     from log.store import Store
     from verification.files import number_of
 
@@ -63,6 +64,7 @@ def verify(
             repaired += more
             checks = _verified(Store(store), console, tell, None)
     faults, location = _faults(checks), Store(store).location
+    record_check(location, len(faults), whole=within is None)
     if as_json:
         typer.echo(json.dumps(_fields(location, checks, repaired), ensure_ascii=False))
     else:
