@@ -22,9 +22,7 @@ class _Gauge(NamedTuple):
 
 _SINCE = "in seconds since 1970"
 _GAUGES = (
-    _Gauge(
-        "kvdrift_last_run_timestamp_seconds", "seconds", f"When the study was last run, {_SINCE}."
-    ),
+    _Gauge("kvdrift_last_run_timestamp_seconds", "seconds", f"When the study was last run, {_SINCE}."),
     _Gauge("kvdrift_last_estimate_timestamp_seconds", "seconds", f"When estimates were last stored, {_SINCE}."),
     _Gauge("kvdrift_last_check_timestamp_seconds", "seconds", f"When the store was last verified, {_SINCE}."),
     _Gauge("kvdrift_check_faults", "", "Faults that the last check of the store found."),

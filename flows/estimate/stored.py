@@ -25,6 +25,7 @@ from flows.plan.stored_documents import changed_answers
 from log.checked_files import WEEK
 from log.last_times import record_estimates
 from log.store import Store
+from log.waiting import count_waiting
 from schema.errors import InputError
 from schema.progress import SILENT, Progress
 from sql.catalog import MOMENT_VIEWS, Views, open_views
@@ -44,6 +45,9 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
     answered, compared = answers_are_current(store, study, model, scoring), pairs_are_current(store, study, model)
     if current and answered and compared:
         return 0
+
+    if (study, model) in (waiting := count_waiting(store)):
+        progress.say(f"{waiting[study, model]} wait for positions, and are in no estimate")
 
     def wanted(subject: Subject) -> bool:
         return not current or (subject.answers and not answered) or (subject.together and not compared)
