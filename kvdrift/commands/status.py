@@ -46,8 +46,10 @@ def status(
     """
     from log.store import Store
 
-    if watch + as_json + metrics > 1:
-        raise InputError("--watch, --json, --metrics: each shows the status in its own form; give one of them")
+    if as_json and metrics:
+        raise InputError("--json and --metrics: two forms of one status; give one of the two")
+    if watch and (as_json or metrics):
+        raise InputError(f"--{'json' if as_json else 'metrics'}: prints the status once; leave --watch out")
     if watch:
         from flows.estimate.live import LiveStore
         from kvdrift.live.display import show_live

@@ -174,7 +174,8 @@ def test_any_name_can_be_a_label(waiting: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_one_form_at_a_time(waiting: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "give one of them" in mistake(capsys, "status", waiting, "--metrics", "--json")
+    assert "--json and --metrics" in mistake(capsys, "status", waiting, "--metrics", "--json")
+    assert "leave --watch out" in mistake(capsys, "status", waiting, "--metrics", "--watch")
 
 
 def test_pages_of_old_studies_are_pruned_and_made_again(waiting: Path, capsys: pytest.CaptureFixture[str]) -> None:
