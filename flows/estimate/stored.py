@@ -46,8 +46,7 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
     if current and answered and compared:
         return 0
 
-    if (study, model) in (waiting := count_waiting(store)):
-        progress.say(f"{waiting[study, model]} wait for positions, and are in no estimate")
+    _say_what_waits(store, study, model, progress)
 
     def wanted(subject: Subject) -> bool:
         return not current or (subject.answers and not answered) or (subject.together and not compared)
@@ -99,6 +98,11 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
         # A single commit, since any row of this events version says that the analysis is done.
         store.append_rows("results", pa.concat_tables(rows))
     return count
+
+
+def _say_what_waits(store: Store, study: str, model: str, progress: Progress) -> None:
+    if (study, model) in (waiting := count_waiting(store)):
+        progress.say(f"{waiting[study, model]} wait for positions, and are in no estimate")
 
 
 def _coefficients(views: Views, study: str, model: str) -> Mapping[str, Float]:
