@@ -63,7 +63,11 @@ def count_waiting(store: ReadableStore) -> dict[tuple[str, str], Waiting]:
 def _keys(path: Path) -> pa.Table:
     """Return the keys of the replicates with rows in a file; none if an ingestion has just removed the file."""
     try:
-        return pq.read_table(path, columns=list(_KEY)).cast(_SCHEMA).group_by(list(_KEY)).aggregate([])
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            parts = (pa.Table.from_batches([batch]) for batch in file.iter_batches(columns=list(_KEY)))
+            return pa.concat_tables(
+                [_SCHEMA.empty_table(), *(part.group_by(list(_KEY)).aggregate([]).cast(_SCHEMA) for part in parts)]
+            )
     except FileNotFoundError:
         return _SCHEMA.empty_table()
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 from fixtures.command import call, mistake
 from fixtures.event_logs import LOG, H, documents_csv, make_log, without, write
+from fixtures.house import ROOT
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as of_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as of_older_text
 
@@ -171,6 +173,19 @@ def test_any_name_can_be_a_label(waiting: Path, capsys: pytest.CaptureFixture[st
     status = status_of(waiting, capsys)
     status["store"] = status["studies"][0]["study"] = name
     assert samples(metrics_text(status), parse)["kvdrift_units"].keys() == {(name, "org/m")}
+
+
+def test_the_documentation_names_every_key_and_metric(waiting: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    heads = re.findall(r"^\| (?:key|metric).*\n\|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    of_store, of_study, metrics = (
+        set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|[^|]*", rows, re.MULTILINE)))) for rows in heads
+    )
+    status = status_of(waiting, capsys)
+    (study,) = status["studies"]
+    assert status.keys() == of_store
+    assert study.keys() == of_study
+    assert {family.name for family in of_openmetrics(metrics_text(status))} == metrics
 
 
 def test_one_form_at_a_time(waiting: Path, capsys: pytest.CaptureFixture[str]) -> None:
