@@ -32,8 +32,8 @@ _GAUGES = (
     _Gauge("kvdrift_documents", "", "Documents of the study, by split."),
     _Gauge("kvdrift_generated_documents", "", "Documents of the study that have units, by split."),
     _Gauge("kvdrift_waiting_replicates", "", "Replicates that wait for positions and are in no estimate."),
-    _Gauge("kvdrift_table_bytes", "bytes", "Bytes of the visible files of a table."),
-    _Gauge("kvdrift_table_files", "", "Visible files of a table."),
+    _Gauge("kvdrift_table_bytes", "bytes", "Bytes in the folder of a table, with its log and replaced files."),
+    _Gauge("kvdrift_table_files", "", "Files in the folder of a table, with its log and replaced files."),
     _Gauge("kvdrift_store_bytes", "bytes", "Bytes of everything in the store."),
     _Gauge("kvdrift_store_files", "", "Files of everything in the store."),
 )

@@ -1,41 +1,43 @@
-"""The sizes of a store: the files that readers see, by table, and everything that lies in its folder."""
+"""The sizes of a store: everything that lies in its folder, by table, from one listing."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.fs
 
 from schema.location import filesystem_of, is_local
 from schema.tables import TABLES
 
-if TYPE_CHECKING:
-    from log.readable_store import ReadableStore
 
+def store_size(location: str) -> dict[str, Any]:
+    """Return files and bytes of a store and of each table's folder, as plain values.
 
-def store_size(store: ReadableStore) -> dict[str, Any]:
-    """Return files and bytes of a store, and of the visible files of each table, as plain values.
-
-    The whole has more than the tables' visible files: logs, replaced files, pages and the catalogue.
+    A table's folder also has its log, and files that were replaced. Besides the tables, the store has pages, the
+    catalogue, and whatever else lies in it.
     """
-    tables = {}
-    for table in TABLES:
-        visible = store.stored_files(table)
-        tables[table] = {"files": len(visible), "bytes": sum(file.size for file in visible)}
-    sizes = _sizes_below(store.location)
-    return {"files": len(sizes), "bytes": sum(sizes), "tables": tables}
+    files, sizes = Counter[str](), Counter[str]()
+    for table, size in _sizes_below(location):
+        files[table] += 1
+        sizes[table] += size
+    tables = {table: {"files": files[table], "bytes": sizes[table]} for table in TABLES}
+    return {"files": files.total(), "bytes": sizes.total(), "tables": tables}
 
 
-def _sizes_below(location: str) -> list[int]:
-    """Return the size of each file below a location; files that vanish meanwhile are left out."""
+def _sizes_below(location: str) -> Iterator[tuple[str, int]]:
+    """Yield the first folder and the size of each file below a location; files that vanish meanwhile are left out."""
     if not is_local(location):
         files, root = filesystem_of(location)
-        return [one.size for one in files.get_file_info(pyarrow.fs.FileSelector(root, recursive=True)) if one.is_file]
-    sizes = []
+        for one in files.get_file_info(pyarrow.fs.FileSelector(root, recursive=True)):
+            if one.is_file:
+                yield one.path.removeprefix(f"{root}/").partition("/")[0], one.size
+        return
     for folder, _, names in os.walk(location):
+        first = os.path.relpath(folder, location).partition(os.sep)[0]
         for name in names:
             with suppress(OSError):
-                sizes.append(os.lstat(f"{folder}{os.sep}{name}").st_size)
-    return sizes
+                yield first, os.lstat(f"{folder}{os.sep}{name}").st_size

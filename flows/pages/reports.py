@@ -148,7 +148,7 @@ def _get_ready_to_draw() -> None:
 
 def present_inputs(store: Store) -> dict[str, int | None]:
     """Return the present data version of each table that a page is made from, and the number of waiting replicates."""
-    return {table: store.data_version(table) for table in _TABLES} | {_WAITING: _total(count_waiting(store))}
+    return {**{table: store.data_version(table) for table in _TABLES}, _WAITING: _total(count_waiting(store))}
 
 
 def _total(waiting: Mapping[tuple[str, str], Waiting]) -> int:

@@ -66,6 +66,6 @@ def run_file(
         for line in remarks(runs):
             page.say(line)
         outcome = run_studies(runs, lambda: by.get_ready(runs, redo), redo, plan_only=plan_only, page=page)
-    for one in studies:
-        record_run(location, one.name, one.model.id)
+    for study in studies:
+        record_run(location, study.name, study.model.id)
     return outcome

@@ -220,7 +220,7 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
         "check_faults": times.faults,
         "waiting_replicates": 0 if waiting is None else waiting.replicates,
         "store": store.location,
-        "size": store_size(store),
+        "size": store_size(store.location),
         "versions": {
             "kvdrift": kvdrift.__version__, "events": verdict.events_version, "plan": verdict.plan_sha256,
         },

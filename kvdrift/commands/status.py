@@ -115,7 +115,7 @@ def store_status(store: Store) -> Row:
         studies.append(status)
     return {
         "store": store.location, "events_version": version, "event_files": len(store.paths("events", version)),
-        "units": _count_units(counts.current), "underived": len(underived), "size": store_size(store),
+        "units": _count_units(counts.current), "underived": len(underived), "size": store_size(store.location),
         "last_run": max((one["last_run"] for one in studies if one["last_run"]), default=None),
         "last_estimate": max((one["last_estimate"] for one in studies if one["last_estimate"]), default=None),
         "last_check": iso(times.check), "check_faults": times.faults,
