@@ -84,4 +84,9 @@ def _labels(labels: Labels) -> str:
 
 
 def _escaped(value: str) -> str:
+    """Escape a label's value; control characters, which no terminal should get, are written as Python writes them."""
+    value = "".join(
+        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
+        for letter in value
+    )
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -188,6 +188,16 @@ def test_the_documentation_names_every_key_and_metric(waiting: Path, capsys: pyt
     assert {family.name for family in of_openmetrics(metrics_text(status))} == metrics
 
 
+@pytest.mark.parametrize("parse", [of_openmetrics, of_older_text])
+def test_no_control_character_is_printed(waiting: Path, capsys: pytest.CaptureFixture[str], parse: Any) -> None:
+    status = status_of(waiting, capsys)
+    names = ["a\r", "a\x1b[31m", "a\x1b", "a\x00", "a\u2028", "a\udc80"]
+    status["studies"] = [status["studies"][0] | {"study": name} for name in names]
+    text = metrics_text(status)
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+    assert len(samples(text, parse)["kvdrift_units"]) == len(names), "names stay apart"
+
+
 def test_one_form_at_a_time(waiting: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--json and --metrics" in mistake(capsys, "status", waiting, "--metrics", "--json")
     assert "leave --watch out" in mistake(capsys, "status", waiting, "--metrics", "--watch")
