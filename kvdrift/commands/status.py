@@ -78,7 +78,6 @@ def status_lines(store: Store) -> Iterator[str]:
     yield f"events: version {held['events_version']}, {held['units']} units; {held['underived']} still to derive"
     if held["event_files"] >= _MANY_FILES:
         yield f"files: {held['event_files']} of events; kvdrift compact {store.location} makes the store open faster"
-    yield f"size: {held['size']['bytes'] / 1e6:,.1f} MB in {held['size']['files']:,} files"
     known = held["check_faults"]
     faults = "" if known is None else f", {known:,} {'fault' if known == 1 else 'faults'}"
     yield f"verified: {_when(held['last_check'])}{faults}"
