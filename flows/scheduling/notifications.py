@@ -9,9 +9,10 @@ from uuid import UUID
 from schema.errors import InputError
 
 _ENDS = ("Completed", "Failed", "Crashed")
-_BODY = """{{ flow_run.name }} is {{ flow_run.state.name }}
-{{ flow_run.state.message }}
-{{ flow_run|ui_url }}"""
+# A state may have no message, and a server without an address for its pages has no link: Jinja would write "None".
+BODY = """{{ flow_run.name }} is {{ flow_run.state.name }}
+{{ flow_run.state.message or '' }}
+{{ flow_run|ui_url or '' }}"""
 
 _OVERDUE_BODY = """{{ flow_run.name }} has not started
 It was due at {{ flow_run.expected_start_time }}; is a worker of its pool running?
@@ -66,7 +67,7 @@ def notify(deployment: str, tag: str, block: str) -> None:
     ends, every = _events(*_ENDS), each_tagged_run(tag)
     started = _events("Running", "Cancelled") | ends
     told = {
-        "how runs end": (EventTrigger(**every, expect=ends, posture=Posture.Reactive), _BODY),
+        "how runs end": (EventTrigger(**every, expect=ends, posture=Posture.Reactive), BODY),
         "runs that do not start": (
             EventTrigger(**every, after=_events("Late"), expect=started, posture=Posture.Proactive, within=OVERDUE),
             _OVERDUE_BODY,
