@@ -145,31 +145,37 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     failure = failure_code(arguments)
+    fail = functools.partial(_fail, debug=debug, log_json="--log-json" in arguments)
     try:
         code: Any = _group()(arguments, prog_name="kvdrift", standalone_mode=False)
     except KvdriftError as error:
         mistaken = isinstance(error, InputError)
-        _fail(str(error), error.exit_code if mistaken else failure, debug=debug)
+        fail(str(error), error.exit_code if mistaken else failure)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED  # Typer, too, turns Ctrl-C within a command into this code
     except TyperException as error:
-        _fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
+        fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(failure)
     except OSError as error:  # for example a disk that is full or broken, or a folder that may not be written
         named = "" if error.filename is None else f"{error.filename}: "
         code = InputError.exit_code if is_forbidden(error) else failure
-        _fail(f"{named}{error.strerror or first_line(error)}", code, debug=debug)
+        fail(f"{named}{error.strerror or first_line(error)}", code)
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
         line = " ".join(f"{type(error).__name__}: {error}".split())
-        _fail(f"unexpected failure: {line} (--debug shows where)", failure, debug=debug)
+        fail(f"unexpected failure: {line} (--debug shows where)", failure)
     if code == INTERRUPTED:
-        _fail("interrupted; run the same command again to go on", INTERRUPTED, debug=False)
+        fail("interrupted; run the same command again to go on", INTERRUPTED, debug=False)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(line: str, code: int, *, debug: bool) -> None:
+def _fail(line: str, code: int, *, debug: bool, log_json: bool) -> None:
+    if log_json:
+        from kvdrift.log_lines import write_line
+
+        write_line("error", line, exit_code=code, traceback=traceback.format_exc() if debug else None)
+        sys.exit(code)
     if debug:
         traceback.print_exc()
     typer.echo(f"kvdrift: {printable(shortened(line))}", err=True)

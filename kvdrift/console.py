@@ -14,7 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.spinner import Spinner
 from rich.text import Text
 
-_PLAIN_SECONDS = 10.0  # seconds between two lines if there is no terminal
+PLAIN_SECONDS = 10.0
+"""Seconds between two lines of progress if there is no terminal."""
+
 _QUIET_SECONDS = 2.0  # seconds that work of unknown length may take without a line
 _SINGULARS = {"analyses": "analysis", "studies": "study", "files of events": "file of events"}
 
@@ -92,27 +94,32 @@ class ConsoleProgress:
             self._bars.start()
             self._task = self._bars.add_task(stage, total=total, rate="")
         else:
-            self.say(f"{stage}: {_counted(total, unit)} to do")
+            self.say(progress_text(stage, 0, total, unit, 0.0))
 
     def advance(self, done: int) -> None:
         """Count ``done`` more units of the stage."""
         self._done += done
         now = time.monotonic()
-        rate = self._done / max(now - self._began, 1e-9)
         if self._live and self._task is not None:
+            rate = self._done / max(now - self._began, 1e-9)
             self._bars.update(self._task, completed=self._done, rate=f"{rate:.2f}/s")
-        elif self._done >= self._total or now - self._said >= _PLAIN_SECONDS:
+        elif self._done >= self._total or now - self._said >= PLAIN_SECONDS:
             self._said = now
-            left = (self._total - self._done) / rate
-            self.say(
-                f"{self._stage}: {self._done} of {_counted(self._total, self._unit)}, {rate:.2f}/s"
-                + (f", about {left:.0f} s left" if self._done < self._total else f", {now - self._began:.1f} s")
-            )
+            self.say(progress_text(self._stage, self._done, self._total, self._unit, now - self._began))
 
     def say(self, line: str) -> None:
         """Print one line."""
         self._console.print(line, markup=False)
         sys.stderr.flush()
+
+
+def progress_text(stage: str, done: int, total: int, unit: str, seconds: float) -> str:
+    """Return the progress of a stage as a line: what is to do, then how much is done, the rate, and the time left."""
+    if not done:
+        return f"{stage}: {_counted(total, unit)} to do"
+    rate = done / max(seconds, 1e-9)
+    rest = f"about {(total - done) / rate:.0f} s left" if done < total else f"{seconds:.1f} s"
+    return f"{stage}: {done} of {_counted(total, unit)}, {rate:.2f}/s, {rest}"
 
 
 def _counted(number: int, unit: str) -> str:

@@ -21,7 +21,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "kvdrift serve my/model --device cuda:0 --dtype bfloat16 --port 8816 --token-file token",
     ),
     "schedule": ('kvdrift schedule my-study.toml --cron "0 3 * * *"',),
-    "status": ("kvdrift status stores/quickstart", "kvdrift status stores/quickstart --watch"),
+    "status": (
+        "kvdrift status stores/quickstart",
+        "kvdrift status stores/quickstart --watch",
+        "kvdrift status stores/quickstart --metrics",
+    ),
     "verify": (
         "kvdrift verify stores/quickstart",
         "kvdrift verify stores/quickstart --repair",
@@ -45,6 +49,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "kvdrift report stores/quickstart -o pages --format latex",
         "kvdrift report stores/one stores/other -o compared",
         "kvdrift report stores/quickstart --side-by-side",
+        "kvdrift report stores/quickstart --prune 90d",
     ),
     "gate": (
         "kvdrift gate stores/quickstart --quantity mismatch --action snapkv-half --baseline recent-half --margin 0.02",

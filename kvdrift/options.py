@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvdrift import completion
+from schema.errors import InputError
 
 StoreArgument = Annotated[
     str,
@@ -48,3 +50,11 @@ ClusterOption = Annotated[
         help="tcp://HOST:PORT of a Dask scheduler whose workers do the work; local:N starts N workers on this machine.",
     ),
 ]
+
+
+def seconds_of(age: str, option: str) -> float:
+    """Return the seconds of an age such as 90m, 12h or 7d, the value of an option."""
+    said = re.fullmatch(r"([0-9]{1,6})([mhd])", age)
+    if said is None:
+        raise InputError(f"{option}: '{age}' is no age, must be minutes, hours or days such as 90m, 12h or 7d")
+    return int(said[1]) * {"m": 60.0, "h": 3600.0, "d": 86400.0}[said[2]]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -24,6 +26,11 @@ from report.reading.source import Provenance, StudyRows, ViewSource
 from report.sections import PARTS, Part
 
 _TEMPLATES = Path(__file__).parent / "templates"
+
+FILES = "files.json"
+"""The file of a page's folder that lists the files written for the page."""
+
+_ESTIMATES = "estimates.csv"  # among the tables
 
 RELOADING = '<meta http-equiv="refresh"'
 """The tag that only the page of an unfinished study has: it makes the page reload itself."""
@@ -48,7 +55,7 @@ def build_report(
     preliminary: str = "",
     beside: Path | None = None,
 ) -> Path:
-    """Write ``index.html``, ``trajectories.html``, ``figures/`` and ``tables/`` under ``folder``.
+    """Write ``index.html``, ``trajectories.html``, ``figures/``, ``tables/`` and their list under ``folder``.
 
     The same input gives the same bytes.
 
@@ -85,12 +92,28 @@ def build_report(
     for name in ("figures", "tables"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     _write_tables(sections, content, folder / "tables")
-    write_explorer(content, folder, token_text)
+    explorer = write_explorer(content, folder, token_text)
     figures = (draw or draw_figures)([one for section in sections for one in section.drawings], folder / "figures")
     page = folder / "index.html"
     link = "" if beside is None else relative_link(beside, folder)
     page.write_text(_html(content, parts, figures, link, gates_block(folder)), encoding="utf-8", newline="\n")
+    tables = [table.name for section in sections for table in section.tables]
+    written = [page.name, *([explorer.name] if explorer else []), f"tables/{_ESTIMATES}"]
+    written += [f"tables/{name}.{kind}" for name in tables for kind in (("csv", "tex") if latex else ("csv",))]
+    written += [f"figures/{name}.{kind}" for name in figures for kind in ("svg", "pdf")]
+    names = sorted({*page_files(folder), *written})  # an earlier page may have had others
+    (folder / FILES).write_text(json.dumps(names, indent=0) + "\n", encoding="utf-8", newline="\n")
     return page
+
+
+def page_files(folder: Path) -> list[str]:
+    """Return the files that were written for a folder's page, relative to the folder; none if there is no list."""
+    try:
+        names = json.loads((folder / FILES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return [name for name in names if re.fullmatch(r"((tables|figures)/)?[\w-][\w.-]*", name)] if known else []
 
 
 def relative_link(page: Path, folder: Path) -> str:
@@ -122,7 +145,7 @@ def _write_tables(sections: list[Section], content: PageContent, folder: Path) -
         table.write_csv(folder)
         if content.latex:
             write_tex(table, folder)
-    write_records(folder / "estimates.csv", [row.as_row() for row in content.estimates.all()], ESTIMATE_COLUMNS)
+    write_records(folder / _ESTIMATES, [row.as_row() for row in content.estimates.all()], ESTIMATE_COLUMNS)
 
 
 def draw_figures(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:

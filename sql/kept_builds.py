@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -50,8 +51,15 @@ def _keep(file: Path, content: bytes) -> None:
             Path(aside, "content").write_bytes(content)
             Path(aside, "content").replace(file)
         name = file.name.rpartition("-")[0]
-        by_age = sorted(file.parent.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime)
-        for old in by_age[:-_KEPT]:
+        now = time.time()
+        others = sorted((one for one in file.parent.glob(f"{name}-*") if one != file), key=lambda one: _made(one, now))
+        for old in others[: 1 - _KEPT]:  # besides the new file
             old.unlink(missing_ok=True)
     except OSError:
         pass
+
+
+def _made(path: Path, now: float) -> float:
+    """Return when a file was made; files ahead of the clock count as oldest, lest they stay and newer ones go."""
+    made = path.stat().st_mtime
+    return made if made <= now else 0.0

@@ -3,11 +3,16 @@
 The records go through the store, since every worker and the driver reach it. Each run has a folder of its own beside
 the tables, so that no run can remove another run's records. A record is named by its group's number, so a group that a
 runner tries twice leaves one record.
+
+On a local disk the driver holds a lock on its folder, which ends with the process. Only a folder without a lock is
+removed by a later run, so that a clock that jumps takes no record from a run that goes on.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -19,14 +24,14 @@ import pyarrow.fs
 
 from log.delta.parquet_files import StoredFile
 from log.store import DerivedFile
-from schema.location import filesystem_of, join
+from schema.location import filesystem_of, is_local, join
 from transforms.segments import SegmentOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _PREFIX = ".derive"
-STALE = timedelta(days=1)  # a folder that has not changed for so long was left by a killed run
+STALE = timedelta(days=1)  # a folder that has not changed for so long, and that no run holds, is removed
 
 
 @contextmanager
@@ -35,11 +40,34 @@ def record_folder(location: str) -> Iterator[str]:
     folder = join(location, f"{_PREFIX}-{uuid.uuid4().hex}")
     filesystem, path = filesystem_of(folder)
     filesystem.create_dir(path)
+    with _locked(folder):
+        try:
+            yield folder
+        finally:
+            filesystem.delete_dir(path)
+            _remove_stale(location)
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[bool]:
+    """Lock a local folder in the block; yield whether that could be done: no other process has locked it."""
+    if not is_local(folder):
+        yield False
+        return
     try:
-        yield folder
+        opened = os.open(folder, os.O_RDONLY)
+    except OSError:  # another run has just removed it
+        yield False
+        return
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = True
+    except OSError:  # also a file system without locks
+        free = False
+    try:
+        yield free
     finally:
-        filesystem.delete_dir(path)
-        _remove_stale(location)
+        os.close(opened)
 
 
 def write_record(group: tuple[int, Sequence[SegmentOutcome]], folder: str) -> int:
@@ -71,9 +99,14 @@ def _outcome(files: list[Any], errors: list[str], **values: Any) -> SegmentOutco
 
 
 def _remove_stale(location: str) -> None:
+    """Remove the folders that killed runs left in a local store; behind a URL nothing tells that a run was killed."""
+    if not is_local(location):
+        return
     filesystem, root = filesystem_of(location)
-    before = datetime.now(UTC) - STALE
+    now = datetime.now(UTC)
     for info in filesystem.get_file_info(pa.fs.FileSelector(root)):
-        if info.base_name.startswith(_PREFIX) and info.mtime is not None and info.mtime < before:
-            with suppress(OSError):  # another run may be removing it
-                filesystem.delete_dir(info.path)
+        # A folder that is ahead of the clock is as old as any. A young one may not be locked yet.
+        if info.base_name.startswith(_PREFIX) and info.mtime is not None and abs(now - info.mtime) > STALE:
+            with _locked(info.path) as free, suppress(OSError):  # another run may be removing it
+                if free:
+                    filesystem.delete_dir(info.path)

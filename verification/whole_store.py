@@ -25,6 +25,7 @@ from verification.logs import check_leftovers, check_logs
 from verification.references import check_citations, check_owners, check_plans, check_prompts, check_scores
 from verification.unit_rows import covered_versions
 from verification.units import Pinned, UnitWalk
+from verification.waiting import check_waiting
 
 _SMALL = (
     "studies", "documents", "actions", "exact_values", "identities", "units", "plans", "looks", "results",
@@ -72,6 +73,8 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
         refused = "not computed: there are files that cannot be read"
     yield _check_views(store, versions, progress, refused)
     yield check_leftovers(store)
+    if (pieces := check_waiting(store)).faults or pieces.notes:
+        yield pieces
     if is_local(store.location) and Path(store.location, CATALOG_NAME).exists():
         fault = catalog_fault(store)
         yield Verified("catalogue", "1 file", "that DuckDB opens", (Fault(CATALOG_NAME, fault),) if fault else ())

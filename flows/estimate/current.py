@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flows.plan.frozen_plan import find_plan
+from log.last_times import LastTimes
 from log.store import Store
 from stats.quantities import SIMULTANEOUS_GAP
 
@@ -28,6 +31,17 @@ def estimated_version(store: Store, study: str, model: str) -> int | None:
     """
     newest = pc.max(_present_rows(store, study, model)["events_version"]).as_py()
     return None if newest is None else int(newest)
+
+
+def estimated_at(store: Store, study: str, model: str, times: LastTimes) -> datetime | None:
+    """Return when the newest estimates of a study were stored, whatever their plan; None if that is not known."""
+    at, version = times.estimates.get((study, model), (None, -1))
+    if at is None:
+        return None
+    rows = store.read("results", columns=["study", "model", "events_version"])
+    own = pc.and_(pc.equal(rows["study"], study), pc.equal(rows["model"], model))
+    stored = rows["events_version"].filter(own).unique().to_pylist()
+    return at if version in stored else None  # a killed process had recorded the time, and not stored the estimates
 
 
 def newest_rows(store: Store, study: str, model: str) -> pa.Table:

@@ -23,7 +23,9 @@ from flows.plan.frozen_plan import find_plan
 from flows.plan.seen import seen_actions
 from flows.plan.stored_documents import changed_answers
 from log.checked_files import WEEK
+from log.last_times import record_estimates
 from log.store import Store
+from log.waiting import count_waiting
 from schema.errors import InputError
 from schema.progress import SILENT, Progress
 from sql.catalog import MOMENT_VIEWS, Views, open_views
@@ -43,6 +45,8 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
     answered, compared = answers_are_current(store, study, model, scoring), pairs_are_current(store, study, model)
     if current and answered and compared:
         return 0
+
+    _say_what_waits(store, study, model, progress)
 
     def wanted(subject: Subject) -> bool:
         return not current or (subject.answers and not answered) or (subject.together and not compared)
@@ -90,9 +94,15 @@ def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_on
                 )
             count += estimates.new
             rows.append(estimates.rows if frozen is None else with_looks(estimates.rows, store, frozen))
+        record_estimates(store.location, study, model, version)
         # A single commit, since any row of this events version says that the analysis is done.
         store.append_rows("results", pa.concat_tables(rows))
     return count
+
+
+def _say_what_waits(store: Store, study: str, model: str, progress: Progress) -> None:
+    if (study, model) in (waiting := count_waiting(store)):
+        progress.say(f"{waiting[study, model]} wait for positions, and are in no estimate")
 
 
 def _coefficients(views: Views, study: str, model: str) -> Mapping[str, Float]:

@@ -17,6 +17,7 @@ from log.checked_files import WEEK
 from log.delta.durability import sync
 from log.delta.parquet_files import replace_file
 from log.store import Store
+from log.waiting import Waiting, count_waiting
 from schema.errors import InputError, OperationError, first_line, is_disk_fault
 from schema.location import folder_name, is_local
 from schema.own_process import OwnProcesses
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from report.page import DrawFigures
     from report.printing.section import Drawing
 
-_INPUTS = "inputs.json"
+INPUTS = "inputs.json"
+"""The file of a page's folder without which the page counts as outdated; it says what the page was made from."""
+_WAITING = "waiting"  # the key of the number of waiting replicates, beside the tables' names
 _REVISIONS = "action_revisions"  # the key of the revisions in that file, beside the tables' names
 _TABLES = (
     "events", "trajectories", "branchings", "exact_values", "scores", "results", "calibration", "plans", "actions",
@@ -57,7 +60,7 @@ def write_report(
     from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
     progress.begin("report", 1, "pages")
-    draw = None if sides is None else _draw_beside(sides)
+    draw, waiting = None if sides is None else _draw_beside(sides), count_waiting(store)
     with writing(folder), open_views(store, kept=MOMENT_VIEWS, checked_within=WEEK) as views:
         page = build_report(
             views, study, model, folder,
@@ -65,9 +68,10 @@ def write_report(
             latex=latex,
             draw=draw,
             beside=beside,
-            provenance=Provenance(store=Path(store.location).name, tables=views.versions),
+            provenance=Provenance(Path(store.location).name, views.versions, waiting=_in_words(waiting, study, model)),
         )  # fmt: skip
         inputs = {table: store.data_version(table, views.versions[table]) for table in _TABLES}
+        inputs[_WAITING] = _total(waiting)
         revisions = _estimated_revisions(store.read("results", views.versions["results"]), study, model)
         parts = [folder / "figures", folder / "tables"]
         for path in (*folder.glob("*.html"), *(file for part in parts for file in part.iterdir()), *parts):
@@ -95,11 +99,12 @@ def write_preliminary(
     from report.reading.source import Provenance  # noqa: PLC0415
     from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
+    waiting = count_waiting(store)
     with writing(folder), open_views(store, kept=MOMENT_VIEWS) as views:
         return build_report(
             PreliminaryViews(views, study, model), study, model, folder,
             token_text=token_text,
-            provenance=Provenance(store=Path(store.location).name, tables=views.versions),
+            provenance=Provenance(Path(store.location).name, views.versions, waiting=_in_words(waiting, study, model)),
             preliminary=said,
         )  # fmt: skip
 
@@ -142,18 +147,26 @@ def _get_ready_to_draw() -> None:
 
 
 def present_inputs(store: Store) -> dict[str, int | None]:
-    """Return the present data version of each table that a page is made from."""
-    return {table: store.data_version(table) for table in _TABLES}
+    """Return the present data version of each table that a page is made from, and the number of waiting replicates."""
+    return {**{table: store.data_version(table) for table in _TABLES}, _WAITING: _total(count_waiting(store))}
+
+
+def _total(waiting: Mapping[tuple[str, str], Waiting]) -> int:
+    return sum(count.replicates for count in waiting.values())
+
+
+def _in_words(waiting: Mapping[tuple[str, str], Waiting], study: str, model: str) -> str:
+    return str(waiting.get((study, model), ""))
 
 
 def record_inputs(folder: Path, inputs: Mapping[str, int | None], revisions: Mapping[str, int]) -> None:
     """Record that the folder's page is complete; this is written after everything that it refers to.
 
-    ``inputs`` are the data versions of the tables that the page was made from, ``revisions`` the newest revision of
-    each action with estimates on the page.
+    ``inputs`` are those of ``present_inputs`` that the page was made from, ``revisions`` the newest revision of each
+    action with estimates on the page.
     """
     with writing(folder):
-        replace_file(folder / _INPUTS, json.dumps({**inputs, _REVISIONS: revisions}).encode())
+        replace_file(folder / INPUTS, json.dumps({**inputs, _REVISIONS: revisions}).encode())
         sync(folder)
 
 
@@ -225,14 +238,14 @@ def page_beside(store: Store, study: str, model: str | None = None) -> Path | No
 def report_is_current(store: Store, folder: Path) -> bool:
     """Tell whether the folder's report was made from the store's present tables."""
     recorded = _recorded(folder)
-    made_from = {table: recorded.get(table, "unknown") for table in _TABLES}
+    made_from = {name: recorded.get(name, "unknown") for name in (*_TABLES, _WAITING)}
     return (folder / "index.html").is_file() and made_from == present_inputs(store)
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
     """Return what ``record_inputs`` recorded; {} if nothing was recorded or the file cannot be read."""
     try:
-        recorded = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
+        recorded = json.loads((folder / INPUTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return recorded if isinstance(recorded, dict) else {}

@@ -15,6 +15,7 @@ from flows.run.remarks import remarks
 from flows.run.study_flow import Outcome, run_studies
 from flows.run.study_run import DocumentLimit, StudyRun
 from generator.service.client import ServiceAddress
+from log.last_times import record_run
 from schema.location import absolute
 from schema.progress import Progress
 from schema.study import Study
@@ -64,4 +65,7 @@ def run_file(
             check_study(one, served=by.served)
         for line in remarks(runs):
             page.say(line)
-        return run_studies(runs, lambda: by.get_ready(runs, redo), redo, plan_only=plan_only, page=page)
+        outcome = run_studies(runs, lambda: by.get_ready(runs, redo), redo, plan_only=plan_only, page=page)
+    for study in studies:
+        record_run(location, study.name, study.model.id)
+    return outcome

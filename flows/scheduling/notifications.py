@@ -1,16 +1,25 @@
-"""Notifications on the end of a deployment's runs: an automation of the server on the deployment's tag."""
+"""Notifications on a deployment's runs that end, or that do not start: automations of the server on their tag."""
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 from uuid import UUID
 
 from schema.errors import InputError
 
 _ENDS = ("Completed", "Failed", "Crashed")
-_BODY = """{{ flow_run.name }} is {{ flow_run.state.name }}
-{{ flow_run.state.message }}
-{{ flow_run|ui_url }}"""
+# A state may have no message, and a server without an address for its pages has no link: Jinja would write "None".
+BODY = """{{ flow_run.name }} is {{ flow_run.state.name }}
+{{ flow_run.state.message or '' }}
+{{ flow_run|ui_url or '' }}"""
+
+_OVERDUE_BODY = """{{ flow_run.name }} has not started
+It was due at {{ flow_run.expected_start_time }}; is a worker of its pool running?
+{{ flow_run|ui_url or '' }}"""
+
+OVERDUE: Final = timedelta(minutes=15)
+"""After the server has found that a run is late, the time that the run has to start before somebody is notified."""
 
 
 def check_block(block: str) -> UUID:
@@ -47,21 +56,38 @@ def each_tagged_run(tag: str) -> dict[str, Any]:
 
 
 def notify(deployment: str, tag: str, block: str) -> None:
-    """Notify a block TYPE/NAME when a tagged run completes, fails or crashes, in place of any earlier block."""
+    """Notify a block TYPE/NAME, in place of any earlier block, when a tagged run ends or does not start in time.
+
+    A run ends if it completes, fails or crashes. A run that waits for the run before it is not late.
+    """
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect takes seconds
     from prefect.events.actions import SendNotification  # noqa: PLC0415
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture  # noqa: PLC0415
 
-    name = f"kvdrift: {deployment}: how runs end"
-    sent = SendNotification(block_document_id=check_block(block), subject=f"kvdrift study {deployment}", body=_BODY)
-    ends = {f"prefect.flow-run.{state}" for state in _ENDS}
-    trigger = EventTrigger(**each_tagged_run(tag), expect=ends, posture=Posture.Reactive)
-    made = AutomationCore(
-        name=name, description=f"Made by kvdrift schedule --notify {block}.", trigger=trigger, actions=[sent]
-    )
+    ends, every = _events(*_ENDS), each_tagged_run(tag)
+    started = _events("Running", "Cancelled") | ends
+    told = {
+        "how runs end": (EventTrigger(**every, expect=ends, posture=Posture.Reactive), BODY),
+        "runs that do not start": (
+            EventTrigger(**every, after=_events("Late"), expect=started, posture=Posture.Proactive, within=OVERDUE),
+            _OVERDUE_BODY,
+        ),
+    }
+    sent_to = check_block(block)
     with get_client(sync_client=True) as client:
-        there = client.read_automations_by_name(name)
-        if there:
-            client.update_automation(there[0].id, made)
-        else:
-            client.create_automation(made)
+        for what, (trigger, body) in told.items():
+            sent = SendNotification(block_document_id=sent_to, subject=f"kvdrift study {deployment}", body=body)
+            made = AutomationCore(
+                name=f"kvdrift: {deployment}: {what}",
+                description=f"Made by kvdrift schedule --notify {block}.",
+                trigger=trigger,
+                actions=[sent],
+            )
+            if there := client.read_automations_by_name(made.name):
+                client.update_automation(there[0].id, made)
+            else:
+                client.create_automation(made)
+
+
+def _events(*states: str) -> set[str]:
+    return {f"prefect.flow-run.{state}" for state in states}

@@ -179,9 +179,15 @@ def _between(verdict: Verdict, decimals: int) -> str:
 def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
     """Return the answer as the fields of ``--json``."""
     import kvdrift
+    from kvdrift.times import iso, last_of_study
+    from log.last_times import last_times
+    from log.sizes import store_size
+    from log.waiting import count_waiting
     from report.reading.estimates import FEW_CLUSTERS
 
-    asked = verdict.question
+    asked, times = verdict.question, last_times(store.location)
+    study, model = str(asked.study), str(asked.model)
+    waiting = count_waiting(store).get((study, model))
     return {
         "decision": verdict.decision.value,
         "quantity": asked.quantity,
@@ -209,7 +215,12 @@ def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
         "status": verdict.status,
         "study": asked.study,
         "model": asked.model,
+        **last_of_study(store, study, model, times),
+        "last_check": iso(times.check),
+        "check_faults": times.faults,
+        "waiting_replicates": 0 if waiting is None else waiting.replicates,
         "store": store.location,
+        "size": store_size(store.location),
         "versions": {
             "kvdrift": kvdrift.__version__, "events": verdict.events_version, "plan": verdict.plan_sha256,
         },

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvdrift.options import seconds_of
 from schema.errors import InputError, nearest
 
 REPORT_FORMATS = ("html", "latex")
@@ -38,6 +39,14 @@ def report(
         bool, typer.Option("--side-by-side", help="Also write a page that compares the studies of one store.")
     ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates with --live.")] = 30.0,
+    prune: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE",
+            help="Write nothing, and delete the pages of studies that were not run, estimated or reported within AGE, "
+            "such as 12h or 90d.",
+        ),
+    ] = None,
 ) -> None:
     """Write the report of a store's studies, one page each, or one page that compares several stores.
 
@@ -47,11 +56,19 @@ def report(
 
     With --live a running study has a page of its present results, in the folder live of its report. The page says that
     it is preliminary, recommends nothing and reloads itself. It ends with the study.
+
+    With --prune only files of pages are deleted, which kvdrift report writes again from the store. Other files in their
+    folders stay, and so do the answers of gates.
     """
     # A report shows tokens as text if the tokenizer is on this machine; nothing is downloaded for that.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if output_format not in REPORT_FORMATS:
         raise InputError(f"--format {output_format}: {nearest(output_format, REPORT_FORMATS)}")
+    if prune is not None:
+        if len(stores) > 1 or side_by_side or live or output is not None or output_format != "html":
+            raise InputError("--prune: takes one store, and --study if you like; leave other options out")
+        _prune(stores[0], seconds_of(prune, "--prune"), study)
+        return
     if live:
         if len(stores) > 1 or side_by_side or output_format != "html":
             raise InputError("--live: takes one store and writes HTML; leave others, --side-by-side and --format out")
@@ -70,6 +87,19 @@ def report(
         pages = report_pages(stores[0], output, study, latex=latex)
     for page in pages:
         typer.echo(f"report: {page}")
+
+
+def _prune(location: str, seconds: float, study: str | None) -> None:
+    from flows.pages.pruning import prune_pages
+    from log.store import Store
+
+    pruned = False
+    for page in prune_pages(Store.open(location), seconds, study):
+        pruned = True
+        files = f"{page.files:,} {'file' if page.files == 1 else 'files'}"
+        typer.echo(f"deleted: {page.folder} ({files}, {page.bytes / 1e6:,.1f} MB)")
+    if not pruned:
+        typer.echo("nothing to delete: no page is that old")
 
 
 def _compare(stores: list[str], output: Path | None, study: str | None, *, latex: bool) -> Path:

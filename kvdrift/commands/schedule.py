@@ -59,6 +59,7 @@ def schedule(
     from flows.run.options import default_location, named_service, named_workers
     from flows.scheduling.deployments import StudySchedule, check_cron, deploy, users_server
     from flows.scheduling.deployments import serve as serve_deployment
+    from flows.scheduling.notifications import OVERDUE
     from schema.location import absolute
     from schema.study import load_studies
 
@@ -89,6 +90,7 @@ def schedule(
     typer.echo(f"deployment: {deployed.name}")
     if notify is not None:
         typer.echo(f"notified:   {notify}, when a run completes, fails or crashes")
+        typer.echo(f"notified:   {notify}, when a run has not started {OVERDUE.seconds // 60} minutes after its time")
     if deployed.page is not None:
         typer.echo(f"page:       {deployed.page}")
     typer.echo(f"runs:       {when}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvdrift.options import JsonOption, StoreArgument
+from kvdrift.times import iso, last_of_study
 from schema.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ def status(
     ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two checks with --watch.")] = 2.0,
     as_json: JsonOption = False,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Print numbers and times for a monitor, as OpenMetrics text.")
+    ] = False,
 ) -> None:
     """Show a store's content, the work left to generate, derive, estimate and write, and the next command.
 
@@ -42,8 +46,10 @@ def status(
     """
     from log.store import Store
 
-    if watch and as_json:
-        raise InputError("--json: prints the status once; leave --watch out")
+    if as_json and metrics:
+        raise InputError("--json and --metrics: two forms of one status; give one of the two")
+    if watch and (as_json or metrics):
+        raise InputError(f"--{'json' if as_json else 'metrics'}: prints the status once; leave --watch out")
     if watch:
         from flows.estimate.live import LiveStore
         from kvdrift.live.display import show_live
@@ -54,17 +60,30 @@ def status(
     if as_json:
         typer.echo(json.dumps(store_status(Store.open(store)), ensure_ascii=False))
         return
+    if metrics:
+        from kvdrift.metrics import metrics_text
+
+        typer.echo(metrics_text(store_status(Store.open(store))), nl=False)
+        return
     for line in status_lines(Store.open(store)):
         typer.echo(printable(line))
 
 
 def status_lines(store: Store) -> Iterator[str]:
     """Describe a store, and each study and model in it."""
+    from log.waiting import Waiting
+
     held = store_status(store)
     yield f"store: {held['store']}"
     yield f"events: version {held['events_version']}, {held['units']} units; {held['underived']} still to derive"
     if held["event_files"] >= _MANY_FILES:
         yield f"files: {held['event_files']} of events; kvdrift compact {store.location} makes the store open faster"
+    known = held["check_faults"]
+    faults = "" if known is None else f", {known:,} {'fault' if known == 1 else 'faults'}"
+    yield f"verified: {_when(held['last_check'])}{faults}"
+    for one in held["waiting"]:
+        count = Waiting(one["replicates"], one["documents"])
+        yield f"waiting: {count} of study {one['study']}, model {one['model']}, in no estimate before they are whole"
     for study in held["studies"]:
         yield f"study {study['study']}, model {study['model']}:"
         yield from _study_lines(study)
@@ -73,7 +92,11 @@ def status_lines(store: Store) -> Iterator[str]:
 def store_status(store: Store) -> Row:
     """Return a store's content and the work left, for the store and for each study and model in it, as plain values."""
     from flows.estimate.scores import Scoring
+    from log.last_times import last_times
+    from log.sizes import store_size
+    from log.waiting import count_waiting
 
+    times, waiting = last_times(store.location), count_waiting(store)
     version = store.version("events")
     underived = store.all_underived()
     actions = store.read("actions")
@@ -85,10 +108,21 @@ def store_status(store: Store) -> Row:
         scoring = Scoring(store, study, model, counts)
         several = len({other for name, other in there if name == study}) > 1
         own = counts.of_study(study, model)
-        studies.append(_study_status(store, study, model, actions, own, scoring, left[study, model], several=several))
+        status = _study_status(store, study, model, actions, own, scoring, left[study, model], several=several)
+        status |= last_of_study(store, study, model, times)
+        status["waiting_replicates"] = waiting[study, model].replicates if (study, model) in waiting else 0
+        studies.append(status)
     return {
         "store": store.location, "events_version": version, "event_files": len(store.paths("events", version)),
-        "units": _count_units(counts.current), "underived": len(underived), "studies": studies,
+        "units": _count_units(counts.current), "underived": len(underived), "size": store_size(store.location),
+        "last_run": max((one["last_run"] for one in studies if one["last_run"]), default=None),
+        "last_estimate": max((one["last_estimate"] for one in studies if one["last_estimate"]), default=None),
+        "last_check": iso(times.check), "check_faults": times.faults,
+        "waiting": [
+            {"study": study, "model": model, "replicates": count.replicates, "documents": count.documents}
+            for (study, model), count in waiting.items()
+        ],
+        "studies": studies,
     }  # fmt: skip
 
 
@@ -147,7 +181,12 @@ def _study_status(
     }  # fmt: skip
 
 
+def _when(at: str | None) -> str:
+    return "never" if at is None else f"{at[:16].replace('T', ' ')} UTC"
+
+
 def _study_lines(study: Row) -> Iterator[str]:
+    yield f"  last run: {_when(study['last_run'])}; last estimates: {_when(study['last_estimate'])}"
     for split in study["splits"]:
         generated = f"{split['generated']} of {split['documents']} documents generated"
         yield f"  {split['split']}: {generated}, {split['units']} units"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvdrift.options import JsonOption, StoreArgument
+from kvdrift.options import JsonOption, StoreArgument, seconds_of
 from schema.errors import InputError, OperationError
 
 if TYPE_CHECKING:
@@ -44,13 +43,14 @@ def verify(
     """Read everything in a store, and compare it with the log and with its sources.
 
     No row is changed unless --repair asks for it. Files taken away by a repair are then in STORE/set-aside.
-    STORE/.checked says which files were found whole, and when.
+    STORE/.checked says which files were found whole, and when; STORE/.last when the store was last verified.
     """
     from kvdrift.console import ConsoleProgress
+    from log.last_times import record_check
     from log.store import Store
     from verification.files import number_of
 
-    within = None if since is None else seconds_of(since)
+    within = None if since is None else seconds_of(since, "--since")
     if repair and since is not None:
         raise InputError("--since and --repair: a repair reads all files first; leave one of the two out")
     said: list[str] = []
@@ -63,6 +63,7 @@ def verify(
             repaired += more
             checks = _verified(Store(store), console, tell, None)
     faults, location = _faults(checks), Store(store).location
+    record_check(location, len(faults), whole=within is None)
     if as_json:
         typer.echo(json.dumps(_fields(location, checks, repaired), ensure_ascii=False))
     else:
@@ -97,14 +98,6 @@ def _repair(location: str, tell: Callable[[str], None], faults: Sequence[Fault] 
         lines.append(str(line))
         tell(f"repaired {line}")
     return lines
-
-
-def seconds_of(age: str) -> float:
-    """Return the seconds of an age such as 90m, 12h or 7d."""
-    said = re.fullmatch(r"([0-9]{1,6})([mhd])", age)
-    if said is None:
-        raise InputError(f"--since: '{age}' is no age, must be minutes, hours or days such as 90m, 12h or 7d")
-    return int(said[1]) * {"m": 60.0, "h": 3600.0, "d": 86400.0}[said[2]]
 
 
 def _verified(store: Store, console: Progress, tell: Callable[[str], None], within: float | None) -> list[Verified]:

@@ -39,11 +39,12 @@ def installed_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The content of the page's last section: the store's name, the version of each table, library versions."""
+    """What a page says of the store: its name, the version of each table, library versions, and what waits."""
 
     store: str = ""
     tables: Mapping[str, int] = field(default_factory=dict)
     libraries: Mapping[str, str] = field(default_factory=installed_versions)
+    waiting: str = ""  # the study's replicates that lack positions, counted in words; empty if there are none
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,12 @@ def test_answers_of_documents_can_decide(
     asked = ("--quantity", "accuracy", *WORSE, "--margin", "0.02")
     _, out, _ = call(capsys, "gate", finished, *asked, "--json")
     answer = json.loads(out)
+    status = json.loads(call(capsys, "status", finished, "--json")[1])
+    assert answer["last_run"]
+    for name in ("last_run", "last_estimate", "last_check", "check_faults"):
+        assert answer[name] == status[name]
+    assert answer["size"]["tables"] == status["size"]["tables"]
+    assert answer["waiting_replicates"] == 0
     with kvdrift.open(finished) as views:
         of = views.rows("answers", ("accuracy",), split="evaluation", stratum="pooled", action="recent-half")
         other = views.rows("answers", ("accuracy",), split="evaluation", stratum="pooled", action="snapkv-half")

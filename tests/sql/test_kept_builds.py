@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,36 @@ def test_files_of_many_versions_ago_go(folder: Path) -> None:
     for number in range(20):
         build_of(made, "views", bytes([number]))
     assert len([*folder.iterdir()]) == 16
+
+
+@pytest.mark.parametrize("jump", [-400 * 86400.0, 400 * 86400.0])
+def test_a_clock_that_was_set_wrong_keeps_no_build_from_staying(folder: Path, jump: float) -> None:
+    """What was made while the clock was wrong goes first, and builds of today are each made once."""
+    made: list[str] = []
+    for number in range(16):
+        build_of(made, "views", bytes([number]))
+    for file in folder.iterdir():
+        os.utime(file, (time.time() + jump, time.time() + jump))
+    made.clear()
+    for _ in range(2):
+        for number in range(20, 28):
+            build_of(made, "views", bytes([number]))
+    assert len(made) == 8
+    assert len([*folder.iterdir()]) == 16
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_build_survives_its_own_making_while_the_clock_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    for number in range(16):
+        build_of(made, "views", bytes([number]))
+    replace = Path.replace
+
+    def behind(path: Path, target: Path) -> Path:
+        os.utime(path, (1.0, 1.0))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", behind)
+    made.clear()
+    assert [build_of(made, "views", b"new") for _ in range(2)] == [b"new" * 3] * 2
+    assert len(made) == 1

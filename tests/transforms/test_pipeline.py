@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,6 +219,30 @@ def test_records_of_a_killed_run_are_swept_up_later(store: Store, monkeypatch: p
     with record_folder(store.location):
         pass
     assert not left.exists()
+
+
+@pytest.mark.parametrize("days", [-1500, 1500])
+def test_a_clock_that_jumps_takes_no_record_from_a_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    """While one run goes on, another one ends at a time years away; what a killed run left then goes, once."""
+    killed = Path(store.location, ".derive-killed")
+    killed.mkdir()
+    written = segments.SegmentOutcome(7, events=3, errors=("a line",))
+    with record_folder(store.location) as folder:
+        write_record((0, [written]), folder)
+
+        class Jumped(datetime):
+            @classmethod
+            def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+                return datetime.now(tz) + timedelta(days=days)
+
+        monkeypatch.setattr("transforms.records.datetime", Jumped)
+        with record_folder(store.location):
+            pass
+        assert read_records(folder) == [written]
+        assert not killed.exists()
+    assert [*Path(store.location).glob(".derive-*")] == []
 
 
 def test_the_end_of_a_run_leaves_a_second_one_its_folder(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, u
 
 from log.checked_files import MEMORY
 from log.delta.parquet_files import content_digest, encode_parquet
+from log.last_times import FOLDER
 from log.store import Store, Unit
 from log.units.commits import UnitCommits
 from log.units.numbers import NUMBERED
@@ -142,8 +143,8 @@ def assert_found(store: Store, *patterns: str) -> None:
 
 
 def contents(folder: str | Path) -> dict[str, str]:
-    """Return digests of all files except the memory of checked files."""
-    files = (path for path in Path(folder).rglob("*") if path.is_file() and path.name != MEMORY)
+    """Return digests of all files except the memory of checked files, and of when there was a check."""
+    files = (path for path in Path(folder).rglob("*") if path.is_file() and not {MEMORY, FOLDER} & {*path.parts})
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 

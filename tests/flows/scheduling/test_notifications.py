@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def test_a_webhook_is_told_how_runs_end(
         printed = server.kvdrift(*schedule, "custom-webhook/laboratory", folder=tmp_path)
     name = next(line for line in printed.splitlines() if line.startswith("deployment: ")).partition(": ")[2]
     assert "notified:   custom-webhook/laboratory, when a run completes, fails or crashes\n" in printed
-    assert len([one for one in server.ask("/automations/filter") if "how runs end" in one["name"]]) == 1
+    made = [one["name"] for one in server.ask("/automations/filter")]
+    assert len(made) == len(set(made)) == 3
     with server.working():
         run = server.ended(server.start_run(name))
         assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
@@ -78,3 +80,27 @@ def test_a_webhook_is_told_how_runs_end(
     assert len(heard) == 1
     assert heard[0]["subject"] == f"kvdrift study {name.partition('/')[2]}"
     assert heard[0]["body"].startswith(f"{run['name']} is Completed")
+
+
+def test_a_webhook_is_told_of_a_run_that_does_not_start(
+    server: PrefectServer, webhook: tuple[str, list[dict[str, str]]], tmp_path: Path
+) -> None:
+    """There is no worker. The server waits for 10 seconds instead of the 15 minutes that the automation says."""
+    address, heard = webhook
+    study = write_finite_study(tmp_path)
+    subprocess.run([sys.executable, "-c", BLOCK, address], env=server.environment, check=True, capture_output=True)
+    options = ("--cron", "0 3 * * *", "--notify", "custom-webhook/laboratory")
+    printed = server.kvdrift("schedule", study, "--store", "store", *options, folder=tmp_path)
+    assert "notified:   custom-webhook/laboratory, when a run has not started 15 minutes after its time\n" in printed
+    name = next(line for line in printed.splitlines() if line.startswith("deployment: ")).partition(": ")[2]
+    (there,) = (one for one in server.ask("/automations/filter") if "do not start" in one["name"])
+    assert there["trigger"]["within"] == 15 * 60
+    server.change(f"/automations/{there['id']}", {**there, "trigger": {**there["trigger"], "within": 10}})
+    due = datetime.now(UTC) - timedelta(minutes=1)
+    state = {"type": "SCHEDULED", "state_details": {"scheduled_time": due.isoformat()}}
+    server.ask(f"/deployments/{server.deployment(name)['id']}/create_flow_run", state=state)
+    wait_until(lambda: bool(heard))
+    assert [one["subject"] for one in heard] == [f"kvdrift study {name.partition('/')[2]}"]
+    run, what, _ = heard[0]["body"].split("\n")
+    assert run.endswith(" has not started")
+    assert f"{due:%Y-%m-%d %H:%M}" in what
