@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +35,7 @@ from kvdrift.commands.status import status
 from kvdrift.commands.verify import verify
 from kvdrift.examples import epilog
 from kvdrift.exit_codes import INTERRUPTED, failure_code
+from kvdrift.junit import JUnitFile
 from schema.errors import (
     InputError,
     KvdriftError,
@@ -144,33 +146,45 @@ def main(arguments: list[str] | None = None) -> None:
     # --debug may stand anywhere: whoever adds it to a failing command adds it at the end.
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    failure = failure_code(arguments)
+    failure, junit = failure_code(arguments), JUnitFile.of_call(arguments)
+    fail = functools.partial(_fail, junit=junit, debug=debug)
     try:
-        code: Any = _group()(arguments, prog_name="kvdrift", standalone_mode=False)
+        if junit is not None:
+            junit.write_error("the call was killed, or has not ended")
+        code: Any = _group()(arguments, prog_name="kvdrift", standalone_mode=False, obj=junit)
     except KvdriftError as error:
         mistaken = isinstance(error, InputError)
-        _fail(str(error), error.exit_code if mistaken else failure, debug=debug)
+        fail(str(error), error.exit_code if mistaken else failure)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED  # Typer, too, turns Ctrl-C within a command into this code
     except TyperException as error:
-        _fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
+        fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
     except BrokenPipeError:
+        _write_error(junit, "standard output was closed")
         sys.stderr.close()
         sys.exit(failure)
     except OSError as error:  # for example a disk that is full or broken, or a folder that may not be written
         named = "" if error.filename is None else f"{error.filename}: "
         code = InputError.exit_code if is_forbidden(error) else failure
-        _fail(f"{named}{error.strerror or first_line(error)}", code, debug=debug)
+        fail(f"{named}{error.strerror or first_line(error)}", code)
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line, no traceback
         line = " ".join(f"{type(error).__name__}: {error}".split())
-        _fail(f"unexpected failure: {line} (--debug shows where)", failure, debug=debug)
+        fail(f"unexpected failure: {line} (--debug shows where)", failure)
     if code == INTERRUPTED:
-        _fail("interrupted; run the same command again to go on", INTERRUPTED, debug=False)
+        fail("interrupted; run the same command again to go on", INTERRUPTED, debug=False)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(line: str, code: int, *, debug: bool) -> None:
+def _fail(line: str, code: int, *, junit: JUnitFile | None, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    typer.echo(f"kvdrift: {printable(shortened(line))}", err=True)
+    said = printable(shortened(line))
+    _write_error(junit, said)
+    typer.echo(f"kvdrift: {said}", err=True)
     sys.exit(code)
+
+
+def _write_error(junit: JUnitFile | None, line: str) -> None:
+    if junit is not None:
+        with suppress(InputError):  # it is the error's own line if the file could not be written from the start
+            junit.write_error(line)
