@@ -8,9 +8,10 @@ from uuid import UUID
 from schema.errors import InputError
 
 _ENDS = ("Completed", "Failed", "Crashed")
-_BODY = """{{ flow_run.name }} is {{ flow_run.state.name }}
-{{ flow_run.state.message }}
-{{ flow_run|ui_url }}"""
+# A state may have no message, and a server without an address for its pages has no link: Jinja would write "None".
+BODY = """{{ flow_run.name }} is {{ flow_run.state.name }}
+{{ flow_run.state.message or '' }}
+{{ flow_run|ui_url or '' }}"""
 
 
 def check_block(block: str) -> UUID:
@@ -53,7 +54,7 @@ def notify(deployment: str, tag: str, block: str) -> None:
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture  # noqa: PLC0415
 
     name = f"kvdrift: {deployment}: how runs end"
-    sent = SendNotification(block_document_id=check_block(block), subject=f"kvdrift study {deployment}", body=_BODY)
+    sent = SendNotification(block_document_id=check_block(block), subject=f"kvdrift study {deployment}", body=BODY)
     ends = {f"prefect.flow-run.{state}" for state in _ENDS}
     trigger = EventTrigger(**each_tagged_run(tag), expect=ends, posture=Posture.Reactive)
     made = AutomationCore(
