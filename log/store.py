@@ -23,6 +23,7 @@ Schema versions
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -38,12 +39,13 @@ from log.units.numbers import NUMBERED
 from log.units.unit import DERIVED_TABLES, Unit
 from log.upgrade import is_older, upgrade
 from schema.errors import InputError, nearest
+from schema.location import is_local
+from schema.locking import sweep
 from schema.tables import TABLES, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime
-    from pathlib import Path
     from typing import Any
 
     from log.compaction import Rewritten
@@ -75,6 +77,8 @@ class Store(ReadableStore):
             DamagedStoreError: Commits are damaged or lost.
         """
         store = cls(location)
+        if is_local(store.location):
+            sweep(Path(store.location))  # first, since a full disk may refuse what follows
         store._folder.check_nothing_lost()
         store.make_tables()
         store.reconcile()
