@@ -45,7 +45,7 @@ from schema.tables import TABLES, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from datetime import datetime
+    from datetime import timedelta
     from typing import Any
 
     from log.compaction import Rewritten
@@ -183,9 +183,9 @@ class Store(ReadableStore):
         self._prepare(table)
         return compact(self._folder, self._units, table, done)
 
-    def delete_replaced(self, table: str, before: datetime) -> tuple[int, int]:
-        """Delete the files of a table that were replaced before a time; return their number and their bytes."""
-        return delete_replaced(self._folder, table, before)
+    def delete_replaced(self, table: str, age: timedelta) -> tuple[int, int]:
+        """Delete the files of a table that were replaced at least ``age`` ago; return their number and their bytes."""
+        return delete_replaced(self._folder, table, age)
 
     def make_tables(self) -> None:
         """Make missing tables and upgrade older tables."""

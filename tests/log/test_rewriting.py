@@ -288,7 +288,7 @@ def test_the_command(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture
     assert call(capsys, "compact", store.location)[:2] == (0, "nothing to compact\n")
     code, out, _ = call(capsys, "compact", store.location, "--vacuum")
     assert code == 0
-    assert out.startswith("nothing to compact\nnothing to delete: no file was replaced before ")
+    assert out.startswith("nothing to compact\nnothing to delete: no file was replaced at least 7 days ago")
     code, _, err = call(capsys, "compact", tmp_path / "nothing")
     assert (code, err) == (2, f"kvdrift: {tmp_path / 'nothing'} is not a kvdrift store: there is no such folder\n")
 
@@ -299,7 +299,7 @@ def test_replaced_files_are_deleted_later(store: Store, capsys: pytest.CaptureFi
     current = store.versions()
     code, out, _ = call(capsys, "compact", store.location, "--vacuum", "--keep-days", "0")
     assert code == 0
-    assert "events: 4 files, 0.0 MB deleted, replaced before " in out
+    assert "events: 4 files, 0.0 MB deleted, replaced at least 0 days ago" in out
     left = [path.name for path in Path(store.location, "events").rglob("*.parquet") if "_delta_log" not in path.parts]
     assert sorted(left) == store.paths("events")
     store = Store.open(store.location)
