@@ -29,7 +29,7 @@ def check_logs(store: Store) -> Verified:
     refused, faults = {}, []
     logs = table_logs(store)
     for table in TABLES:
-        damage = logs[table].faults() if table in logs else {}
+        damage = logs[table].faults() or logs[table].breaks() if table in logs else {}
         faults += [Fault(f"{table}/_delta_log/{path.name}", f"the log file {what}") for path, what in damage.items()]
         try:
             store.version(table)

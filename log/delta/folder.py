@@ -189,7 +189,8 @@ class DeltaFolder(TableReading):
             return None, None, None
         loaded = self._open(table, snapshot.version)
         try:
-            said = {} if self._disk is None else self._disk.prepare_commit(table, commit)
+            disk = self._disk
+            said = {} if disk is None else disk.prepare_commit(table, commit, snapshot.version, snapshot.id)
             loaded.create_write_transaction(
                 commit.actions(),
                 mode="append",

@@ -147,7 +147,7 @@ class TableVersions(DataFiles):
             if isinstance(error, TableNotFoundError) and not fault:
                 raise MissingStoreError(self._without(table)) from None
             raise self.damaged(f"table '{table}' is damaged ({fault or first_line(error)})") from None
-        if self._disk is not None and (fault := self._disk.logs[table].fault_of_tail()):
+        if self._disk is not None and (fault := self._disk.logs[table].fault_of_tail(str(loaded.metadata().id))):
             raise self.damaged(f"table '{table}' is damaged ({fault})")
         return loaded
 
