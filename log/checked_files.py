@@ -87,7 +87,7 @@ class CheckedFiles:
     def save(self, visible: Iterable[str]) -> None:
         """Save the results for visible files, by table and path; nothing is saved if the store is read-only."""
         there = set(visible)
-        lines = [f"{path}\t{look.digest}\t{look.at:.0f}\n" for path, look in self._looks.items() if path in there]
+        lines = [f"{path}\t{look.digest}\t{int(look.at)}\n" for path, look in self._looks.items() if path in there]
         with suppress(OSError):
             replace_file(self._file, "".join(lines).encode())
 
