@@ -21,6 +21,7 @@ from kvdrift.commands.compact import compact
 from kvdrift.commands.confirm import confirm
 from kvdrift.commands.derive import derive
 from kvdrift.commands.drop import drop
+from kvdrift.commands.forget import forget
 from kvdrift.commands.gate import gate
 from kvdrift.commands.ingest import ingest
 from kvdrift.commands.init import init
@@ -110,6 +111,7 @@ for function in (
     show,
     compact,
     drop,
+    forget,
     confirm,
     check,
 ):

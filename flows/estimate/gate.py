@@ -269,7 +269,8 @@ def _check_finished(
             'that is fixed beforehand, as in a study with stopping = "fixed"'
         )
     rows = views.rows("moments", study=study, model=model, split=EVALUATION).select(["stratum", "action", "replicates"])
-    documents = plan.documents_per_stratum * len(plan.content["strata"])
+    # Fewer than N of a stratum if documents were removed for good.
+    documents = len(plan.evaluated_documents) or plan.documents_per_stratum * len(plan.content["strata"])
     whole = Counter((row["action"], row["stratum"]) for row in rows.to_pylist() if row["replicates"] >= plan.replicates)
     for name in (question.action, question.baseline):
         there = sum(min(whole[name, stratum], plan.documents_per_stratum) for stratum in plan.content["strata"])

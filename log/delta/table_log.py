@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -204,12 +205,8 @@ class TableLog:
     def faults(self) -> dict[Path, str]:
         """Read the whole log, and return all faults by path."""
         found = {}
-        versions = {int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()}
-        checkpoints = {int(path.name[:20]): path for path in self.folder.glob("*.checkpoint.parquet")}
-        # A clean-up by any Delta tool deletes the oldest files, all of which a checkpoint has.
-        oldest = min(versions, default=0)
-        first = oldest if any(version + 1 >= oldest for version in checkpoints) else 0
-        for version in range(first, max(versions | checkpoints.keys(), default=-1) + 1):
+        versions, checkpoints = self._versions()
+        for version in range(self.oldest(), max(versions | checkpoints.keys(), default=-1) + 1):
             path = self.file(version)
             if not path.is_file():  # it may have come while the folder was listed
                 found[path] = "is missing"
@@ -223,6 +220,32 @@ class TableLog:
         if (said := self.checkpointed()) and not self._checkpoint(said).is_file():
             found[self.folder / "_last_checkpoint"] = f"names the checkpoint of version {said}, which is missing"
         return found
+
+    def _versions(self) -> tuple[set[int], dict[int, Path]]:
+        """Return the versions that have a log file, and the checkpoints by version."""
+        versions = {int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()}
+        return versions, {int(path.name[:20]): path for path in self.folder.glob("*.checkpoint.parquet")}
+
+    def oldest(self) -> int:
+        """Return the oldest version whose log file must be there.
+
+        A clean-up by any Delta tool deletes the oldest files, all of which a checkpoint has.
+        """
+        versions, checkpoints = self._versions()
+        oldest = min(versions, default=0)
+        return oldest if any(version + 1 >= oldest for version in checkpoints) else 0
+
+    def first_readable(self) -> int:
+        """Return the oldest version that can be read: 0, or that of a checkpoint after a clean-up."""
+        return 0 if self._stat(0) is not None else min(self._versions()[1], default=0)
+
+    def delete_before(self, version: int) -> None:
+        """Delete all files of the log before a version that has a checkpoint, and the temporary files of writers."""
+        for path in sorted(self.folder.iterdir()):
+            number = path.name[:20]
+            if path.name != "_last_checkpoint" and not (number.isdecimal() and int(number) >= version):
+                path.unlink()
+        sync(self.folder)
 
     def first_fault(self) -> str | None:
         """Return the first fault of the whole log; None if there is none."""
@@ -274,6 +297,12 @@ def said_of_commit(actions: int, seen: Mapping[str, int], made_from: Mapping[str
     These are the number of other lines in its file, versions it relies on, and what it was made from.
     """
     return {_OURS: {"actions": actions, "seen": dict(seen), "made_from": made_from}}
+
+
+def empty_commit() -> bytes:
+    """Return the content of a log file that changes no file, in place of a lost commit or to begin a new version."""
+    info = {"timestamp": int(time.time() * 1000), "operation": REPAIR, **said_of_commit(0, {})}
+    return json.dumps({"commitInfo": info}).encode()
 
 
 def lost_commits(logs: Mapping[str, TableLog]) -> Iterator[tuple[str, int, str]]:

@@ -143,6 +143,11 @@ class TableVersions(DataFiles):
         except (DeltaError, OSError, ValueError, OverflowError) as error:
             if version is not None:
                 self._check_version(table, version, self._open(table).version())
+                if self._disk is not None and version < (first := self._disk.logs[table].first_readable()):
+                    raise InputError(
+                        f"{self.location}: version {version} of '{table}' cannot be read any more: its log was "
+                        f"deleted; give {first} or later"
+                    ) from None
             fault = self._disk and self._disk.logs[table].first_fault()
             if isinstance(error, TableNotFoundError) and not fault:
                 raise MissingStoreError(self._without(table)) from None
