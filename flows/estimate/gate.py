@@ -269,14 +269,13 @@ def _check_finished(
             'that is fixed beforehand, as in a study with stopping = "fixed"'
         )
     rows = views.rows("moments", study=study, model=model, split=EVALUATION).select(["stratum", "action", "replicates"])
-    # Fewer than N of a stratum if documents were removed for good.
-    documents = len(plan.evaluated_documents) or plan.documents_per_stratum * len(plan.content["strata"])
+    wanted = plan.wanted_documents
     whole = Counter((row["action"], row["stratum"]) for row in rows.to_pylist() if row["replicates"] >= plan.replicates)
     for name in (question.action, question.baseline):
-        there = sum(min(whole[name, stratum], plan.documents_per_stratum) for stratum in plan.content["strata"])
-        if there < documents:
+        there = sum(min(whole[name, stratum], count) for stratum, count in wanted.items())
+        if there < sum(wanted.values()):
             raise InputError(
-                f"{name} has {there} of the {documents} evaluation documents of the plan, with "
+                f"{name} has {there} of the {sum(wanted.values())} evaluation documents of the plan, with "
                 f"{plan.replicates} replicates: kvdrift run STUDY.toml --store {store.location} goes on"
             )
 
