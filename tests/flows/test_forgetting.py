@@ -129,7 +129,7 @@ def grown(path: Path) -> Store:
     store = Store.create(path)
     for doc in ("d0", DOC, "d1"):
         row = dict.fromkeys(TABLES["documents"].columns) | {
-            "study": "s", "model": "m", "doc": doc, "cluster": doc, "split": "evaluation", "stratum": "all",
+            **{name: make_unit(doc).record[name] for name in ("study", "model", "doc")}, "cluster": doc, "split": "evaluation", "stratum": "all",
             "document_revision": 0,
         }  # fmt: skip
         store.append_rows("documents", pa.Table.from_pylist([row], schema=TABLES["documents"].schema))
@@ -154,7 +154,7 @@ def test_a_removed_document_is_refused_and_names_nobody(tmp_path: Path, capsys: 
     assert f"no document 'patient-4712'; did you mean '{DOC}'?" in line
     line = mistake(capsys, "forget", store.location, "--document", DOC, "--study", "t", "--yes")
     assert f"study 't': no document '{DOC}'" in line
-    with pytest.raises(InputError, match="s3://bucket/store: .* local store"):
+    with pytest.raises(InputError, match=r"s3://bucket/store: .* local store"):
         find_removal(SimpleNamespace(location="s3://bucket/store"), DOC, None)  # type: ignore[arg-type]
     assert call(capsys, "forget", store.location, "--document", DOC, "--yes")[0] == 0
     store = Store(store.location)
