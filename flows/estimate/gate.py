@@ -28,6 +28,7 @@ from log.store import Store
 from log.studies import chosen_study
 from log.units.revisions import current_actions
 from schema.errors import ControlError, InputError, nearest
+from schema.frozen_text import wanted_documents
 from schema.study import CONTROL_ACTION, NUMERICS, POOLED
 from schema.windows import Windows
 from sql.catalog import Views, open_views
@@ -269,7 +270,7 @@ def _check_finished(
             'that is fixed beforehand, as in a study with stopping = "fixed"'
         )
     rows = views.rows("moments", study=study, model=model, split=EVALUATION).select(["stratum", "action", "replicates"])
-    wanted = plan.wanted_documents
+    wanted = wanted_documents(plan.content)
     whole = Counter((row["action"], row["stratum"]) for row in rows.to_pylist() if row["replicates"] >= plan.replicates)
     for name in (question.action, question.baseline):
         there = sum(min(whole[name, stratum], count) for stratum, count in wanted.items())

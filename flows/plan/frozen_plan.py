@@ -57,16 +57,6 @@ class FrozenPlan:
         return {row["doc"]: row for rows in strata.values() for row in rows[: self.documents_per_stratum]}
 
     @property
-    def wanted_documents(self) -> dict[str, int]:
-        """How many evaluation documents the plan asks for by stratum: N, less those that were removed for good."""
-        count, frozen = self.documents_per_stratum, (self.documents or {}).get("evaluation", {})
-        forgotten = self.content.get("forgotten", {}).get("evaluation", {})
-        return {
-            stratum: count - min(forgotten.get(stratum, 0), max(0, count - len(frozen.get(stratum, ()))))
-            for stratum in self.content["strata"]
-        }
-
-    @property
     def looks(self) -> Looks | None:
         """The looks of a sequential study; None for a study that goes to N."""
         sequential = self.content.get("sequential")

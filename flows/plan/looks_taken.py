@@ -14,6 +14,7 @@ from typing import Any
 from flows.plan.frozen_plan import FrozenPlan, Looks
 from log.store import Store
 from log.units.revisions import newest_revisions
+from schema.frozen_text import wanted_documents
 
 Row = dict[str, Any]
 
@@ -77,7 +78,7 @@ def wanted_by_stratum(plan: FrozenPlan, taken: LooksTaken | None, *, at_most: bo
     ``at_most`` takes a sequential study that has not stopped to its N.
     """
     if taken is None or (at_most and not taken.stopped):
-        return plan.wanted_documents
+        return wanted_documents(plan.content)
     return taken.documents
 
 

@@ -27,7 +27,7 @@ from log.delta.table_log import TableLog
 from log.forgotten import FORGOTTEN
 from log.store import Store
 from schema.errors import InputError
-from schema.frozen_text import frozen_sha256
+from schema.frozen_text import frozen_sha256, wanted_documents
 from schema.tables import TABLES
 from verification.logs import check_logs
 
@@ -118,6 +118,8 @@ def test_nothing_is_left_of_a_document_and_the_study_goes_on(study: Path, capsys
     for command in (("analyze", location), ("report", location), ("status", location)):
         code, out, _ = call(capsys, *command)
         assert code == 0
+        page = location / "report" / "own" / "index.html"
+        assert "the evaluation is not finished" not in page.read_text(encoding="utf-8")
     assert "evaluation: 1 of 1 document" in out
     code, out, _ = call(capsys, "verify", location)
     assert (code, out.splitlines()[-1]) == (0, f"{location}: sound")
@@ -250,3 +252,11 @@ def test_a_plan_counts_the_documents_that_it_lacks() -> None:
     more = json.loads(without_document(text, "d1") or "")
     assert more["forgotten"] == {"evaluation": {"all": 2}}
     assert frozen_sha256(text) != frozen_sha256(json.dumps(plan))
+
+
+def test_a_plan_asks_for_the_documents_that_are_left() -> None:
+    frozen = {"evaluation": {"all": [{"doc": doc} for doc in ("d0", DOC, "d1")], "other": [{"doc": "d2"}]}}
+    text = json.dumps({"strata": ["all", "other"], "documents_per_stratum": 2, "documents": frozen})
+    for doc, wanted in ((DOC, 2), ("d1", 1), ("d0", 0)):  # the third of the frozen order takes the first one's place
+        text = without_document(text, doc) or ""
+        assert wanted_documents(json.loads(text)) == {"all": wanted, "other": 2}
