@@ -54,6 +54,7 @@ class TableLog:
         self._prefix = f"{self.folder}{os.sep}"
         self._newest = -1
         self._whole = -1  # the version through which no file is empty
+        self._followed = -1  # the version through which commits follow those that they were made from
         self._durable = -1  # the version through which every file is durable
 
     def file(self, version: int) -> Path:
@@ -131,11 +132,8 @@ class TableLog:
     def _checkpoint(self, version: int) -> Path:
         return self.folder / f"{version:020d}.checkpoint.parquet"
 
-    def fault_of_tail(self, table_id: str) -> str | None:
-        """Return a fault that delta-rs would not notice in the newest files; None if there is none.
-
-        ``table_id`` is the id of the table as delta-rs has opened it.
-        """
+    def fault_of_tail(self) -> str | None:
+        """Return a fault that delta-rs would not notice in the newest files; None if there is none."""
         newest = self.newest()
         for version in range(max(self._whole + 1, self.checkpointed()), newest + 1):
             found = self._stat(version)
@@ -148,8 +146,6 @@ class TableLog:
             # What is in a checkpoint is not read from its file, and may be long.
             if version == newest and version > self.checkpointed() and (fault := self._lacking(version)):
                 return f"log file {self.file(version).name} {fault}"
-        if fault := self._break_of_tail(newest, table_id):
-            return fault
         self._whole = newest
         return None
 
@@ -157,16 +153,20 @@ class TableLog:
         said, lines = _said(self.file(version)), self.file(version).read_bytes().strip().count(b"\n")
         return None if said.get("actions", lines) == lines else f"is not whole: {lines} actions of {said['actions']}"
 
-    def _break_of_tail(self, newest: int, table_id: str) -> str | None:
-        """Return how one of the newest commits shows that files of another log were copied over this one."""
-        checkpoint = self.checkpointed()
-        oldest = max(newest - _LOOKED_AT, self._whole, checkpoint) + 1
+    def break_of_tail(self, table_id: str) -> str | None:
+        """Return how one of the newest commits shows that files of another log were copied over this one.
+
+        ``table_id`` is the id of the table as delta-rs has opened it.
+        """
+        newest, checkpoint = self.newest(), self.checkpointed()
+        oldest = max(newest - _LOOKED_AT, self._followed, checkpoint) + 1
         for version in range(newest, oldest - 1, -1):
             file = self.file(version)
             if fault := self._break(file, table_id, since=checkpoint + 1):
                 return f"log file {file.name} {fault}"
             if _table_id(file) is not None:  # an older commit may have been made under another id
                 break
+        self._followed = newest
         return None
 
     def breaks(self) -> dict[Path, str]:
