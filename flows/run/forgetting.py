@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from log.checked_files import MEMORY
 from log.delta.durability import sync
 from log.forgotten import add_forgotten, forgotten_documents
 from log.store import Store
@@ -34,8 +33,8 @@ from sql.catalog_file import CATALOG_NAME, refresh_catalog
 _SOURCES = ("units", "events", "prompts", "documents")  # of everything else, so their rows go last, in this order
 _ESTIMATES = ("results", "calibration", "tokens")  # of all documents together; the next analysis makes them again
 _OF_ONE = tuple(name for name, table in TABLES.items() if "doc" in table.columns and name not in _SOURCES)
-_FILES: Final = (CATALOG_NAME, MEMORY, "report", "set-aside", ".prefect", ".derive-*", f"{TEMPORARY}*")
-"""What else of a store may show a document: its id, its text, or digests of files that are gone."""
+_FILES: Final = (CATALOG_NAME, "report", "set-aside", ".prefect", ".derive-*", f"{TEMPORARY}*")
+"""What else of a store may show a document."""
 
 _NAMES: Final = ("study", "model", "doc")
 

@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from fixtures.command import call, mistake
 from fixtures.own_files import prompts, write_own_study
 from fixtures.refusals import refused
+from fixtures.removed_documents import DOC, columns, grown, traces
 from fixtures.small_study import finish, run_of
-from fixtures.stored_units import derive, make_unit
+from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
-from flows.run import forgetting
-from flows.run.forgetting import find_removal, remove_document, without_document
-from log.delta import folder as delta_folder
-from log.delta.table_log import TableLog
+from flows.run.forgetting import find_removal, without_document
 from log.forgotten import FORGOTTEN
 from log.store import Store
 from schema.errors import InputError
 from schema.frozen_text import frozen_sha256, wanted_documents
 from schema.tables import TABLES
-from verification.logs import check_logs
-
-DOC = "patient-4711"
-
-
-def traces(root: Path, *words: str) -> list[str]:
-    """Return every file below a folder whose name, bytes, or decompressed Parquet columns have one of some words."""
-    found = []
-    for path in sorted(path for path in root.rglob("*") if path.is_file()):
-        data = path.read_bytes()
-        texts = [str(path.relative_to(root)).encode(), data]
-        if data.startswith(b"PAR1"):
-            with pq.ParquetFile(io.BytesIO(data)) as parquet:
-                texts += [str(parquet.read().to_pydict()).encode(), str(parquet.metadata.to_dict()).encode()]
-        if any(word.encode() in text for word in words for text in texts):
-            found.append(str(path.relative_to(root)))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +51,6 @@ def study(own: Path, tmp_path: Path) -> Path:
     """A copy of that folder's study file."""
     shutil.copytree(own, tmp_path, dirs_exist_ok=True)
     return tmp_path / "own.toml"
-
-
-def columns(store: Store, table: str) -> list[dict[str, Any]]:
-    return sorted(store.read(table).to_pylist(), key=lambda row: str([row[name] for name in TABLES[table].key]))
 
 
 def test_nothing_is_left_of_a_document_and_the_study_goes_on(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,36 +92,14 @@ def test_nothing_is_left_of_a_document_and_the_study_goes_on(study: Path, capsys
     for command in (("analyze", location), ("report", location), ("status", location)):
         code, out, _ = call(capsys, *command)
         assert code == 0
-        page = location / "report" / "own" / "index.html"
-        assert "the evaluation is not finished" not in page.read_text(encoding="utf-8")
     assert "evaluation: 1 of 1 document" in out
+    page = (location / "report" / "own" / "index.html").read_text(encoding="utf-8")
+    assert "the evaluation is not finished" not in page
+    assert "documents removed for good since" in page
+    assert "evaluation: words: 1" in page
     code, out, _ = call(capsys, "verify", location)
     assert (code, out.splitlines()[-1]) == (0, f"{location}: sound")
     assert call(capsys, "forget", location, "--document", DOC, "--yes")[0] == 0, "again, which changes nothing"
-
-
-def grown(path: Path) -> Store:
-    """A store with events of three documents, one of them secret, in several files of each table."""
-    store = Store.create(path)
-    for doc in ("d0", DOC, "d1"):
-        row = dict.fromkeys(TABLES["documents"].columns) | {
-            **{name: make_unit(doc).record[name] for name in ("study", "model", "doc")}, "cluster": doc, "split": "evaluation", "stratum": "all",
-            "document_revision": 0,
-        }  # fmt: skip
-        store.append_rows("documents", pa.Table.from_pylist([row], schema=TABLES["documents"].schema))
-        store.append_units([make_unit(doc)])
-        derive(store)
-    (path / "pieces").mkdir()
-    for name, docs in (("mixed", ("d0", DOC)), ("other", ("d1",))):
-        waiting = pa.concat_tables([make_unit(doc).events for doc in docs])
-        pq.write_table(waiting, path / "pieces" / f"{name}.parquet")
-    return store
-
-
-def state(store: Store) -> dict[str, Any]:
-    tables = {table: columns(store, table) for table in ("documents", "events", "units", "trajectories", "steps")}
-    pieces = {path.name: pq.read_table(path).num_rows for path in Path(store.location, "pieces").glob("*.parquet")}
-    return tables | pieces
 
 
 def test_a_removed_document_is_refused_and_names_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,70 +121,6 @@ def test_a_removed_document_is_refused_and_names_nobody(tmp_path: Path, capsys: 
     assert store.append_units([make_unit("d2")]) == 1
     assert refused(store.read, "events", 1).endswith("later")
     assert (Path(store.location) / FORGOTTEN).read_text().count("\n") == 1
-
-
-def steps(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:
-    """Have the step ``at`` of a removal be the last one, as of a process that is killed then; return what was done."""
-    done: list[str] = []
-
-    def ending(owner: Any, name: str) -> None:
-        whole = getattr(owner, name)
-
-        def step(*arguments: Any, **options: Any) -> Any:
-            if len(done) == at:
-                raise Killed
-            done.append(name)
-            return whole(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, step)
-
-    ending(forgetting, "add_forgotten")
-    ending(Store, "rewrite_rows")
-    ending(delta_folder, "replace_file")
-    ending(delta_folder.DeltaFolder, "make_durable")
-    ending(TableLog, "delete_before")
-    ending(Path, "unlink")
-    ending(forgetting.shutil, "rmtree")
-    ending(forgetting, "refresh_catalog")
-    return done
-
-
-class Killed(BaseException):
-    """The end of the process."""
-
-
-@pytest.fixture(scope="module")
-def removed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
-    """A store before a removal, what is left after it, and its steps."""
-    folder = tmp_path_factory.mktemp("removed")
-    grown(folder / "store")
-    shutil.copytree(folder / "store", folder / "after")
-    store = Store.open(folder / "after")
-    with pytest.MonkeyPatch.context() as patch:
-        done = steps(patch, -1)
-        remove_document(store, find_removal(store, DOC, None), lambda _: None)
-    return folder / "store", state(Store(folder / "after")), done
-
-
-@pytest.mark.parametrize("part", [*range(8), *(pytest.param(part, marks=pytest.mark.slow) for part in range(8, 64))])
-def test_a_removal_that_was_killed_is_finished_by_the_next_call(
-    removed: tuple[Path, dict[str, Any], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
-) -> None:
-    before, wanted, done = removed
-    at = (part * 37 + 11) % len(done)
-    location = Path(shutil.copytree(before, tmp_path / "store"))
-    store = Store.open(location)
-    with monkeypatch.context() as patch:
-        steps(patch, at)
-        with pytest.raises(Killed):
-            remove_document(store, find_removal(store, DOC, None), lambda _: None)
-    store = Store.open(location)
-    kept = {row["doc"] for row in store.read("events").to_pylist()} - {DOC}
-    assert kept == {"d0", "d1"}
-    remove_document(store, find_removal(store, DOC, None), lambda _: None)
-    assert traces(location, DOC) == []
-    assert state(Store.create(location)) == wanted
-    assert check_logs(Store(location)).faults == ()
 
 
 def test_a_plan_counts_the_documents_that_it_lacks() -> None:

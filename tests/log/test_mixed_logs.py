@@ -58,7 +58,9 @@ def test_a_shorter_log_of_another_store_is_named_and_refused(
     assert any(re.match(pattern, line) for line in found), found
     assert call(capsys, "verify", mixed.location)[0] == 1
     if more == 1:  # else everything that is read since the checkpoint is of one store
-        with pytest.raises(DamagedStoreError, match=r"table 'events' has files of two histories \(log file 0*\d+\.json is of another"):
+        with pytest.raises(
+            DamagedStoreError, match=r"table 'events' has files of two histories \(log file 0*\d+\.json is of another"
+        ):
             Store.open(mixed.location)
         with pytest.raises(DamagedStoreError):
             Store.create(mixed.location)
