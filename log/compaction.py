@@ -194,8 +194,9 @@ def cut(files: Iterable[StoredFile], most: int) -> Iterator[list[StoredFile]]:
 def delete_replaced(folder: DeltaFolder, table: str, age: timedelta) -> tuple[int, int]:
     """Delete the files of a table that were replaced at least ``age`` ago, after a commit that says so.
 
-    Returns their number and their size in bytes.
+    Temporary files of killed writers go too. Returns the number of replaced files and their size in bytes.
     """
+    folder.sweep(table)
     version, replaced = replaced_files(join(folder.location, table), age)
     sizes = folder.sizes(table, replaced.difference(folder.load(table).paths()))
     if not sizes:

@@ -123,14 +123,26 @@ def temporary_folder(store: Path) -> Iterator[Path]:
                 return
 
 
-def sweep(store: Path) -> None:
-    """Delete the temporary folders that no living process has locked; none if the file system has no locks."""
-    for folder in store.glob(f"{TEMPORARY}*"):
-        with _opened(str(folder)) as opened:
+def hold(file: int) -> bool:
+    """Lock a temporary file until it is closed, against ``sweep``; return False if it was swept before."""
+    _lock(file, fcntl.LOCK_EX)
+    return os.fstat(file).st_nlink > 0
+
+
+def sweep(folder: Path, pattern: str = f"{TEMPORARY}*") -> None:
+    """Delete the temporary files and folders that no living process has locked.
+
+    On a file system without locks, none is deleted.
+    """
+    for path in folder.glob(pattern):
+        with _opened(str(path)) as opened:
             try:
                 if opened is not None:
                     fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
             except OSError:  # a living process has the lock, or the file system has no locks
                 pass
 
