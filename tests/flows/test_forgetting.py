@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from fixtures import sequential_study
 from fixtures.command import call, mistake
 from fixtures.own_files import prompts, write_own_study
 from fixtures.refusals import refused
@@ -18,6 +19,8 @@ from fixtures.small_study import finish, run_of
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
+from flows.plan.frozen_plan import FrozenPlan, find_plan
+from flows.plan.looks_taken import LooksTaken
 from flows.run.forgetting import find_removal, without_document
 from log.forgotten import FORGOTTEN
 from log.store import Store
@@ -121,6 +124,31 @@ def test_a_removed_document_is_refused_and_names_nobody(tmp_path: Path, capsys: 
     assert store.append_units([make_unit("d2")]) == 1
     assert refused(store.read, "events", 1).endswith("later")
     assert (Path(store.location) / FORGOTTEN).read_text().count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_sequential_study_stays_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sequential_study.write_laws(tmp_path)
+
+    def go_on() -> tuple[FrozenPlan, LooksTaken]:
+        run = sequential_study.study_run(tmp_path, "store")
+        sequential_study.begin(run)
+        sequential_study.go_on(run)
+        plan = find_plan(run.store, run.study.name, run.study.model.id)
+        assert plan is not None
+        taken = LooksTaken.in_store(run.store, plan)
+        assert taken is not None
+        return plan, taken
+
+    before, taken = go_on()
+    ((stratum, order),) = taken.looks.order.items()
+    assert call(capsys, "forget", tmp_path / "store", "--document", order[0], "--yes")[0] == 0
+    after, again = go_on()
+    assert after.sha256 != before.sha256
+    assert again.looks.order == {stratum: order[1:]}
+    assert (again.stopped, again.reached) == (taken.stopped, taken.reached) == (True, taken.reached)
+    assert Store(tmp_path / "store").read("looks")["plan_sha256"].unique().to_pylist() == [after.sha256]
+    assert call(capsys, "verify", tmp_path / "store")[0] == 0
 
 
 def test_a_plan_counts_the_documents_that_it_lacks() -> None:
