@@ -65,7 +65,9 @@ def gather_material(study: Study, *, offline: bool = False, held: HeldDocuments 
     if study.model.kind == FINITE_STATE:
         for split, strata in study_systems(study).items():
             for stratum, systems in strata.items():
-                documents[split][stratum] = [system_document(system, stratum) for system in systems]
+                documents[split][stratum] = [
+                    system_document(system, stratum) for system in systems if not held.forgotten.has(system.name)
+                ]
     else:
         tokenizer, seed = cache(partial(_tokenizer, study)), study.study.seed
         for section, chosen in zip(study.documents, choose_candidates(study.documents, seed, held), strict=True):

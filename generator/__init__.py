@@ -7,6 +7,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 # How often GNU's OpenMP, which computes for torch and for llama.cpp, looks whether other threads are ready before a
 # thread sleeps. Its own number is 300,000: on a busy machine threads then hold processors for nothing. With 100,000 an
-# idle machine computes as fast (docs/costs.md, "Threads"). The library reads it when it is loaded, and child processes inherit it.
+# idle machine computes as fast (docs/costs.md, "Threads"). The library reads it when it is loaded, and child processes
+# inherit it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "100000")

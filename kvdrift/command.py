@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from kvdrift.commands.compact import compact
 from kvdrift.commands.confirm import confirm
 from kvdrift.commands.derive import derive
 from kvdrift.commands.drop import drop
+from kvdrift.commands.forget import forget
 from kvdrift.commands.gate import gate
 from kvdrift.commands.ingest import ingest
 from kvdrift.commands.init import init
@@ -34,6 +36,7 @@ from kvdrift.commands.status import status
 from kvdrift.commands.verify import verify
 from kvdrift.examples import epilog
 from kvdrift.exit_codes import INTERRUPTED, failure_code
+from kvdrift.junit import JUnitFile
 from schema.errors import (
     InputError,
     KvdriftError,
@@ -108,6 +111,7 @@ for function in (
     show,
     compact,
     drop,
+    forget,
     confirm,
     check,
 ):
@@ -144,10 +148,12 @@ def main(arguments: list[str] | None = None) -> None:
     # --debug may stand anywhere: whoever adds it to a failing command adds it at the end.
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    failure = failure_code(arguments)
-    fail = functools.partial(_fail, debug=debug, log_json="--log-json" in arguments)
+    failure, junit = failure_code(arguments), JUnitFile.of_call(arguments)
+    fail = functools.partial(_fail, junit=junit, debug=debug, log_json="--log-json" in arguments)
     try:
-        code: Any = _group()(arguments, prog_name="kvdrift", standalone_mode=False)
+        if junit is not None:
+            junit.write_error("the call was killed, or has not ended")
+        code: Any = _group()(arguments, prog_name="kvdrift", standalone_mode=False, obj=junit)
     except KvdriftError as error:
         mistaken = isinstance(error, InputError)
         fail(str(error), error.exit_code if mistaken else failure)
@@ -156,6 +162,7 @@ def main(arguments: list[str] | None = None) -> None:
     except TyperException as error:
         fail(f"{error.format_message()} (kvdrift --help lists commands and options)", 2, debug=False)
     except BrokenPipeError:
+        _write_error(junit, "standard output was closed")
         sys.stderr.close()
         sys.exit(failure)
     except OSError as error:  # for example a disk that is full or broken, or a folder that may not be written
@@ -170,7 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(line: str, code: int, *, debug: bool, log_json: bool) -> None:
+def _fail(line: str, code: int, *, junit: JUnitFile | None, debug: bool, log_json: bool) -> None:
     if log_json:
         from kvdrift.log_lines import write_line
 
@@ -178,5 +185,13 @@ def _fail(line: str, code: int, *, debug: bool, log_json: bool) -> None:
         sys.exit(code)
     if debug:
         traceback.print_exc()
-    typer.echo(f"kvdrift: {printable(shortened(line))}", err=True)
+    said = printable(shortened(line))
+    _write_error(junit, said)
+    typer.echo(f"kvdrift: {said}", err=True)
     sys.exit(code)
+
+
+def _write_error(junit: JUnitFile | None, line: str) -> None:
+    if junit is not None:
+        with suppress(InputError):  # it is the error's own line if the file could not be written from the start
+            junit.write_error(line)

@@ -57,6 +57,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "show": ("kvdrift show stores/quickstart needle-384-00000 snapkv-half 0",),
     "compact": ("kvdrift compact stores/quickstart", "kvdrift compact stores/quickstart --vacuum"),
     "drop": ("kvdrift drop stores/my-study --action recent-quarter",),
+    "forget": ("kvdrift forget stores/my-study --document p17 --yes",),
     "confirm": ("kvdrift confirm my-study.toml --action recent-quarter",),
     "check": (
         "kvdrift check snapkv",

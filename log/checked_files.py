@@ -51,9 +51,13 @@ class CheckedFiles:
                 self._looks[path] = _Look(digest, float(at))
 
     def age(self, table: str, file: StoredFile) -> float:
-        """Return how many seconds ago a file was found whole; infinity if it never was."""
+        """Return how many seconds ago a file was found whole; infinity if it never was.
+
+        It is infinity also if the file was found whole in the future: the clock was wrong then, or is wrong now.
+        """
         look = self._looks.get(f"{table}/{file.path}")
-        return float("inf") if look is None else max(0.0, time.time() - look.at)
+        age = -1.0 if look is None else time.time() - look.at
+        return age if age >= 0 else float("inf")
 
     def damage(self, table: str, file: StoredFile, data: bytes) -> str | None:
         """Return how a file's bytes differ from the committed or known content; None if they are equal.
@@ -83,7 +87,7 @@ class CheckedFiles:
     def save(self, visible: Iterable[str]) -> None:
         """Save the results for visible files, by table and path; nothing is saved if the store is read-only."""
         there = set(visible)
-        lines = [f"{path}\t{look.digest}\t{look.at:.0f}\n" for path, look in self._looks.items() if path in there]
+        lines = [f"{path}\t{look.digest}\t{int(look.at)}\n" for path, look in self._looks.items() if path in there]
         with suppress(OSError):
             replace_file(self._file, "".join(lines).encode())
 

@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -191,12 +191,13 @@ def cut(files: Iterable[StoredFile], most: int) -> Iterator[list[StoredFile]]:
         yield part
 
 
-def delete_replaced(folder: DeltaFolder, table: str, before: datetime) -> tuple[int, int]:
-    """Delete the files of a table that were replaced before a time, after a commit that says so.
+def delete_replaced(folder: DeltaFolder, table: str, age: timedelta) -> tuple[int, int]:
+    """Delete the files of a table that were replaced at least ``age`` ago, after a commit that says so.
 
-    Returns their number and their size in bytes.
+    Temporary files of killed writers go too. Returns the number of replaced files and their size in bytes.
     """
-    version, replaced = replaced_files(join(folder.location, table), before)
+    folder.sweep(table)
+    version, replaced = replaced_files(join(folder.location, table), age)
     sizes = folder.sizes(table, replaced.difference(folder.load(table).paths()))
     if not sizes:
         return 0, 0

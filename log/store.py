@@ -23,12 +23,14 @@ Schema versions
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from log.compaction import GATHERED_ROWS, compact, delete_replaced, gather
 from log.conform import conform
+from log.forgotten import refuse_forgotten
 from log.prompts import append_prompts, kept_row
 from log.readable_store import ReadableStore
 from log.small_tables import KEYED, append_new_rows
@@ -40,12 +42,13 @@ from log.units.numbers import NUMBERED
 from log.units.unit import DERIVED_TABLES, Unit
 from log.upgrade import is_older, upgrade
 from schema.errors import InputError, nearest
-from schema.tables import TABLES, UNITS
+from schema.location import is_local
+from schema.locking import sweep
+from schema.tables import DOCUMENTS, TABLES, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from datetime import datetime
-    from pathlib import Path
+    from datetime import timedelta
     from typing import Any
 
     from log.compaction import Rewritten
@@ -77,6 +80,8 @@ class Store(ReadableStore):
             DamagedStoreError: Commits are damaged or lost.
         """
         store = cls(location)
+        if is_local(store.location):
+            sweep(Path(store.location))  # first, since a full disk may refuse what follows
         store._folder.check_nothing_lost()
         store.make_tables()
         store.reconcile()
@@ -106,6 +111,7 @@ class Store(ReadableStore):
                 revision and estimator, or has another horizon, seed or model than its study. Nothing is then written.
             OperationError: Writing failed.
         """
+        refuse_forgotten(self.location, (unit.record for unit in units))
         self._prepare("units", "events", "prompts")
         # Prompts first: a visible unit then has its kept entries. Kept entries of a refused unit are never read.
         append_prompts(self._folder, (kept_row(unit.record, kept) for unit in units for kept in unit.kept))
@@ -151,6 +157,8 @@ class Store(ReadableStore):
         if table not in KEYED:
             raise InputError(f"rows cannot be appended to '{table}'; {nearest(table, KEYED)}")
         given = conform(TABLES[table], rows, filled=True)
+        if table == DOCUMENTS.name:
+            refuse_forgotten(self.location, given.select(["study", "model", "doc"]).to_pylist())
         self._prepare(table)
         return append_new_rows(self._folder, table, given)
 
@@ -200,9 +208,27 @@ class Store(ReadableStore):
         self._prepare(table)
         return compact(self._folder, self._units, table, done)
 
-    def delete_replaced(self, table: str, before: datetime) -> tuple[int, int]:
-        """Delete the files of a table that were replaced before a time; return their number and their bytes."""
-        return delete_replaced(self._folder, table, before)
+    def delete_replaced(self, table: str, age: timedelta) -> tuple[int, int]:
+        """Delete the files of a table that were replaced at least ``age`` ago; return their number and their bytes."""
+        return delete_replaced(self._folder, table, age)
+
+    def rewrite_rows(
+        self, table: str, change: Callable[[pa.Table], pa.Table], docs: Sequence[str] | None = None
+    ) -> int:
+        """Replace the files whose rows ``change`` changes; return how many were replaced.
+
+        ``change`` returns the same object for rows that stay. If only rows of some documents change, sorted ``docs``,
+        only files that may have some of them are read.
+        """
+        loaded = self._load(table)
+        paths = loaded.paths()
+        return self._folder.rewrite(
+            table, change, paths if docs is None else self._folder.files_with(loaded, "doc", docs, paths)
+        )
+
+    def forget_history(self, table: str) -> None:
+        """Delete all earlier versions of a local table; ``DeltaFolder.forget_history`` says more."""
+        self._folder.forget_history(table)
 
     def make_tables(self) -> None:
         """Make missing tables and upgrade older tables."""

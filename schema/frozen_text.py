@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 MEASURED = "measured"
@@ -28,6 +29,16 @@ def frozen_sha256(text: str) -> str:
     except ValueError:  # not frozen by kvdrift, but every text has a hash
         pass
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def wanted_documents(content: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many evaluation documents a plan asks for by stratum: N, less those that were removed for good."""
+    count = int(content["documents_per_stratum"])
+    frozen, forgotten = (content.get(name, {}).get("evaluation", {}) for name in ("documents", "forgotten"))
+    return {
+        stratum: count - min(forgotten.get(stratum, 0), max(0, count - len(frozen.get(stratum, ()))))
+        for stratum in content["strata"]
+    }
 
 
 def with_measured(content: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Locks of a local store: many writers or one repair at a time, and one run of studies at a time.
 
-Concurrent writers commit to a table in turn, so that they do not race for its next version.
+Concurrent writers commit to a table in turn, so that they do not race for its next version. A temporary folder is
+locked by its process, so that other processes know which of them a killed process has left.
 
 The locks are on folders of the store and end with their processes. Without locks of the file system nobody waits.
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +21,9 @@ from typing import Final
 
 from schema.errors import OperationError
 from schema.location import is_local
+
+TEMPORARY: Final = ".temporary-"
+"""How names of temporary folders in a store begin."""
 
 _PATIENCE: Final = 5.0  # seconds, longer than a commit takes
 
@@ -97,6 +103,48 @@ def in_turn(log: Path, version: Callable[[], int]) -> Iterator[None]:
         finally:
             if ours:  # explicitly, since a process forked meanwhile holds the lock, too
                 _lock(folder, fcntl.LOCK_UN)
+
+
+@contextmanager
+def temporary_folder(store: Path) -> Iterator[Path]:
+    """Make a folder in a local store for this process during the block, and delete the folder afterwards.
+
+    ``sweep`` deletes the folder if the process is killed.
+    """
+    while True:
+        folder = store / f"{TEMPORARY}{uuid.uuid4().hex}"
+        folder.mkdir()
+        with _opened(str(folder)) as opened:
+            if _lock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB) and folder.exists():  # else it is being swept
+                try:
+                    yield folder
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
+                return
+
+
+def hold(file: int) -> bool:
+    """Lock a temporary file until it is closed, against ``sweep``; return False if it was swept before."""
+    _lock(file, fcntl.LOCK_EX)
+    return os.fstat(file).st_nlink > 0
+
+
+def sweep(folder: Path, pattern: str = f"{TEMPORARY}*") -> None:
+    """Delete the temporary files and folders that no living process has locked.
+
+    On a file system without locks, none is deleted.
+    """
+    for path in folder.glob(pattern):
+        with _opened(str(path)) as opened:
+            try:
+                if opened is not None:
+                    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
+            except OSError:  # a living process has the lock, or the file system has no locks
+                pass
 
 
 @contextmanager

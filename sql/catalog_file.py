@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from log.delta.durability import replace_durably
 from log.store import Store
 from schema.errors import InputError, OperationError, is_forbidden
 from schema.location import is_local
+from schema.locking import sweep, temporary_folder
 from schema.tables import UNIT_MOMENTS
 from sql.carried_tables import fill_catalog
 from sql.catalog import PINNING, be_quiet
@@ -33,10 +33,10 @@ _CATALOG_SETTINGS: dict[str, Any] = {"storage_compatibility_version": CATALOG_ST
 def write_catalog(store: Store) -> Path:
     """Write ``catalog.duckdb`` into a local store's folder: all views at the tables' latest versions.
 
-    The file is written under another name and then renamed, so that clients of the old file are not disturbed. DuckDB
-    clients from 1.0 on open the file. It holds small tables and means of documents (``sql.carried_tables``), unless
-    these are very many. A copy of the file elsewhere can therefore answer queries over pooled views. Other views read
-    Parquet files by absolute path; in a copy these views raise an error, since they would read the original store.
+    The file is written in a temporary folder and then renamed, so that clients of the old file are not disturbed.
+    DuckDB clients from 1.0 on open the file. It holds small tables and means of documents (``sql.carried_tables``),
+    unless these are very many. A copy of the file elsewhere can therefore answer queries over pooled views. Other views
+    read Parquet files by absolute path; in a copy these views raise an error, since they would read the original store.
 
     Returns:
         The path of the catalogue.
@@ -44,24 +44,24 @@ def write_catalog(store: Store) -> Path:
     if not is_local(store.location):
         raise InputError(f"{store.location}: a catalogue file needs a local store; open_views reads this one")
     path = Path(store.location) / CATALOG_NAME
-    aside = path.with_name(f".{CATALOG_NAME}.{uuid.uuid4().hex}")
+    sweep(path.parent)
     versions = {table: store.version(table) for table in PINNING}
     files: dict[str, Mapping[str, Sequence[str]]] = {
         table: parquet_sources(store, table, version) for table, version in versions.items()
     }
     waiting = waiting_documents(store, versions)
     try:
-        with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
-            be_quiet(connection)
-            create_views(connection)
-            files[UNIT_MOMENTS.name] = with_computed(connection, waiting, files[UNIT_MOMENTS.name])
-            fill_catalog(connection, store, versions, files, _in_place(path), waiting=waiting.num_rows > 0)
-            connection.execute(f"create table stored.written_for as select {literal(store.id or '')} as store")
-        replace_durably(aside, path)
+        with temporary_folder(path.parent) as folder:  # DuckDB writes more files beside the one that it is told
+            aside = folder / CATALOG_NAME
+            with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
+                be_quiet(connection)
+                create_views(connection)
+                files[UNIT_MOMENTS.name] = with_computed(connection, waiting, files[UNIT_MOMENTS.name])
+                fill_catalog(connection, store, versions, files, _in_place(path), waiting=waiting.num_rows > 0)
+                connection.execute(f"create table stored.written_for as select {literal(store.id or '')} as store")
+            replace_durably(aside, path)
     except (duckdb.Error, OSError) as error:
         raise OperationError(f"{path}: cannot be written ({' '.join(str(error).split())})") from error
-    finally:
-        aside.unlink(missing_ok=True)
     return path
 
 
@@ -105,10 +105,8 @@ def refresh_catalog(store: Store) -> None:
 
 def may_write_catalog(store: Store) -> bool:
     """Tell whether a catalogue can be written into a local store's folder; False if the folder is read-only."""
-    aside = Path(store.location, f".{CATALOG_NAME}.{uuid.uuid4().hex}")
     try:
-        aside.touch()
+        with temporary_folder(Path(store.location)):
+            return True
     except OSError as error:  # what else is wrong shows when the catalogue is written
         return not is_forbidden(error)
-    aside.unlink(missing_ok=True)
-    return True

@@ -12,6 +12,7 @@ from log.delta.table_log import TableLog, lost_commits
 from log.store import Store
 from schema.errors import InputError, KvdriftError
 from schema.location import filesystem_of, is_local, join
+from schema.locking import TEMPORARY
 from schema.tables import TABLES
 from verification.files import Fault, Verified, number_of
 
@@ -28,7 +29,7 @@ def check_logs(store: Store) -> Verified:
     refused, faults = {}, []
     logs = table_logs(store)
     for table in TABLES:
-        damage = logs[table].faults() if table in logs else {}
+        damage = logs[table].faults() or logs[table].breaks() if table in logs else {}
         faults += [Fault(f"{table}/_delta_log/{path.name}", f"the log file {what}") for path, what in damage.items()]
         try:
             store.version(table)
@@ -91,5 +92,5 @@ def _is_log(path: PurePath) -> bool:
 
 def _temporary(folder: Path) -> Iterator[Path]:
     """Yield the temporary files in the store's folder: of a catalogue, and of the records of derivations."""
-    for pattern in (".catalog.duckdb.*", ".derive-*/*"):
+    for pattern in (f"{TEMPORARY}*/*", ".derive-*/*"):
         yield from folder.glob(pattern)

@@ -7,7 +7,6 @@ place, and rows in files that are still whole are committed again.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,11 +17,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.delta.commits import REPAIR
 from log.delta.durability import make_folder, sync
 from log.delta.folder import DeltaFolder
 from log.delta.parquet_files import replace_file
-from log.delta.table_log import RELIED_ON, TableLog, said_of_commit
+from log.delta.table_log import RELIED_ON, TableLog, empty_commit
 from log.small_tables import KEYED
 from log.store import ESTIMATED_TABLES, Store
 from log.units.numbers import NUMBERED
@@ -113,21 +111,15 @@ def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> Iterator
                 aside.take(log.folder / "_last_checkpoint")
     kept = [int(path.name[:20]) for path in log.folder.glob("*") if path.name[:20].isdecimal() and path not in faults]
     last = max([relied, *kept])
-    missing = [version for version in range(last + 1) if not log.file(version).exists()]
+    missing = [version for version in range(log.oldest(), last + 1) if not log.file(version).exists()]
     for version in missing:
-        replace_file(log.file(version), _first_commit(table) if version == 0 else _empty_commit())
+        replace_file(log.file(version), _first_commit(table) if version == 0 else empty_commit())
         yield f"{table}: log file {log.file(version).name} is lost: an empty commit stands in for it"
     if table == "events" and missing:
         # A new version of events: estimates and reports of the lost rows are then out of date.
-        replace_file(log.file(last + 1), _empty_commit())
+        replace_file(log.file(last + 1), empty_commit())
     if missing:
         sync(log.folder)
-
-
-def _empty_commit() -> bytes:
-    now = int(datetime.now(UTC).timestamp() * 1000)
-    info = {"timestamp": now, "operation": REPAIR, **said_of_commit(0, {})}
-    return json.dumps({"commitInfo": info}).encode()
 
 
 def _first_commit(table: str) -> bytes:
@@ -199,7 +191,7 @@ def _mend_events(store: Store, log: TableLog, *, without_rows: bool) -> Iterator
     for table in (*NUMBERED, "units"):
         store.withdraw_units(table, lost)
     # A new version of events: estimates and reports of the lost rows are then out of date.
-    replace_file(log.file(log.newest() + 1), _empty_commit())
+    replace_file(log.file(log.newest() + 1), empty_commit())
     sync(log.folder)
     for number in sorted(lost):
         record = known.record(number)

@@ -28,6 +28,7 @@ from log.store import Store
 from log.studies import chosen_study
 from log.units.revisions import current_actions
 from schema.errors import ControlError, InputError, nearest
+from schema.frozen_text import wanted_documents
 from schema.study import CONTROL_ACTION, NUMERICS, POOLED
 from schema.windows import Windows
 from sql.catalog import Views, open_views
@@ -269,13 +270,13 @@ def _check_finished(
             'that is fixed beforehand, as in a study with stopping = "fixed"'
         )
     rows = views.rows("moments", study=study, model=model, split=EVALUATION).select(["stratum", "action", "replicates"])
-    documents = plan.documents_per_stratum * len(plan.content["strata"])
+    wanted = wanted_documents(plan.content)
     whole = Counter((row["action"], row["stratum"]) for row in rows.to_pylist() if row["replicates"] >= plan.replicates)
     for name in (question.action, question.baseline):
-        there = sum(min(whole[name, stratum], plan.documents_per_stratum) for stratum in plan.content["strata"])
-        if there < documents:
+        there = sum(min(whole[name, stratum], count) for stratum, count in wanted.items())
+        if there < sum(wanted.values()):
             raise InputError(
-                f"{name} has {there} of the {documents} evaluation documents of the plan, with "
+                f"{name} has {there} of the {sum(wanted.values())} evaluation documents of the plan, with "
                 f"{plan.replicates} replicates: kvdrift run STUDY.toml --store {store.location} goes on"
             )
 

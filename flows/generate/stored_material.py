@@ -14,6 +14,7 @@ from generator.actions import Action
 from generator.finite.model import finite_model
 from generator.finite.study_systems import exact_value_rows
 from generator.identity import IDENTITY_COLUMNS, ActionIdentity
+from log.forgotten import forgotten_documents
 from log.store import Store
 from log.units.revisions import current_actions, newest_revisions
 from schema.document import SPLITS, Document
@@ -51,7 +52,8 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
         actions.append(action.row(study.name, prespecified=prespecified, revision=revision))
     store.append_rows("actions", pa.Table.from_pylist(actions, schema=ACTIONS.schema))
     if material.study.model.kind == FINITE_STATE:
-        systems = finite_model(material.study).systems.values()
+        forgotten = forgotten_documents(store.location).of(study.name, model)
+        systems = [one for one in finite_model(material.study).systems.values() if not forgotten.has(one.name)]
         current = {row["action"]: row["action_revision"] for row in actions}
         exact = [row for system in systems for row in exact_value_rows(study.name, model, system, current)]
         store.append_rows("exact_values", pa.Table.from_pylist(exact, schema=EXACT_VALUES.schema))

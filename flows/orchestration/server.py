@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.orchestration.new_database import copy_kept, keep
+from flows.orchestration.new_database import DATABASE, copy_kept, keep
 from schema.errors import OperationError, first_line
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ _ON_THE_USERS_SERVER = {  # lines of a run go to its page there; Prefect's own l
 }
 _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
+_LONGEST_PATH = 504  # bytes: SQLite's 512, less those of "-journal"
 _LEAST_DISK = 8 << 20  # bytes, about the size of a new database
 
 
@@ -58,7 +59,7 @@ def orchestration(home: Path) -> Iterator[bool]:
 
     Args:
         home: folder of our own server's database: one for each store, so that concurrent studies do not lock each other
-            out. A second run in the same store has a temporary database.
+            out. A second run in the same store, and a store whose path is too long, have a temporary database.
 
     Yields:
         Whether the server is the user's own.
@@ -134,17 +135,28 @@ def _failing_in_one_line() -> Iterator[None]:
 def _own_home(home: Path) -> Iterator[Path]:
     """Give a folder for a server's database that no other server uses: ``home``, or a temporary folder.
 
-    Two servers that make a database in one folder at once break it; the lock ends with its process.
+    Two servers that make a database in one folder at once break it; the lock ends with its process. SQLite opens no
+    database whose path is too long.
     """
+    if len(os.fsencode(home.resolve() / DATABASE)) > _LONGEST_PATH:
+        with _temporary_home() as folder:
+            yield folder
+        return
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # another server holds the lock, or the file system has no locks
-            with tempfile.TemporaryDirectory(prefix="kvdrift-", ignore_cleanup_errors=True) as folder:
-                yield Path(folder)
+            with _temporary_home() as folder:
+                yield folder
         else:
             yield home
+
+
+@contextmanager
+def _temporary_home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="kvdrift-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @contextmanager

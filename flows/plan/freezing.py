@@ -27,7 +27,7 @@ from stats.reduction.saving import PLAIN_VARIANCE
 # Keys that record how a plan came about; two plans that differ only here decide the same.
 _CIRCUMSTANCES = (
     MEASURED, "seen", "revision", "evaluated_documents", "reachable", "reason", "cost_curve", "sequential", "reduction",
-    "study_sha256",
+    "study_sha256", "forgotten",
 )  # fmt: skip
 
 

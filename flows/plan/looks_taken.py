@@ -14,6 +14,7 @@ from typing import Any
 from flows.plan.frozen_plan import FrozenPlan, Looks
 from log.store import Store
 from log.units.revisions import newest_revisions
+from schema.frozen_text import wanted_documents
 
 Row = dict[str, Any]
 
@@ -67,7 +68,8 @@ class LooksTaken:
     @property
     def documents(self) -> Mapping[str, int]:
         """The number of documents of each stratum wanted by now, in the plan's order."""
-        return self.looks.documents[self.wanted - 1]
+        counts, order = self.looks.documents[self.wanted - 1], self.looks.order
+        return {stratum: min(count, len(order[stratum])) for stratum, count in counts.items()}
 
 
 def wanted_by_stratum(plan: FrozenPlan, taken: LooksTaken | None, *, at_most: bool = False) -> Mapping[str, int]:
@@ -76,7 +78,7 @@ def wanted_by_stratum(plan: FrozenPlan, taken: LooksTaken | None, *, at_most: bo
     ``at_most`` takes a sequential study that has not stopped to its N.
     """
     if taken is None or (at_most and not taken.stopped):
-        return dict.fromkeys(plan.content["strata"], plan.documents_per_stratum)
+        return wanted_documents(plan.content)
     return taken.documents
 
 

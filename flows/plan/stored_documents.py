@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from flows.plan.frozen_plan import FrozenPlan, find_plan
 from generator.documents.answers import task_scoring
-from generator.documents.source import NOTHING_HELD, HeldDocument, HeldDocuments
+from generator.documents.source import HeldDocument, HeldDocuments
+from log.forgotten import forgotten_documents
 from log.store import Store
 from schema.document import SPLITS, Document
 from schema.study import Study
@@ -28,16 +29,19 @@ CHANGEABLE = ("answers", "scoring", "cluster")
 def held_documents(store: Store, study: Study) -> HeldDocuments:
     """Return a study's stored documents: those of its plan in the plan's order, then all others.
 
-    If the study's settings differ from the stored settings, there are none, since its documents differ.
+    If the study's settings differ from the stored settings, there are none, since its documents differ. With them come
+    the documents that were removed for good.
     """
     model = study.model.id
+    forgotten = forgotten_documents(store.location).of(study.name, model)
     rows = [row for row in store.read("studies").to_pylist() if (row["study"], row["model"]) == (study.name, model)]
     if not any(study.agrees_with(row["settings"]) or row["study_sha256"] == study.sha256 for row in rows):
-        return NOTHING_HELD
+        return HeldDocuments(forgotten=forgotten)
     plan = find_plan(store, study.name, model)
     places = {} if plan is None else _places(store, plan)
     stored = store.documents(study.name, model, ["doc", "split", "stratum", "task", "cluster"]).to_pylist()
-    return HeldDocuments(tuple(HeldDocument(**row, place=places.get(row["doc"])) for row in stored))
+    held = tuple(HeldDocument(**row, place=places.get(row["doc"])) for row in stored)
+    return HeldDocuments(held, forgotten)
 
 
 def _places(store: Store, plan: FrozenPlan) -> dict[str, int]:

@@ -87,7 +87,9 @@ def _chosen(
             )
         fixed[candidate.cluster] = split
     first = {split: _held_first(split, held.of(section.stratum_name), tasks) for split in SPLITS}
-    wanted = {"development": section.development, "evaluation": section.evaluation}
+    asked = {"development": section.development, "evaluation": section.evaluation}
+    # No other document takes the place of a removed document.
+    wanted = {split: max(0, asked[split] - held.forgotten.count(split, section.stratum_name)) for split in SPLITS}
 
     def choose(splits: Mapping[str, str]) -> dict[str, list[Candidate]]:
         return {split: _in_turn(split, wanted[split], first[split], tasks, splits) for split in SPLITS}
@@ -234,6 +236,7 @@ class _TaskCandidates:
             self._candidates = islice(self._candidates, _MOST_GENERATED)
         self._excluded = excluded
         self._which, self._parts = section.part_of_clusters
+        self._forgotten = held.forgotten
         self._held, self._elsewhere = held.of(section.stratum_name), held.elsewhere(section.stratum_name)
         self._read: list[Candidate] = []  # candidates that are free, so far
 
@@ -268,6 +271,7 @@ class _TaskCandidates:
         is_held = candidate.doc in self._held or candidate.doc in self._elsewhere
         return (
             not is_held
+            and not self._forgotten.has(candidate.doc)
             and candidate.cluster not in self._excluded
             and part_of(candidate.cluster, self._parts) == self._which
         )

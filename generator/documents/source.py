@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from generator.documents.answers import task_scoring
 from generator.documents.prompts import Tokenizer
+from log.forgotten import NOTHING_FORGOTTEN, ForgottenDocuments
 from schema.document import Document
 from schema.errors import InputError
 from schema.study import DocumentsSection
@@ -146,9 +147,10 @@ class HeldDocument:
 
 @dataclass(frozen=True)
 class HeldDocuments:
-    """All documents that a study already has; empty for a new study."""
+    """All documents that a study already has, and those that were removed from it; both empty for a new study."""
 
     documents: tuple[HeldDocument, ...] = ()
+    forgotten: ForgottenDocuments = NOTHING_FORGOTTEN
 
     def of(self, stratum: str) -> dict[str, HeldDocument]:
         """Return a stratum's documents by their ids."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,20 +49,21 @@ def compact(
     if not tables:
         typer.echo("nothing to compact")
     if vacuum:
-        _delete(opened, datetime.now(UTC) - timedelta(days=keep_days))
+        _delete(opened, keep_days)
 
 
-def _delete(store: Store, before: datetime) -> None:
+def _delete(store: Store, days: float) -> None:
     from schema.tables import TABLES
 
+    replaced = f"replaced at least {days:g} days ago"
     deleted = 0
     for table in TABLES:
-        files, size = store.delete_replaced(table, before)
+        files, size = store.delete_replaced(table, timedelta(days=days))
         deleted += files
         if files:
-            typer.echo(f"{table}: {_counted(files, size)} deleted, replaced before {before:%Y-%m-%d %H:%M} UTC")
+            typer.echo(f"{table}: {_counted(files, size)} deleted, {replaced}")
     if not deleted:
-        typer.echo(f"nothing to delete: no file was replaced before {before:%Y-%m-%d %H:%M} UTC")
+        typer.echo(f"nothing to delete: no file was {replaced}")
 
 
 def _line(done: CompactedTable) -> str:

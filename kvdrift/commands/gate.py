@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def gate(
+    context: typer.Context,
     store: StoreArgument,
     quantity: Annotated[
         str, typer.Option(metavar="NAME", help="The quantity, such as mismatch; see kvdrift list quantities.")
@@ -68,39 +69,25 @@ def gate(
     """
     from flows.estimate.gate import gate_stored
     from flows.estimate.gate_question import LARGER_FLOOR, GateQuestion
-    from flows.estimate.junit import write_junit
     from log.store import Store
-    from schema.errors import InputError, KvdriftError
+    from schema.errors import InputError
     from schema.study import POOLED
     from stats.endpoints import Decision
 
     if (baseline is None) != over_floor:
         wrong = "--baseline and --over-floor" if over_floor else "neither --baseline nor --over-floor"
         raise InputError(f"kvdrift gate: {wrong}: give one of the two to compare with")
-    asked = f"{quantity}: {action} at most {margin:g} worse than {baseline or 'the larger floor'}"
-    try:
-        opened = Store.open(store)
-        question = GateQuestion(
-            quantity,
-            action,
-            baseline or LARGER_FLOOR,
-            margin,
-            level,
-            study,
-            model,
-            POOLED if stratum is None else stratum,
-        )
-        verdict = gate_stored(opened, question)
-    except KvdriftError as error:
-        if junit is not None:
-            write_junit(junit, asked, str(error), "error", {"store": store})
-        raise
+    opened = Store.open(store)
+    question = GateQuestion(
+        quantity, action, baseline or LARGER_FLOOR, margin, level, study, model, POOLED if stratum is None else stratum
+    )
+    verdict = gate_stored(opened, question)
     code = {Decision.EQUIVALENT: 0, Decision.WORSE: 1, Decision.UNRESOLVED: 3}[verdict.decision]
     fields, line = {**_fields(verdict, opened), "exit_code": code}, _line(verdict, named=study is not None)
-    if junit is not None:
-        write_junit(junit, asked, line, {0: None, 1: "failure", 3: "skipped"}[code], fields)
     if page:
         _to_page(opened, verdict, fields)
+    if junit is not None:
+        context.obj.write({0: None, 1: "failure", 3: "skipped"}[code], verdict.decision.value, line, fields)
     typer.echo(json.dumps(fields, ensure_ascii=False) if as_json else printable(line))
     raise typer.Exit(code)
 

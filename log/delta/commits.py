@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import timedelta
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 REPAIR = "REPAIR"
 """The operation name of an empty commit that replaces a lost commit."""
 
+_LEAP = 366 * 24 * 3600.0  # seconds
 _LONG_AGO = 1  # milliseconds since 1970
 _PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 2}  # of append-only tables
 
@@ -83,15 +84,21 @@ def added_files(table_folder: str) -> set[str]:
     }
 
 
-def replaced_files(table_folder: str, before: datetime) -> tuple[int, set[str]]:
-    """Return the last version before a time whose commit hid files, and all files hidden up to then."""
-    last, found, limit = 0, set[str](), before.timestamp() * 1000
-    for version, lines in _commits(table_folder):
+def replaced_files(table_folder: str, age: timedelta) -> tuple[int, set[str]]:
+    """Return the last version whose commit hid files at least ``age`` ago, and all files hidden up to then.
+
+    Time is added up from commit to commit. A step back of the clock adds nothing, and neither does a leap of more than
+    a year, after which nobody knows how much time went by. So no wrong clock makes a file older than it is, unless it
+    is wrong by less than a year.
+    """
+    last, found, elapsed, later = 0, set[str](), 0.0, time.time()
+    for version, lines in sorted(_commits(table_folder), reverse=True):
+        infos = [json.loads(line)["commitInfo"] for line in lines if line.startswith(b'{"commitInfo"')]
+        at = next((info["timestamp"] / 1000 for info in infos if "timestamp" in info), later)
+        elapsed += later - at if 0 <= later - at <= _LEAP else 0.0
+        later = at
         gone = {unquote(json.loads(line)["remove"]["path"]) for line in lines if line.startswith(b'{"remove"')}
-        infos: list[dict[str, Any]] = [
-            json.loads(line)["commitInfo"] for line in lines if gone and line.startswith(b'{"commitInfo"')
-        ]
-        if gone and infos and infos[0].get("timestamp", limit) < limit:
+        if gone and elapsed >= age.total_seconds():
             last, found = max(last, version), found | gone
     return last, found
 

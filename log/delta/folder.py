@@ -21,12 +21,12 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from log.delta.commits import Commit, write_first_commit
-from log.delta.durability import make_folder
-from log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile
+from log.delta.durability import make_folder, sync
+from log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile, replace_file
 from log.delta.reading import TableReading
 from log.delta.retries import AT_ONCE, ATTEMPTS, has_gap, listed, wait_after
 from log.delta.snapshot import Snapshot, added_columns, lacking_columns
-from log.delta.table_log import CHECKPOINT_EVERY
+from log.delta.table_log import CHECKPOINT_EVERY, empty_commit
 from log.delta.versions import VERSION_KEY
 from schema.errors import InputError, KvdriftError, OperationError, first_line, is_disk_fault
 from schema.location import join
@@ -189,7 +189,8 @@ class DeltaFolder(TableReading):
             return None, None, None
         loaded = self._open(table, snapshot.version)
         try:
-            said = {} if self._disk is None else self._disk.prepare_commit(table, commit)
+            disk = self._disk
+            said = {} if disk is None else disk.prepare_commit(table, commit, snapshot.version, snapshot.id)
             loaded.create_write_transaction(
                 commit.actions(),
                 mode="append",
@@ -229,6 +230,47 @@ class DeltaFolder(TableReading):
 
         self.commit(table, attempt)
         return len(removed)
+
+    def rewrite(self, table: str, change: Callable[[pa.Table], pa.Table], candidates: Collection[str]) -> int:
+        """Replace files by files with changed rows, by one commit; return how many were replaced.
+
+        ``candidates`` are the paths of the files whose rows may change. ``change`` returns the same object for rows
+        that stay. Files without a later column are replaced too, so that no earlier version is needed to read them.
+        """
+        replaced: list[str] = []
+
+        def attempt(loaded: Snapshot) -> Commit | None:
+            lacking = self.paths_by_missing_columns(loaded).items()
+            older = {path for missing, paths in lacking if missing for path in paths}
+            files, replaced[:] = [], []
+            for path in [path for path in loaded.paths() if path in older or path in candidates]:
+                rows = self.read(loaded, TABLES[table].columns, paths=[path])
+                changed = change(rows)
+                if changed is not rows or path in older:
+                    replaced.append(path)
+                    files += [self.put_rows(table, changed)] if changed.num_rows else []
+            return Commit(files, [], replaced) if replaced else None
+
+        self.commit(table, attempt, alone=True)
+        return len(replaced)
+
+    def forget_history(self, table: str) -> None:
+        """Make the present version of a local table the first, and delete all other files of it, for good.
+
+        No other process may write to the store meanwhile. After a kill, a second call does the rest.
+        """
+        if self._disk is None:
+            raise InputError(f"{self.location}: the history of a table is deleted on a local disk only")
+        log, root = self._disk.logs[table], Path(self.location, table)
+        replace_file(log.file(log.newest() + 1), empty_commit())  # a commit may name what is to be forgotten
+        with self._opened(table) as loaded:
+            self.make_durable(table, loaded, checkpoint=True)
+        log.delete_before(log.checkpointed())
+        visible = {root / path for path in self.load(table).paths()}
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and path not in visible and log.folder not in path.parents:
+                path.unlink()
+                sync(path.parent)
 
     def make_durable(self, table: str, loaded: DeltaTable | None = None, *, checkpoint: bool = False) -> None:
         """Make every commit of a local table durable, whoever made it.

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from schema.errors import InputError, KvdriftError, OperationError, first_line, is_forbidden
 from schema.location import absolute, filesystem_of, is_local, join
+from schema.locking import hold, sweep
 
 ROW_GROUP_ROWS = 1 << 17  # readers of few rows skip whole row groups; threads share them
 
@@ -60,10 +61,13 @@ def replace_file(target: Path, data: bytes) -> None:
     aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
         with aside.open("xb") as sink:
+            if not hold(sink.fileno()):
+                replace_file(target, data)
+                return
             sink.write(data)
             sink.flush()
             os.fsync(sink.fileno())  # after a power cut, a commit's files must exist
-        aside.replace(target)
+            aside.replace(target)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
@@ -125,6 +129,11 @@ class DataFiles:
         ordered = sorted(paths)
         found = self._files.get_file_info([join(self._root, table, path) for path in ordered])
         return {path: info.size for path, info in zip(ordered, found, strict=True) if info.is_file}
+
+    def sweep(self, table: str) -> None:
+        """Delete the temporary files that killed writers have left in a local table."""
+        if self._local:
+            sweep(Path(self.location, table), ".*.part")
 
     def delete(self, table: str, paths: Iterable[str]) -> None:
         """Delete files, and local folders that become empty."""

@@ -90,13 +90,15 @@ class TableReading(TableVersions):
         """Group the paths of visible files by the declared columns that they lack."""
         self._check_readable(snapshot)
         paths, last = snapshot.paths(), snapshot.last_versions_without()
-        older = {
+        first = 0 if self._disk is None else self._disk.logs[snapshot.table].first_readable()
+        older = {  # a log that begins later has none of the files before
             version: set(paths if version == snapshot.version else self.load(snapshot.table, version).paths())
             for version in set(last.values())
+            if version >= first
         }
         found: dict[tuple[str, ...], list[str]] = {}
         for path in paths:
-            missing = tuple(name for name, version in last.items() if path in older[version])
+            missing = tuple(name for name, version in last.items() if path in older.get(version, ()))
             found.setdefault(missing, []).append(path)
         return found
 

@@ -1,15 +1,19 @@
 """The log files of tables on a local disk: which is newest, which are damaged, and what commits say of other tables.
 
 delta-rs does not notice some damage: it reads an empty log file as an empty commit, a file cut at the end of a line as
-a whole commit, and a log without its newest file as the earlier log. So each commit of the store records how many lines
-its file has, and the versions of other tables that its rows rely on. Opening a table compares both with the files. This
-reads a bounded amount: the names of files since the last checkpoint, and the content of the newest few.
+a whole commit, and a log without its newest file as the earlier log. It also reads files of two stores in one folder as
+one log. So each commit of the store records how many lines its file has, the versions of other tables that its rows
+rely on, the table's id, and the digest of the log file of the version that it was made from. Opening a table compares
+these with the files. This reads a bounded amount: the names of files since the last checkpoint, and the content of the
+newest few. ``TableLog.breaks`` compares the whole log. Commits of other programs have no such record, and are taken as
+they are.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,8 +21,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from log.delta.commits import Commit
+from log.delta.commits import REPAIR, Commit
 from log.delta.durability import side_by_side, sync, sync_names
+from log.delta.parquet_files import content_digest
 from schema.tables import TABLES
 
 # Versions between checkpoints: a commit opens its table, which reads the log files since the last one.
@@ -49,6 +54,7 @@ class TableLog:
         self._prefix = f"{self.folder}{os.sep}"
         self._newest = -1
         self._whole = -1  # the version through which no file is empty
+        self._followed = -1  # the version through which commits follow those that they were made from
         self._durable = -1  # the version through which every file is durable
 
     def file(self, version: int) -> Path:
@@ -147,15 +153,60 @@ class TableLog:
         said, lines = _said(self.file(version)), self.file(version).read_bytes().strip().count(b"\n")
         return None if said.get("actions", lines) == lines else f"is not whole: {lines} actions of {said['actions']}"
 
+    def break_of_tail(self, table_id: str) -> str | None:
+        """Return how one of the newest commits shows that files of another log were copied over this one.
+
+        ``table_id`` is the id of the table as delta-rs has opened it.
+        """
+        newest, checkpoint = self.newest(), self.checkpointed()
+        oldest = max(newest - _LOOKED_AT, self._followed, checkpoint) + 1
+        for version in range(newest, oldest - 1, -1):
+            file = self.file(version)
+            if fault := self._break(file, table_id, since=checkpoint + 1):
+                return f"log file {file.name} {fault}"
+            if _table_id(file) is not None:  # an older commit may have been made under another id
+                break
+        self._followed = newest
+        return None
+
+    def breaks(self) -> dict[Path, str]:
+        """Read the whole log; return by path how commits contradict the versions that they were made from."""
+        found, table_id = dict[Path, str](), None
+        for file in sorted(path for path in self.folder.glob("*.json") if path.stem.isdecimal()):
+            if fault := self._break(file, table_id):
+                found[file] = fault
+            table_id = _table_id(file) or table_id
+        return found
+
+    def _break(self, file: Path, table_id: str | None, since: int = 0) -> str | None:
+        """Return how a commit contradicts the version that it was made from, or the table's id if that is known.
+
+        Versions before ``since`` are not read.
+        """
+        made_from = _said(file).get("made_from")
+        if not made_from:
+            return None
+        if table_id is not None and made_from["table"] != table_id:
+            return f"is of another table, with id {made_from['table']}, must be of this one, with id {table_id}"
+        if made_from["version"] < since:
+            return None
+        before = self.file(made_from["version"])
+        try:
+            data = before.read_bytes()
+        except OSError:  # a clean-up may have deleted it
+            return None
+        if content_digest(data) == made_from["digest"] or f'"{REPAIR}"'.encode() in data:
+            return None
+        return (
+            f"does not follow log file {before.name}: that has digest {content_digest(data)}, must have "
+            f"{made_from['digest']}, as the commit was made from it"
+        )
+
     def faults(self) -> dict[Path, str]:
         """Read the whole log, and return all faults by path."""
         found = {}
-        versions = {int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()}
-        checkpoints = {int(path.name[:20]): path for path in self.folder.glob("*.checkpoint.parquet")}
-        # A clean-up by any Delta tool deletes the oldest files, all of which a checkpoint has.
-        oldest = min(versions, default=0)
-        first = oldest if any(version + 1 >= oldest for version in checkpoints) else 0
-        for version in range(first, max(versions | checkpoints.keys(), default=-1) + 1):
+        versions, checkpoints = self._versions()
+        for version in range(self.oldest(), max(versions | checkpoints.keys(), default=-1) + 1):
             path = self.file(version)
             if not path.is_file():  # it may have come while the folder was listed
                 found[path] = "is missing"
@@ -170,9 +221,43 @@ class TableLog:
             found[self.folder / "_last_checkpoint"] = f"names the checkpoint of version {said}, which is missing"
         return found
 
+    def _versions(self) -> tuple[set[int], dict[int, Path]]:
+        """Return the versions that have a log file, and the checkpoints by version."""
+        versions = {int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()}
+        return versions, {int(path.name[:20]): path for path in self.folder.glob("*.checkpoint.parquet")}
+
+    def oldest(self) -> int:
+        """Return the oldest version whose log file must be there.
+
+        A clean-up by any Delta tool deletes the oldest files, all of which a checkpoint has.
+        """
+        versions, checkpoints = self._versions()
+        oldest = min(versions, default=0)
+        return oldest if any(version + 1 >= oldest for version in checkpoints) else 0
+
+    def first_readable(self) -> int:
+        """Return the oldest version that can be read: 0, or that of a checkpoint after a clean-up."""
+        return 0 if self._stat(0) is not None else min(self._versions()[1], default=0)
+
+    def delete_before(self, version: int) -> None:
+        """Delete all files of the log before a version that has a checkpoint, and the temporary files of writers."""
+        for path in sorted(self.folder.iterdir()):
+            number = path.name[:20]
+            if path.name != "_last_checkpoint" and not (number.isdecimal() and int(number) >= version):
+                path.unlink()
+        sync(self.folder)
+
     def first_fault(self) -> str | None:
         """Return the first fault of the whole log; None if there is none."""
         return next((f"log file {path.name} {fault}" for path, fault in self.faults().items()), None)
+
+    def made_from(self, version: int, table_id: str | None) -> dict[str, Any] | None:
+        """Return the record of a commit's source: version, digest of the log file, and id; None without the file."""
+        try:
+            digest = content_digest(self.file(version).read_bytes())
+        except OSError:  # a clean-up deleted it
+            return None
+        return {"version": version, "digest": digest, "table": table_id}
 
     def seen(self) -> dict[str, int]:
         """Return the versions of other tables that the newest commits rely on."""
@@ -190,20 +275,34 @@ class LocalDisk:
         self._folder = folder
         self.logs = {table: TableLog(folder / table) for table in TABLES}
 
-    def prepare_commit(self, table: str, commit: Commit) -> dict[str, Any]:
-        """Make durable all files that a commit names or relies on; return the commit's record of itself."""
+    def prepare_commit(self, table: str, commit: Commit, version: int, table_id: str | None) -> dict[str, Any]:
+        """Make durable all files that a commit names or relies on; return the commit's record of itself.
+
+        The commit is made from ``version`` of the table with the id ``table_id``.
+        """
         sync_names(self._folder / table, (file.path for file in commit.files))
         seen = {}
         for other in RELIED_ON:
-            if other != table and (version := self.logs[other].newest()) >= 0:
+            if other != table and (newest := self.logs[other].newest()) >= 0:
                 self.logs[other].sync()
-                seen[other] = version
-        return said_of_commit(len(commit.actions()) + len(commit.transactions), seen)
+                seen[other] = newest
+        return said_of_commit(
+            len(commit.actions()) + len(commit.transactions), seen, self.logs[table].made_from(version, table_id)
+        )
 
 
-def said_of_commit(actions: int, seen: Mapping[str, int]) -> dict[str, Any]:
-    """Return a commit's record of itself: the number of other lines in its file, versions it relies on."""
-    return {_OURS: {"actions": actions, "seen": dict(seen)}}
+def said_of_commit(actions: int, seen: Mapping[str, int], made_from: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a commit's record of itself.
+
+    These are the number of other lines in its file, versions it relies on, and what it was made from.
+    """
+    return {_OURS: {"actions": actions, "seen": dict(seen), "made_from": made_from}}
+
+
+def empty_commit() -> bytes:
+    """Return the content of a log file that changes no file, in place of a lost commit or to begin a new version."""
+    info = {"timestamp": int(time.time() * 1000), "operation": REPAIR, **said_of_commit(0, {})}
+    return json.dumps({"commitInfo": info}).encode()
 
 
 def lost_commits(logs: Mapping[str, TableLog]) -> Iterator[tuple[str, int, str]]:
@@ -229,6 +328,16 @@ def _said(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError):
         pass
     return {}
+
+
+def _table_id(path: Path) -> str | None:
+    """Return the id that a log file gives to the table; None if the file gives none, or cannot be read."""
+    try:
+        data = path.read_bytes()
+        lines = [json.loads(line) for line in data.splitlines()] if b'"metaData"' in data else []
+        return next((str(line["metaData"]["id"]) for line in lines if "metaData" in line), None)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _fault_of(data: bytes, *, first: bool) -> str | None:

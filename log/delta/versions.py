@@ -143,12 +143,24 @@ class TableVersions(DataFiles):
         except (DeltaError, OSError, ValueError, OverflowError) as error:
             if version is not None:
                 self._check_version(table, version, self._open(table).version())
+                if self._disk is not None and version < (first := self._disk.logs[table].first_readable()):
+                    raise InputError(
+                        f"{self.location}: version {version} of '{table}' cannot be read any more: its log was "
+                        f"deleted; give {first} or later"
+                    ) from None
             fault = self._disk and self._disk.logs[table].first_fault()
             if isinstance(error, TableNotFoundError) and not fault:
                 raise MissingStoreError(self._without(table)) from None
             raise self.damaged(f"table '{table}' is damaged ({fault or first_line(error)})") from None
-        if self._disk is not None and (fault := self._disk.logs[table].fault_of_tail()):
-            raise self.damaged(f"table '{table}' is damaged ({fault})")
+        if self._disk is not None:
+            log = self._disk.logs[table]
+            if fault := log.fault_of_tail():
+                raise self.damaged(f"table '{table}' is damaged ({fault})")
+            if fault := log.break_of_tail(str(loaded.metadata().id)):
+                raise DamagedStoreError(
+                    f"{self.location}: table '{table}' has files of two histories ({fault}), and no repair can tell "
+                    "which is right: copy one of the two stores to an empty folder"
+                )
         return loaded
 
     def _without(self, table: str) -> str:

@@ -35,6 +35,7 @@ _CHOSEN = {
     "family_size": "primary intervals", "level": "level of each primary interval", "interval": "intervals",
     "draws": "bootstrap draws, primary", "exploratory_draws": "bootstrap draws, exploratory",
     "expected_seconds": "expected time", "seen": "evaluation documents seen before",
+    "forgotten": "documents removed for good since",
 }  # fmt: skip
 _REST = {
     "seed": "seed", "horizon": "horizon H", "strata": "strata", "windows": "windows", "calibration": "calibration",

@@ -252,7 +252,11 @@ def test_leftovers_are_named_and_are_no_fault(location: Path) -> None:
         return check_leftovers(Store(location))
 
     assert (found().looked_at, found().notes) == ("0 files", ())
-    left = ("events/x/.unit.parquet.0.part", "steps/_delta_log/00000000000000000009.json#1", ".catalog.duckdb.0")
+    left = (
+        "events/x/.unit.parquet.0.part",
+        "steps/_delta_log/00000000000000000009.json#1",
+        ".temporary-0/catalog.duckdb",
+    )
     for name in left:
         (location / name).parent.mkdir(exist_ok=True)
         (location / name).write_bytes(b"half")

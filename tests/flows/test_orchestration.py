@@ -87,6 +87,17 @@ def test_no_two_servers_share_a_database(tmp_path: Path) -> None:
         assert again == first
 
 
+@pytest.mark.parametrize("length", [504, 505])
+def test_a_database_whose_path_is_too_long_is_elsewhere(tmp_path: Path, length: int) -> None:
+    parts = "/".join("x" * 99 for _ in range(6))
+    home = Path(f"{tmp_path}/{parts}"[: length - len(DATABASE) - 2] + "y")
+    with _own_home(home) as folder:
+        assert (folder == home) == (length == 504)
+        with closing(sqlite3.connect(folder / DATABASE)) as connection:
+            connection.execute("create table t (i integer)")
+    assert folder.exists() == (length == 504)
+
+
 def test_a_server_without_space_names_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect reports its request to the server, but not why the request failed."""
     from prefect.exceptions import PrefectException  # noqa: PLC0415

@@ -269,13 +269,13 @@ def test_derive_with_nothing_to_do_where_nothing_may_be_written(
 ) -> None:
     Store.create(tmp_path / "store")
 
-    def touch(path: Path) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(folder))
 
     def write(_store: Store) -> None:
         raise OperationError("catalog.duckdb: cannot be written (Read-only file system)")
 
-    monkeypatch.setattr(Path, "touch", touch)
+    monkeypatch.setattr("sql.catalog_file.temporary_folder", refuse)
     monkeypatch.setattr("sql.catalog_file.write_catalog", write)
     code, out, err = call(capsys, "derive", tmp_path / "store")
     assert (code, err) == (0, "")

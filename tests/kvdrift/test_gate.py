@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pyarrow as pa
 import pytest
@@ -271,42 +270,6 @@ def _renamed(log: pa.Table, old: str, new: str) -> pa.Table:
     rows = log.filter(pa.compute.equal(log["action"], old))
     at = rows.schema.get_field_index("action")
     return rows.set_column(at, rows.schema.field(at), pa.array([new] * rows.num_rows, pa.string()))
-
-
-def test_a_junit_file_has_the_answer(copied: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "new" / "gate.xml"
-    cases = {0: (*BETTER, "--margin", "0.02"), 1: (*WORSE, "--margin", "0.02"), 3: (*WORSE, "--margin", "0.4")}
-    kinds = {0: None, 1: "failure", 3: "skipped"}
-    for code, options in cases.items():
-        found, out, _ = call(capsys, "gate", copied, "--quantity", "mismatch", *options, "--junit", file)
-        (suite,) = ET.parse(file).getroot()  # noqa: S314 - our own file
-        (case,) = suite
-        assert found == code
-        counts = {name: int(suite.attrib[name]) for name in ("tests", "failures", "skipped", "errors")}
-        assert counts == {"tests": 1, "failures": int(code == 1), "skipped": int(code == 3), "errors": 0}
-        told = [child for child in case if child.tag in {"failure", "skipped", "error"}]
-        assert [child.tag for child in told] == ([kinds[code]] if kinds[code] else [])
-        assert all(child.attrib["message"] == out.rstrip("\n") for child in told)
-        said = {one.attrib["name"]: one.attrib["value"] for one in case.iter("property")}
-        assert (said["exit_code"], said["store"]) == (str(code), str(copied))
-    asked = (
-        "gate",
-        copied,
-        "--quantity",
-        "mismatch",
-        "--action",
-        "nobody",
-        "--baseline",
-        "snapkv-half",
-        "--margin",
-        "0",
-    )
-    line = mistake(capsys, *asked, "--junit", file)
-    (case,) = ET.parse(file).getroot().iter("testcase")  # noqa: S314
-    assert case.find("error").attrib["message"] in line  # type: ignore[union-attr]
-    (tmp_path / "taken").write_text("a file", encoding="utf-8")
-    line = mistake(capsys, *asked[:4], *BETTER, "--margin", "0", "--junit", tmp_path / "taken" / "gate.xml")
-    assert f"--junit {tmp_path}/taken/gate.xml: cannot be written" in line
 
 
 def test_the_page_has_the_answer(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

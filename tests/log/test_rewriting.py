@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, u
 
 from log import compaction
 from log.compaction import too_many
+from log.delta import parquet_files
 from log.delta.folder import DeltaFolder
-from log.delta.parquet_files import StoredFile, encode_parquet
+from log.delta.parquet_files import StoredFile, encode_parquet, replace_file
 from log.store import Store, Unit
 from log.units.commits import UnitCommits
 from log.units.unit import DERIVED_TABLES
@@ -288,7 +290,7 @@ def test_the_command(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture
     assert call(capsys, "compact", store.location)[:2] == (0, "nothing to compact\n")
     code, out, _ = call(capsys, "compact", store.location, "--vacuum")
     assert code == 0
-    assert out.startswith("nothing to compact\nnothing to delete: no file was replaced before ")
+    assert out.startswith("nothing to compact\nnothing to delete: no file was replaced at least 7 days ago")
     code, _, err = call(capsys, "compact", tmp_path / "nothing")
     assert (code, err) == (2, f"kvdrift: {tmp_path / 'nothing'} is not a kvdrift store: there is no such folder\n")
 
@@ -299,7 +301,7 @@ def test_replaced_files_are_deleted_later(store: Store, capsys: pytest.CaptureFi
     current = store.versions()
     code, out, _ = call(capsys, "compact", store.location, "--vacuum", "--keep-days", "0")
     assert code == 0
-    assert "events: 4 files, 0.0 MB deleted, replaced before " in out
+    assert "events: 4 files, 0.0 MB deleted, replaced at least 0 days ago" in out
     left = [path.name for path in Path(store.location, "events").rglob("*.parquet") if "_delta_log" not in path.parts]
     assert sorted(left) == store.paths("events")
     store = Store.open(store.location)
@@ -315,6 +317,23 @@ def test_replaced_files_are_deleted_later(store: Store, capsys: pytest.CaptureFi
     derive(store, ALL_DERIVED)
     assert_whole(store)
     assert len(store.paths("events", pinned["events"])) == 4, "the log tells what was there"
+
+
+def test_temporary_files_of_killed_writers_are_deleted_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(store.location, "events")
+    (folder / ".left.parquet.0.part").write_bytes(b"half")
+    found = list[int]()
+
+    def sweeping(_: int) -> None:
+        found.append(len([*folder.glob(".*.part")]))
+        store.delete_replaced("events", timedelta())
+        found.append(len([*folder.glob(".*.part")]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet_files.os, "fsync", sweeping)
+        replace_file(folder / "new.parquet", b"rows")
+    assert found == [2, 1], "the file that is being written stays"
+    assert (folder / "new.parquet").read_bytes() == b"rows"
 
 
 def test_files_of_every_size_that_are_too_many_are_put_together() -> None:

@@ -20,6 +20,7 @@ from report.parts.sequential_looks import between_looks
 from report.reading.content import PageContent
 from report.reading.estimates import Estimate, ReportedEstimates
 from report.reading.facts import EVALUATION
+from schema.frozen_text import wanted_documents
 from stats.quantities import SIMULTANEOUS_GAP
 from stats.resampling.intervals import PRESPECIFIED, SEEN
 
@@ -152,8 +153,8 @@ def unfinished(content: PageContent) -> bool:
         Counter(stratum_of[doc] for doc in content.facts.storage[action].resident if doc in stratum_of)
         for action in planned
     ]
-    wanted = plan.content.get("documents_per_stratum", 0)
-    return any(count[stratum] < wanted for count in measured for stratum in set(stratum_of.values()))
+    wanted = wanted_documents(plan.content)
+    return any(count[stratum] < least for count in measured for stratum, least in wanted.items())
 
 
 def surely_less(estimates: ReportedEstimates, action: str, other: str) -> bool:

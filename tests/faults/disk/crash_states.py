@@ -151,7 +151,7 @@ class Disk:
 
 
 def _temporary(name: str) -> bool:
-    return name.endswith(".part") or "#" in name or name.startswith(".catalog.duckdb.")
+    return name.endswith(".part") or "#" in name or name.startswith(".temporary-")
 
 
 def _states(folder: _Folder, path: str) -> Iterator[State]:

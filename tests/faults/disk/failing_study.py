@@ -102,7 +102,7 @@ class Trials:
         """Do one stage of ``kvdrift run``; write down outside the store what is acknowledged."""
         self._only(stage)
         _keep(self._own / "ledger")
-        fail(self._store, how, at, "" if stage == "catalogue" else ".catalog.duckdb")
+        fail(self._store, how, at, "" if stage == "catalogue" else ".temporary-")
         try:
             main(["run", str(self._study), "--store", str(self._store)])
         finally:

@@ -80,6 +80,7 @@ def test_a_webhook_is_told_how_runs_end(
     assert len(heard) == 1
     assert heard[0]["subject"] == f"kvdrift study {name.partition('/')[2]}"
     assert heard[0]["body"].startswith(f"{run['name']} is Completed")
+    assert "None" not in heard[0]["body"]
 
 
 def test_a_webhook_is_told_of_a_run_that_does_not_start(
