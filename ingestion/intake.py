@@ -17,6 +17,7 @@ from ingestion.documents import DocumentRows
 from ingestion.event_rows import VALUES, EventRows
 from ingestion.facts import FactRows
 from ingestion.records import Record
+from log.forgotten import forgotten_documents
 from log.store import Store
 from log.units.events import RowsOfUnits
 from log.units.many import pairs_sha256
@@ -130,6 +131,7 @@ class Intake:
         self._declared = {
             (row["study"], row["model"]): int(row["horizon"]) for row in store.read("studies").to_pylist()
         }
+        self._forgotten = forgotten_documents(store.location)
         rows = current_documents(store.read("documents")).to_pylist()
         self._documents = {(row["study"], row["model"], row["doc"]): row for row in rows}
         self._splits = {(row["study"], row["model"], row["cluster"]): row["split"] for row in rows}
@@ -273,24 +275,30 @@ class Intake:
     def _compared(self, offered: _Offer) -> list[tuple[int, int]] | Refusal:
         """Return the ranges of replicates that the store lacks, or the reason why the unit cannot go in."""
         key, horizon = offered.key, offered.horizon
-        study, model, _, action = key
-        row = self._action(study, action)
-        if row is not None and row["dropped"]:
-            return Refusal("revision", f"action '{action}' was dropped; --revise takes the events as a new revision")
-        if (known := self.horizon(study, model)) not in {None, horizon}:
-            return Refusal("horizon", f"the horizon is {horizon}, but the study and model have {known}")
-        if refusal := self._document_fault(key):
+        if refusal := self._fault(key, horizon):
             return refusal
         new = np.ones(offered.end - offered.first, dtype=np.bool_)
         for held in self._overlapping(key, offered.first, offered.end):
             if conflict := self._conflict(offered, held):
                 return conflict
             new[max(0, held.first - offered.first) : held.end - offered.first] = False
-        if new.any() and (study, model, action) in self._generated:
-            made = f"kvdrift generated action '{action}', and a file does not say how its events were made"
+        if new.any() and (key[0], key[1], key[3]) in self._generated:
+            made = f"kvdrift generated action '{key[3]}', and a file does not say how its events were made"
             return Refusal("identity", f"{made}; give the events another action name")
         edges = np.flatnonzero(np.diff(np.concatenate(([0], new.astype(np.int8), [0])))) + offered.first
         return [*zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)]
+
+    def _fault(self, key: UnitGroup, horizon: int) -> Refusal | None:
+        """Return why no unit of a group can go in; None if all is right."""
+        study, model, doc, action = key
+        row = self._action(study, action)
+        if row is not None and row["dropped"]:
+            return Refusal("revision", f"action '{action}' was dropped; --revise takes the events as a new revision")
+        if (known := self.horizon(study, model)) not in {None, horizon}:
+            return Refusal("horizon", f"the horizon is {horizon}, but the study and model have {known}")
+        if self._forgotten.of(study, model).has(doc):
+            return Refusal("document", "the document was removed from the store for good (kvdrift forget)")
+        return self._document_fault(key)
 
     def _action(self, study: str, action: str) -> dict[str, Any] | None:
         """Return the row of an action's present revision; None if it is still to be written."""

@@ -119,6 +119,7 @@ class Store(ReadableStore):
 
     def add_pairs(self, records: Sequence[Mapping[str, Any]], values: Columns) -> set[int]:
         """Make many units of coupled pairs visible, as ``add_units`` does; ``conform_pairs`` says what is given."""
+        refuse_forgotten(self.location, records)
         self._prepare("units", "events")
         return self._commits.append_complete(*conform_pairs(records, values))
 

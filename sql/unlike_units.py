@@ -1,6 +1,7 @@
-"""Make views that pool replicates raise an error if units of one kept set keep or read unlike entries.
+"""Make views that pool replicates raise an error if units that they would pool are unlike.
 
-``log.units.kept_sets`` says what a kept set is. Stored tables and views of single replicates stay readable.
+Units of one kept set must keep and read the same entries (``log.units.kept_sets``). Units of one study and model must
+have one horizon, seed and model (``log.units.conditions``). Stored tables and views of single replicates stay readable.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, NamedTuple
 
 import duckdb
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from log.readable_store import ReadableStore
+from log.units import conditions
 from log.units.kept_sets import ALIKE, COMPARED, SAME, unlike_units
 from log.units.numbers import numbers_of
 from log.units.revisions import current_units
@@ -38,7 +40,7 @@ def refuse_unlike_units(
     versions: Mapping[str, int],
     kept: Collection[str] = (),
 ) -> Collection[str]:
-    """If current units of one kept set differ, make every view that pools replicates raise an error line.
+    """If current units of one kept set or study differ, make every view that pools replicates raise an error line.
 
     The columns of these views stay the same.
 
@@ -82,8 +84,14 @@ def _pooled_views() -> frozenset[str]:
 
 
 def _unlike_units(store: ReadableStore, versions: Mapping[str, int]) -> str | None:
-    """Return a line that names current units of one kept set that differ; None if there are none."""
-    if not len(numbers := _kept_facts(store, versions["units"]).unlike()):
+    """Return a line that names current units of one kept set or study that differ; None if there are none."""
+    facts = _unit_facts(store, versions["units"])
+    studies = store.read("studies", versions["studies"], conditions.DECLARED).to_pylist()
+    if any(conditions.unlike_conditions(facts.conditions, studies)):
+        current = conditions.current_facts(facts.conditions, store.read("actions", versions["actions"]))
+        if line := next(conditions.unlike_conditions(current, studies), None):
+            return line
+    if not len(numbers := facts.kept.unlike()):
         return None
     units = store.unit_rows(numbers, [*COMPARED], versions["units"])
     current = current_units(units, store.read("actions", versions["actions"]))
@@ -128,8 +136,21 @@ class _KeptFacts:
         return self.number[found]
 
 
-def _kept_facts(store: ReadableStore, version: int) -> _KeptFacts:
-    """Return the kept facts of all units at a version of ``units``; only files new since the last call are read."""
-    names = [*dict.fromkeys(("unit", *SPAN, *ALIKE))]
-    parts = store.of_files("units", names, _KeptFacts.of, version)
-    return _KeptFacts.all(parts or [_KeptFacts.of(UNITS.schema.empty_table().select(names))])
+class _UnitFacts(NamedTuple):
+    """What units keep and read, and the conditions of their studies."""
+
+    kept: _KeptFacts
+    conditions: conditions.Facts
+
+    @classmethod
+    def of(cls, units: pa.Table) -> _UnitFacts:
+        """Return the facts of rows of table ``units``."""
+        return cls(_KeptFacts.of(units), conditions.facts_of(units))
+
+
+def _unit_facts(store: ReadableStore, version: int) -> _UnitFacts:
+    """Return the facts of all units at a version of ``units``; only files new since the last call are read."""
+    names = [*dict.fromkeys(("unit", *SPAN, *ALIKE, *conditions.COMPARED))]
+    parts = store.of_files("units", names, _UnitFacts.of, version)
+    parts = parts or [_UnitFacts.of(UNITS.schema.empty_table().select(names))]
+    return _UnitFacts(_KeptFacts.all([part.kept for part in parts]), frozenset().union(*(p.conditions for p in parts)))

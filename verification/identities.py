@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from log.units import conditions
 from log.units.kept_sets import unlike_units
 from log.units.revisions import current_actions, current_revision
 from schema.tables import IDENTITIES
@@ -42,6 +43,14 @@ def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actio
             faults.append(Fault(_name(key), "the row is missing, must be there: units say what made them"))
     faults += _unlike_models(rows, actions)
     return Verified("identities", number_of(len(rows), "row"), "one to a revision, and as the units say", tuple(faults))
+
+
+def check_conditions(records: Mapping[int, UnitRecord], studies: pa.Table, actions: pa.Table) -> Verified:
+    """Check that current units of a study and model have one horizon, seed and model, those of the study's row."""
+    facts = conditions.current_facts(conditions.facts_of_records(records.values()), actions)
+    faults = tuple(Fault("units", line) for line in conditions.unlike_conditions(facts, studies.to_pylist()))
+    of = f"{len({fact[:2] for fact in facts}):,} of studies and models"
+    return Verified("conditions", of, "one horizon, seed and model in each", faults)
 
 
 def check_kept_sets(records: Mapping[int, UnitRecord], actions: pa.Table) -> Verified:

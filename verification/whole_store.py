@@ -20,7 +20,7 @@ from sql.catalog import PINNING, open_views
 from sql.catalog_file import CATALOG_NAME, catalog_fault
 from sql.promises import breaches, computed_views, promises
 from verification.files import Fault, Verified, check_small_table, memory_of, number_of, read_files, remember
-from verification.identities import check_identities, check_kept_sets
+from verification.identities import check_conditions, check_identities, check_kept_sets
 from verification.logs import check_leftovers, check_logs
 from verification.references import check_citations, check_owners, check_plans, check_prompts, check_scores
 from verification.unit_rows import covered_versions
@@ -64,7 +64,9 @@ def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
     if small["actions"].readable:
         yield check_identities(small["identities"], units.records, actions)
         yield (kept_sets := check_kept_sets(units.records, actions))
-        refused = "not computed: there are units that keep or read unlike entries" if kept_sets.faults else None
+        yield (alike := check_conditions(units.records, small["studies"].rows, actions))
+        if kept_sets.faults or alike.faults:
+            refused = "not computed: there are units that must not be pooled"
 
     yield check_plans(store, small["plans"], units.records, documents, versions["events"])
     for table in ("looks", "results", "calibration"):

@@ -32,7 +32,6 @@ from log.units import conditions
 from log.units.contradictions import ContradictionError
 from log.units.kept_sets import COMPARED, check_alike
 from log.units.records import as_rows, footer_of, missing_records
-from log.units.revisions import current_revision
 from log.units.unit import SPAN, conform_unit, group_of, unit_name, unit_number
 from schema.errors import InputError
 from schema.rows import Hashes, row_hashes
@@ -213,8 +212,8 @@ class UnitCommits:
         stored = conditions.of_studies(frozenset().union(*parts, conditions.facts_of_records(missing)), pairs)
         own = conditions.facts_of_records(new)
         if any(revision for _, _, _, revision, *_ in stored | own):
-            is_current = current_revision(self._folder.read(self._folder.load("actions"), ACTIONS.columns))
-            stored = frozenset(fact for fact in stored if is_current((fact[0], fact[2], fact[3])))
+            actions = self._folder.read(self._folder.load("actions"), ACTIONS.columns)
+            stored = conditions.current_facts(stored, actions)
         studies = self._folder.load("studies")
         rows = self._folder.of_files(studies, conditions.DECLARED, pa.Table.to_pylist).values()
         declared = [row for row in itertools.chain(*rows) if (row["study"], row["model"]) in pairs]

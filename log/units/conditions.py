@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from log.units.revisions import current_revision
 from schema.errors import UnlikeUnitsError
 
 CONDITIONS: Final = ("horizon", "seed", "weights_sha256", "tokenizer_sha256", "numerics", "eos_tokens")
@@ -68,6 +69,12 @@ def check_conditions(facts: Iterable[tuple[Any, ...]], studies: Iterable[Mapping
     """Raise UnlikeUnitsError if ``unlike_conditions`` yields a line."""
     if (line := next(unlike_conditions(facts, studies), None)) is not None:
         raise UnlikeUnitsError(line)
+
+
+def current_facts(facts: Facts, actions: pa.Table) -> Facts:
+    """Return the facts of units that no revision supersedes; ``actions`` are all rows of that table."""
+    is_current = current_revision(actions)
+    return frozenset(fact for fact in facts if is_current((fact[0], fact[2], fact[3])))
 
 
 def of_studies(facts: Facts, pairs: Collection[tuple[str, str]]) -> Facts:

@@ -142,7 +142,7 @@ def complete_record(record: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"units: unknown field '{name}'; {nearest(name, UNITS.columns)}")
         if name in OF_STORE and value is not None:
             raise InputError(f"units: {name} is {value!r}, must be null: the store fills it in")
-    given = _DEFAULTS | record
+    given = {**_DEFAULTS, **record}
     record = {name: _value(_FIELDS[name], value) if name in record else value for name, value in given.items()}
     if lacking := [name for name in _REQUIRED if record[name] is None]:
         raise InputError(f"units: column '{lacking[0]}' is null in 1 row(s)")

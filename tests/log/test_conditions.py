@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,9 +16,12 @@ import pytest
 from fixtures.stored_units import content, edit, expected, make_unit
 
 from log.store import Store, Unit
+from log.units import conditions
 from log.units.contradictions import ContradictionError
 from schema.errors import InputError, UnlikeUnitsError
 from schema.tables import ACTIONS, GROUP_KEY, PAIR_COLUMNS, STUDIES
+from sql.catalog import open_views
+from verification.whole_store import verify
 
 
 @pytest.fixture
@@ -147,3 +152,21 @@ def test_many_units_at_once_are_as_one_by_one(tmp_path: Path) -> None:
     wrong = values | {"t": np.roll(values["t"], 1)}
     with pytest.raises(InputError, match="t is not"):
         many.add_pairs([unit.record for unit in units], wrong)
+
+
+def test_a_store_with_two_seeds_is_named_and_not_pooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two histories of a study in one folder make it."""
+    store = Store.create(tmp_path / "store")
+    store.append_units([make_unit("d0", seed=3)])
+    with monkeypatch.context() as patch:
+        patch.setattr(conditions, "check_conditions", lambda *_: None)
+        store.append_units([make_unit("d1", seed=4)])
+    named = r"study 's', model 'org/model': seed is 4 .*and 3 "
+    (check,) = (one for one in verify(Store.open(store.location)) if one.subject == "conditions")
+    assert [bool(re.search(named, str(fault))) for fault in check.faults] == [True]
+    with open_views(store) as views:
+        assert views.connection.sql("select count(*) from units").fetchall() == [(2,)]
+        with pytest.raises(duckdb.Error, match=named):
+            views.connection.sql("select * from decomposition").fetchall()
+    with pytest.raises(UnlikeUnitsError, match=named):
+        store.append_units([make_unit("d2", seed=3)])
