@@ -25,7 +25,7 @@ from log.units.revisions import current_documents, newest_plans, newest_revision
 from log.units.unit import SPAN, unit_number
 from schema.errors import InputError
 from schema.rows import Ints
-from schema.study import CONTROL_ACTION, FLOOR_ACTION, KERNEL_FLOOR_ACTION, NUMERICS
+from schema.study import CONTROL_ACTION, EXTERNAL, FLOOR_ACTION, KERNEL_FLOOR_ACTION, NUMERICS
 from schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
 
 _UNITS_PER_COMMIT = 1 << 14
@@ -371,7 +371,7 @@ class Intake:
             self._new_documents.append(document)
         if self._action(study, action) is None:
             revision, control = self._revisions.get((study, action), 0), self.is_control(study, action)
-            selector = NUMERICS if action in {FLOOR_ACTION, KERNEL_FLOOR_ACTION} else "external"
+            selector = NUMERICS if action in {FLOOR_ACTION, KERNEL_FLOOR_ACTION} else EXTERNAL
             row = {
                 "study": study, "action": action, "selector": selector, "keep": "all" if control else "unknown",
                 "position_mode": "unknown", "control": control, "dropped": False,

@@ -147,6 +147,8 @@ def estimate_part(part: AnalysisPart) -> Estimates:
         return estimates
     names = [name for name in part.quantities if is_reduced(PAIR_QUANTITIES[name], reduced)]
     pairs = tuple(pair for pair in part.contrasts if set(pair) <= set(reduced.actions))
+    if part.contrasts and not pairs:
+        return estimates  # no two actions have coefficients, as where one action was ingested
     request = part.request.of(reduced.actions, pairs)
     return estimates.with_reduced(
         estimate(reduced, draws=part.draws, seed=part.seed, request=request, quantities=names, pairs=pairs)

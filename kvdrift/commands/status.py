@@ -152,7 +152,8 @@ def _study_status(
     pending = _pending(actions, counts, plan, by_now or {}) if ours else None
     units, estimated = _count_units(counts.current), estimated_version(store, study, model)
     revised = any(row["action_revision"] or row["dropped"] for row in stored.to_pylist() if row["study"] == study)
-    if ours and (pending or plan is None or (taken is not None and not taken.stopped)):
+    own = [work for work in pending or () if work["reason"] != "of another generator"]
+    if ours and (own or plan is None or (taken is not None and not taken.stopped)):
         command = f"kvdrift run STUDY.toml --store {store.location}"
     elif left or estimated != version or not answers_are_current(store, study, model, scoring):
         command = f"kvdrift {'derive' if left else 'analyze'} {store.location}"
@@ -248,6 +249,7 @@ def _pending(
 ) -> list[Row]:
     """List the units that the present actions lack, by split and action."""
     from flows.plan.left import Cell, units_done
+    from schema.study import EXTERNAL
 
     covered = Counter[Cell]()
     for (place, held), count in counts.current.items():
@@ -261,9 +263,12 @@ def _pending(
     found = []
     for work in units_done(actions, wanted, covered, plan, by_now):
         if lacking := work.wanted - work.done:
-            reason = (
-                "missing" if work.action in known else "redone" if actions[work.action]["action_revision"] else "new"
-            )
+            if actions[work.action]["selector"] == EXTERNAL:
+                reason = "of another generator"
+            elif work.action in known:
+                reason = "missing"
+            else:
+                reason = "redone" if actions[work.action]["action_revision"] else "new"
             found.append({"split": work.split, "action": work.action, "units": lacking, "reason": reason})
     return found
 

@@ -7,6 +7,7 @@ several sections. ``reading`` reads a file, and ``mistakes`` makes one line of a
 from schema.study.actions import (
     CONTROL_ACTION,
     CONTROL_REPLICATES,
+    EXTERNAL,
     FLOOR_ACTION,
     KERNEL_FLOOR_ACTION,
     NUMERICS,
@@ -20,7 +21,7 @@ from schema.study.section import values_of
 from schema.study.whole import POOLED, Study
 
 __all__ = [
-    "CONTROL_ACTION", "CONTROL_REPLICATES", "EXACT_TYPES", "FINITE_STATE", "FIXED", "FLOOR_ACTION", "HTTP",
-    "KERNEL_FLOOR_ACTION", "LLAMA_CPP", "NUMERICS", "POOLED", "TRANSFORMER", "ActionSection", "DocumentsSection",
-    "ModelSection", "PlanSection", "Study", "load_studies", "values_of",
+    "CONTROL_ACTION", "CONTROL_REPLICATES", "EXACT_TYPES", "EXTERNAL", "FINITE_STATE", "FIXED", "FLOOR_ACTION",
+    "HTTP", "KERNEL_FLOOR_ACTION", "LLAMA_CPP", "NUMERICS", "POOLED", "TRANSFORMER", "ActionSection",
+    "DocumentsSection", "ModelSection", "PlanSection", "Study", "load_studies", "values_of",
 ]  # fmt: skip

@@ -20,6 +20,7 @@ FLOOR_ACTION = "floor"
 KERNEL_FLOOR_ACTION = "kernel-floor"
 """The action that computes the reference's cache by another kernel, for models with an engine."""
 NUMERICS = "numerics"  # the selector of noise floors
+EXTERNAL = "external"  # the selector of actions of another generator
 
 _WHOLE: dict[str, Any] = {"selector": CONTROL_ACTION, "keep": "all"}  # for an action without a selector
 

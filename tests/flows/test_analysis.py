@@ -30,7 +30,7 @@ from schema.tables import ACTIONS, DOCUMENTS
 from sql.catalog import MOMENT_VIEWS, open_views, view_texts
 from stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
 from stats.reduction.coefficients import fit_coefficients
-from stats.reduction.control_variates import is_reduced, reduced_documents
+from stats.reduction.control_variates import CONTROLS, REDUCED, is_reduced, reduced_documents
 from stats.resampling import bootstrap
 from stats.resampling.bootstrap import estimate
 from stats.resampling.intervals import COLUMNS, Estimates, Request
@@ -89,6 +89,21 @@ def test_an_action_or_a_contrast_has_the_same_bits_alone(synthetic: Path) -> Non
     whole = by_key(in_sequence(parts_of(analysis, moments, subjects)))
     alone = [one for subject in subjects for one in in_sequence(parts_of(analysis, moments, [subject]))]
     assert by_key(alone) == whole
+
+
+def test_one_action_with_coefficients_has_reduced_estimates_beside_another_without(synthetic: Path) -> None:
+    """As an ingested action, which has no development documents."""
+    with open_views(Store.open(synthetic)) as views:
+        moments = document_moments(views, STUDY, MODEL, "evaluation")
+    analysis = Analysis(STUDY, MODEL, "evaluation", 5, DRAWS, Request(), None)
+    beta = {"keep-1": np.zeros((len(CONTROLS), len(REDUCED)))}
+    (plain, some) = (by_key(in_sequence(parts_of(analysis, moments, subjects_of(moments), own))) for own in ({}, beta))
+    for row, other in zip(plain, some, strict=True):
+        if row["action"] == "keep-1" and row["baseline"] is None and other["estimate_reduced"] is not None:
+            assert abs(other["estimate_reduced"] - row["estimate"]) < 1e-12, "coefficients of 0 change nothing"
+        else:
+            assert other == row
+    assert any(row["estimate_reduced"] is not None for row in some)
 
 
 def by_key(estimates: Sequence[Estimates]) -> list[dict[str, object]]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from fixtures.command import call, mistake
-from fixtures.event_logs import LOG, H, documents_csv, make_log, without, write
+from fixtures.event_logs import H, documents_csv, ends_after, make_log, without, write
 from fixtures.house import ROOT
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as of_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as of_older_text
@@ -24,8 +24,9 @@ from log.store import Store
 from log.waiting import count_waiting
 from report.page import FILES, page_files
 from schema.errors import DamagedStoreError
+from schema.tables import PAIR_COLUMNS
 
-EIGHTH = make_log(replicates=[8])
+LOG, EIGHTH = ends_after(make_log(), 7), ends_after(make_log(replicates=[8]), 7)
 
 
 def take(folder: Path, name: str, log: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,3 +236,25 @@ def test_pages_of_old_studies_are_pruned_and_made_again(waiting: Path, capsys: p
 def test_what_prune_refuses(waiting: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "'old' is no age" in mistake(capsys, "report", waiting, "--prune", "old")
     assert "leave other options out" in mistake(capsys, "report", waiting, "--prune", "1d", "--live")
+
+
+def test_an_action_of_another_generator_beside_a_study_of_ours(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is estimated, and no run is recommended that could not make its events."""
+    store = Store.open(copied)
+    events = store.read("events", columns=PAIR_COLUMNS)
+    docs = store.documents("small", "kvdrift/tiny", ["doc", "split"])
+    evaluated = docs.filter(pc.equal(docs["split"], "evaluation"))["doc"].to_pylist()[:2]
+    own = events.filter(
+        pc.and_(pc.equal(events["action"], "recent-half"), pc.is_in(events["doc"], pa.array(evaluated)))
+    )
+    theirs = own.set_column(3, "action", pa.repeat(pa.scalar("theirs"), len(own)))
+    assert call(capsys, "ingest", write(tmp_path / "theirs.parquet", theirs), "--store", copied)[0] == 0
+    assert call(capsys, "derive", copied)[0] == 0
+    assert call(capsys, "analyze", copied)[0] == 0
+    estimated = store.read("results", columns=["action", "split", "estimate"]).to_pylist()
+    assert any(row["action"] == "theirs" and row["estimate"] is not None for row in estimated)
+    (study,) = status_of(copied, capsys)["studies"]
+    assert {(work["action"], work["reason"]) for work in study["pending"]} == {("theirs", "of another generator")}
+    assert "run" not in (study["next"] or "")

@@ -25,6 +25,7 @@ from fixtures.event_logs import (
     command,
     documents_csv,
     edit,
+    ends_after,
     make_log,
     padded,
     place,
@@ -49,13 +50,6 @@ from transforms.streams.live_files import SETTLED_SECONDS, LiveIntake, ingest_pi
 from transforms.watch import watch
 
 DERIVED = ("trajectories", "steps")
-
-
-def ends_after(log: pa.Table, last: int) -> pa.Table:
-    """``log`` whose sides end after a position, so that no replicate is whole by then."""
-    ended = {"x_token": 7, "y_token": 7, "x_eos": False, "y_eos": False}
-    rows = [row | ended if row["t"] <= last and (row["x_eos"] or row["y_eos"]) else row for row in log.to_pylist()]
-    return pa.Table.from_pylist(rows, log.schema)
 
 
 LOG = ends_after(make_log(), 5)
