@@ -118,6 +118,7 @@ class Intake:
         self._store, self._given, self._facts = store, documents, facts or FactRows()
         self.given_horizon, self._revised = horizon, frozenset(revised)
         newest = newest_revisions(store.read("actions"))
+        self._is_durable = True  # whether all units that are known to be there are synced
         self._begun = {named: newest.get(named, 0) + 1 for named in self._revised}
         self._superseded: dict[tuple[str, str], list[UnitGroup]] = defaultdict(list)
         for row in store.units(columns=GROUP_KEY).to_pylist() if self._begun else ():
@@ -225,6 +226,9 @@ class Intake:
                     self._enqueue(queued.offer)
                 if [queued.numbers for queued in before] == [queued.numbers for queued in self._queue]:
                     raise
+        if not self._is_durable:
+            self._store.stored_units([])
+            self._is_durable = True
         self._queue, self._units, self._events = [], 0, 0
         for queued in before:
             added = 0
@@ -257,6 +261,10 @@ class Intake:
         found = self._compared(offered)
         if isinstance(found, Refusal):
             offered.answered(found)
+            return
+        if not found:
+            self._is_durable = False  # another writer's units may not be synced yet
+            offered.answered(0)
             return
         key, horizon = offered.key, offered.horizon
         self._horizons.setdefault(key[:2], horizon)

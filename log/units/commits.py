@@ -8,8 +8,9 @@ A writer reads all rows of ``units`` once. By these ids, later log files show wh
 writer's groups. If none is, the writer need not read the new rows: with a thousand writers, thousands of rows come
 between two commits of one writer.
 
-A commit also has the id of each study and model of which the store has no current units. So two writers cannot begin
-one study with two horizons, seeds or models; ``log.units.conditions`` compares them afterwards.
+A commit also has the id of each study and model of which the store's current units do not say a condition that the
+commit's units say. So two writers cannot begin one study with two horizons, seeds or models: the second compares again
+(``log.units.conditions``).
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ class UnitCommits:
         return base
 
     def _check_conditions(self, base: Base, new: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Refuse units that differ from their study; return an id for each study without current units."""
+        """Refuse units that differ from their study; return an id for each study of which they are the first to say."""
         pairs = _studies_of(new)
         missing = missing_records(self._folder, self._rows, base.units, base.events)
         parts = self._folder.of_files(base.units, conditions.COMPARED, conditions.facts_of).values()
@@ -218,7 +219,8 @@ class UnitCommits:
         rows = self._folder.of_files(studies, conditions.DECLARED, pa.Table.to_pylist).values()
         declared = [row for row in itertools.chain(*rows) if (row["study"], row["model"]) in pairs]
         conditions.check_conditions(stored | own, declared)
-        return [_study_id(*pair) for pair in sorted(pairs - {fact[:2] for fact in stored})]
+        given = conditions.known(own) - conditions.known(stored)
+        return [_study_id(*pair) for pair in sorted({(study, model) for study, model, _ in given})]
 
     def _stored(self, base: Base, of: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], set[int]]:
         """Find the stored units of the documents and actions of some records; a unit's row may not be written yet.

@@ -71,6 +71,16 @@ def check_conditions(facts: Iterable[tuple[Any, ...]], studies: Iterable[Mapping
         raise UnlikeUnitsError(line)
 
 
+def known(facts: Facts) -> set[tuple[str, str, str]]:
+    """Return the study, model and name of each condition that some facts say."""
+    return {
+        (*fact[:2], name)
+        for fact in facts
+        for name, value in zip(CONDITIONS, fact[4:], strict=True)
+        if value is not None
+    }
+
+
 def current_facts(facts: Facts, actions: pa.Table) -> Facts:
     """Return the facts of units that no revision supersedes; ``actions`` are all rows of that table."""
     is_current = current_revision(actions)

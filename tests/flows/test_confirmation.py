@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from fixtures.command import call
 from fixtures.small_study import ADDED_ACTION, run_of, write_study
-from fixtures.stored_units import make_unit
+from fixtures.stored_units import HORIZON, make_unit
 from fixtures.study_files import load_study
 
 from flows import material
@@ -37,6 +37,7 @@ def stored(folder: Path, *given: Document, split: str = "evaluation") -> Store:
     """A store whose study s, of seed 3, has units of documents."""
     store = Store.create(folder)
     study: dict[str, Any] = dict.fromkeys(STUDIES.columns, 1) | {"study": "s", "model": "org/model", "seed": 3}
+    study |= {"horizon": HORIZON}
     study |= {"study_sha256": "", "revision": None, "settings": None}
     store.append_rows("studies", pa.Table.from_pylist([study], schema=STUDIES.schema))
     rows = [

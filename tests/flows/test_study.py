@@ -193,14 +193,12 @@ def test_an_index_of_an_older_unit_that_removed_nothing_is_no_difference(prepare
 
 
 def _unit(doc: str, action: str, *, delta: float = 0.0, **measured: int) -> Unit:
-    """One replicate of one position."""
-    row = {
-        "study": "small", "model": "kvdrift/tiny", "doc": doc, "action": action, "replicate": 0, "t": 1,
-        "x_token": 5, "y_token": 5, "delta": delta, "f": 0.0, "x_eos": False, "y_eos": False, "kind": "coupled",
-    }  # fmt: skip
-    record = {name: row[name] for name in ("study", "model", "doc", "action")}
-    record |= {"first_replicate": 0, "replicates": 1, "horizon": 1, **measured}
-    return Unit(record, pa.Table.from_pylist([row], schema=EVENTS.schema))
+    """One replicate, whose first position has a distance."""
+    names = {"study": "small", "model": "kvdrift/tiny", "doc": doc, "action": action}
+    row = {"replicate": 0, "x_token": 5, "y_token": 5, "f": 0.0, "x_eos": False, "y_eos": False, "kind": "coupled"}
+    rows = [names | row | {"t": t, "delta": delta if t == 1 else 0.0} for t in range(1, 13)]
+    record = names | {"first_replicate": 0, "replicates": 1, "horizon": 12, **measured}
+    return Unit(record, pa.Table.from_pylist(rows, schema=EVENTS.schema))
 
 
 def test_the_plan_is_frozen_before_evaluation_and_hashed(finished: Path) -> None:

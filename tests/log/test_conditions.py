@@ -137,6 +137,27 @@ def test_two_writers_cannot_begin_a_study_at_once(stores: tuple[Store, Store], m
     assert first.units()["horizon"].to_pylist() == [4]
 
 
+def test_two_writers_cannot_first_say_the_seed_at_once(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study has units of a generator that does not say a seed."""
+    first, second = stores
+    first.append_units([make_unit("d9")])
+    put, begun = first._folder.put_rows, list[int]()
+
+    def put_late(*given: Any, **more: Any) -> Any:
+        if given[0] == "events" and not begun:
+            begun.append(second.append_units([make_unit("d1", seed=4)]))
+        return put(*given, **more)
+
+    monkeypatch.setattr(first._folder, "put_rows", put_late)
+    monkeypatch.setattr("log.delta.folder.DeltaFolder._turn", lambda *_: nullcontext())
+    with pytest.raises(UnlikeUnitsError, match="seed"):
+        first.append_units([make_unit("d0", seed=3)])
+    assert first.append_units([make_unit("d0", seed=4)]) == 1
+    assert sorted(map(str, first.units()["seed"].to_pylist())) == ["4", "4", "None"]
+
+
 def test_many_units_at_once_are_as_one_by_one(tmp_path: Path) -> None:
     units = [
         make_unit(f"d{n}", action, first, 1 + n % 3) for n in range(5) for action in ("a", "b") for first in (0, 7)
@@ -169,4 +190,4 @@ def test_a_store_with_two_seeds_is_named_and_not_pooled(tmp_path: Path, monkeypa
         with pytest.raises(duckdb.Error, match=named):
             views.connection.sql("select * from decomposition").fetchall()
     with pytest.raises(UnlikeUnitsError, match=named):
-        store.append_units([make_unit("d2", seed=3)])
+        Store.open(store.location).append_units([make_unit("d2", seed=3)])

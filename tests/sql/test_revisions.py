@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from fixtures.branched_units import make_rows, swrb_unit
+from fixtures.branched_units import NAMES, make_rows, swrb_unit
 from fixtures.stored_units import make_unit
 
 from flows.estimate.stored import analyze_stored
@@ -26,7 +26,8 @@ MARKS = {"action_revision", "unit"}
 
 def action_row(action: str, revision: int = 0, *, dropped: bool = False) -> dict[str, Any]:
     fixed = {"selector": "snapkv", "keep": "1/2", "position_mode": "on", "control": False, "prespecified": True}
-    named = {"study": "s", "action": action, "action_revision": revision, "dropped": dropped}
+    study = NAMES["study"] if action == NAMES["action"] else "s"  # of the unit of residual branching
+    named = {"study": study, "action": action, "action_revision": revision, "dropped": dropped}
     return dict.fromkeys(ACTIONS.columns) | fixed | named
 
 

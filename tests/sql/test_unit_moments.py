@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from fixtures.refusals import refused
@@ -177,19 +176,6 @@ def test_a_study_that_is_declared_after_its_units(tmp_path: Path) -> None:
     first.withdraw_units("unit_moments", first.units()["unit"].to_pylist())
     run_derivation(first.location)
     assert_same(pooled(Store.open(other.location)), pooled(Store.open(first.location)))
-
-
-def test_units_shorter_than_the_longest_of_an_undeclared_study(tmp_path: Path) -> None:
-    """Their replicates are truncated, so their moments enter nothing, as their trajectories enter nothing."""
-    whole = make_unit("d1", action="one")
-    shorter = Unit(whole.record | {"horizon": 4}, whole.events.filter(pc.less_equal(whole.events["t"], 4)))
-    alone, both = (undeclared(tmp_path / name) for name in ("alone", "both"))
-    add_documents(both, "d1")
-    generate(both, shorter)
-    with open_views(both) as views:
-        assert views.rows("trajectories", ["complete"], doc="d1")["complete"].to_pylist() == [True] * 4
-        assert views.rows("analyzed_trajectories", doc="d1").num_rows == 0
-    assert_same(pooled(both), pooled(alone))
 
 
 def undeclared(folder: Path) -> Store:
