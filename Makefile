@@ -39,9 +39,10 @@ scheduling: $(STAMP)
 	$(BIN)/python -m pytest -m scheduling
 
 # Faults, counted in one table: every state that a power cut can leave of recorded commits, each change of a study on the
-# disk failing in four ways, files lost and damaged in any table, commands at once, hostile names. About an hour.
+# disk failing in four ways, files lost and damaged in any table, commands at once, hostile names, random schedules of
+# writers, of which KVDRIFT_SCHEDULES says how many. About an hour.
 faults: $(STAMP)
-	$(BIN)/python -m pytest tests/faults -m "slow or not slow"
+	$(BIN)/python -m pytest tests/faults tests/log/test_schedules.py -m "slow or not slow"
 
 # kvpress as an optional source of selectors, and its checks. It declares itself for an older transformers and is
 # installed without what it declares; the extra has what its import needs.

@@ -350,3 +350,22 @@ def test_a_replicate_that_another_writer_brings_first_is_not_acknowledged(tmp_pa
     assert pq.read_table(aside)["t"].to_pylist() == [6, 7, 8, 9, 10, 11, 12]
     there = stored(tmp_path / "store")
     assert there.equals(canonical(edit(LOG, {"x_token": 40}, **key, t=8)))
+
+
+def test_waiting_rows_that_another_writer_contradicts_just_before_the_commit_are_named(tmp_path: Path) -> None:
+    """The last pieces are as the other writer has them, and the rows that waited are not."""
+    key = {"doc": "d1", "action": "half", "replicate": 2}
+    take(tmp_path, write(tmp_path / "1.parquet", edit(early(), {"x_token": 40}, **key, t=2)))
+    last = EventFile(write(tmp_path / "2.parquet", later()))
+    with alone(str(tmp_path / "store")):
+        intake = LiveIntake(Store.open(tmp_path / "store"), read_documents(documents_csv(tmp_path)), H)
+        assert not ingest(
+            tmp_path / "store", [write(tmp_path / "other.parquet", LOG)], documents_csv(tmp_path)
+        ).findings
+        report = intake.take(last, last.digest())
+    (finding,) = report.findings
+    assert (finding.kind, {name: finding.key[name] for name in key}) == ("conflict", key)
+    (aside,) = (tmp_path / "store" / "pieces" / "aside").iterdir()
+    assert str(aside) in finding.text
+    assert pq.read_table(aside)["t"].to_pylist() == [1, 2, 3, 4, 5]
+    assert stored(tmp_path / "store").equals(canonical(LOG))

@@ -83,12 +83,15 @@ class LiveIntake:
             report.present.add(0, file.rows)
         else:
             report = self._take(file, digest, is_same)
+            settled = self.settle().findings if report.findings else []  # the store may have refused a replicate
             if any(finding.kind == "conflict" and _ASIDE not in finding.text for finding in report.findings):
                 # Another writer was faster. Rows are compared with what it brought, and units without it go in.
                 first, report = report, self._take(file, digest, is_same)
                 report.present = first.present
                 report.taken.add(first.taken.units, first.taken.events)
                 report.waiting.add(0, first.waiting.events)
+                settled += self.settle().findings if report.findings else []
+            report.findings += settled
         report.waiting.units = len(self._rows.replicates)
         return report
 
@@ -101,9 +104,7 @@ class LiveIntake:
                 whole.update(self._take_portion(filing, names, filing.named(rows, first), report, taking))
             self._intake.flush()
             taking.settled = not report.findings and is_same()
-        if report.findings:  # the store may have refused a replicate
-            report.findings += self.settle().findings
-        else:
+        if not report.findings:
             self._rows.forget(whole)
         return report
 
