@@ -137,25 +137,28 @@ def test_two_writers_cannot_begin_a_study_at_once(stores: tuple[Store, Store], m
     assert first.units()["horizon"].to_pylist() == [4]
 
 
-def test_two_writers_cannot_first_say_the_seed_at_once(
+def test_a_value_that_a_study_did_not_have_concerns_every_writer(
     stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The study has units of a generator that does not say a seed."""
+    """The study has begun without a seed, as other generators do, and two writers say one."""
     first, second = stores
-    first.append_units([make_unit("d9")])
+    assert first.append_units([make_unit("d0")]) + second.append_units([make_unit("d1")]) == 2
+    assert first.append_units([make_unit("d2", seed=3)]) == 1
+    with pytest.raises(UnlikeUnitsError, match="seed is 4 .* 3"):
+        second.append_units([make_unit("d3", seed=4)])
+
     put, begun = first._folder.put_rows, list[int]()
 
     def put_late(*given: Any, **more: Any) -> Any:
         if given[0] == "events" and not begun:
-            begun.append(second.append_units([make_unit("d1", seed=4)]))
+            begun.append(second.append_units([make_unit("d5", weights_sha256="b")]))
         return put(*given, **more)
 
     monkeypatch.setattr(first._folder, "put_rows", put_late)
     monkeypatch.setattr("log.delta.folder.DeltaFolder._turn", lambda *_: nullcontext())
-    with pytest.raises(UnlikeUnitsError, match="seed"):
-        first.append_units([make_unit("d0", seed=3)])
-    assert first.append_units([make_unit("d0", seed=4)]) == 1
-    assert sorted(map(str, first.units()["seed"].to_pylist())) == ["4", "4", "None"]
+    with pytest.raises(UnlikeUnitsError, match="weights_sha256 is"):
+        first.append_units([make_unit("d4", weights_sha256="a")])
+    assert begun == [1]
 
 
 def test_many_units_at_once_are_as_one_by_one(tmp_path: Path) -> None:
