@@ -144,7 +144,7 @@ def test_a_value_that_a_study_did_not_have_concerns_every_writer(
     first, second = stores
     assert first.append_units([make_unit("d0")]) + second.append_units([make_unit("d1")]) == 2
     assert first.append_units([make_unit("d2", seed=3)]) == 1
-    with pytest.raises(UnlikeUnitsError, match="seed is 4 .* 3"):
+    with pytest.raises(UnlikeUnitsError, match=r"seed is 4 .* 3"):
         second.append_units([make_unit("d3", seed=4)])
 
     put, begun = first._folder.put_rows, list[int]()
