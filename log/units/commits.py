@@ -133,7 +133,8 @@ class UnitCommits:
             stored, taken = self._stored(base, records)
             new[:] = [record for record in records if record["unit"] not in taken]
             if other := _other_content(stored, records):
-                raise ContradictionError([(record, _of_units(rows, [record["unit"]])) for record in other])
+                own = [(record, _of_units(rows, [record["unit"]])) for record in other]
+                raise ContradictionError.of(own, "the store has other events")
             _check_overlaps(stored, records)
             check_alike(new, stored)
             begun = self._check_conditions(base, new)

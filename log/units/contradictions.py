@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -28,10 +28,15 @@ _COMPARED = (*PAIR_COLUMNS[PAIR_COLUMNS.index("replicate") :], "kind", "weight")
 class ContradictionError(InputError):
     """The store has units with other events than those that were given."""
 
-    def __init__(self, units: Sequence[tuple[Mapping[str, Any], pa.Table]], difference: str = "") -> None:
-        """Take the records and events of the units, and what differs in the first unit."""
-        super().__init__(f"unit {unit_name(units[0][0])}: {difference or 'the store has other events'}")
+    def __init__(self, line: str, units: Sequence[tuple[Mapping[str, Any], pa.Table]] = ()) -> None:
+        """Take the records and events of the units, which stay behind if the error goes to another process."""
+        super().__init__(line)
         self.units = units
+
+    @classmethod
+    def of(cls, units: Sequence[tuple[Mapping[str, Any], pa.Table]], difference: str) -> Self:
+        """Return the error about units of which the first differs so."""
+        return cls(f"unit {unit_name(units[0][0])}: {difference}", units)
 
 
 def set_aside(store: ReadableStore, error: ContradictionError) -> ContradictionError:
@@ -48,7 +53,7 @@ def set_aside(store: ReadableStore, error: ContradictionError) -> ContradictionE
     (record, events), *others = error.units
     more = f", and {len(others)} more units likewise" if others else ""
     aside = f"the given events are set aside in {join(store.location, FOLDER)}"
-    return ContradictionError(error.units, f"{_difference(store, record, events)}{more}; {aside}")
+    return ContradictionError.of(error.units, f"{_difference(store, record, events)}{more}; {aside}")
 
 
 def _difference(store: ReadableStore, record: Mapping[str, Any], given: pa.Table) -> str:

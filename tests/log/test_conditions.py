@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -55,6 +56,7 @@ def test_other_content_of_a_stored_unit_is_named_and_set_aside(stores: tuple[Sto
     with pytest.raises(ContradictionError) as refused:
         second.append_units([other, make_unit("d1")])
     said = str(refused.value)
+    assert str(pickle.loads(pickle.dumps(refused.value))) == said, "as a cluster's worker sends it"  # noqa: S301
     assert all(part in said for part in ("delta is", "replicate 1, t 2", repr(delta), "d0"))
     (aside,) = Path(first.location, "aside").iterdir()
     assert str(aside.parent) in said

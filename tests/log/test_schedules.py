@@ -70,7 +70,7 @@ def compare_at_the_start(patch: pytest.MonkeyPatch) -> None:
     def append_compared(self: Any, records: Any, rows: pa.Table) -> set[int]:
         there = {row["unit"]: row["events_sha256"] for row in self.at_start}
         if other := [one for one in records if there.get(one["unit"], one["events_sha256"]) != one["events_sha256"]]:
-            raise ContradictionError([(record, rows) for record in other])
+            raise ContradictionError.of([(record, rows) for record in other], "the store had other events")
         return append(self, records, rows)
 
     patch.setattr(UnitCommits, "__init__", begin)
