@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from log.readable_store import ReadableStore
 
-FOLDER = "aside"
+FOLDER = "set-aside/contradictions"
 """The folder of a store with the events of units that contradicted the store, a Parquet file for each unit."""
 
 _COMPARED = (*PAIR_COLUMNS[PAIR_COLUMNS.index("replicate") :], "kind", "weight")
@@ -40,7 +40,7 @@ class ContradictionError(InputError):
 
 
 def set_aside(store: ReadableStore, error: ContradictionError) -> ContradictionError:
-    """Write the events of contradicting units to the store's folder ``aside``; return the error that says so."""
+    """Write the events of contradicting units to the store's folder ``FOLDER``; return the error that says so."""
     filesystem, folder = filesystem_of(join(store.location, FOLDER))
     filesystem.create_dir(folder)
     for record, events in error.units:

@@ -18,7 +18,7 @@ from fixtures.stored_units import content, edit, expected, make_unit
 
 from log.store import Store, Unit
 from log.units import conditions
-from log.units.contradictions import ContradictionError
+from log.units.contradictions import FOLDER, ContradictionError
 from schema.errors import InputError, UnlikeUnitsError
 from schema.tables import ACTIONS, GROUP_KEY, PAIR_COLUMNS, STUDIES
 from sql.catalog import open_views
@@ -58,7 +58,7 @@ def test_other_content_of_a_stored_unit_is_named_and_set_aside(stores: tuple[Sto
     said = str(refused.value)
     assert str(pickle.loads(pickle.dumps(refused.value))) == said, "as a cluster's worker sends it"  # noqa: S301
     assert all(part in said for part in ("delta is", "replicate 1, t 2", repr(delta), "d0"))
-    (aside,) = Path(first.location, "aside").iterdir()
+    (aside,) = Path(first.location, FOLDER).iterdir()
     assert str(aside.parent) in said
     assert pq.read_table(aside)["delta"].to_pylist() == other.events["delta"].to_pylist()
     assert content(first).equals(expected([unit])), "nothing of the commit is there"
