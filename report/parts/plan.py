@@ -133,8 +133,15 @@ def plan_text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(plan_text(entry) for entry in value) or MISSING
     if isinstance(value, dict):
-        return "; ".join(f"{name.replace('_', ' ')}: {plan_text(entry)}" for name, entry in value.items()) or MISSING
+        return "; ".join(f"{name.replace('_', ' ')}: {_entry_text(entry)}" for name, entry in value.items()) or MISSING
     return str(value)
+
+
+def _entry_text(entry: Any) -> str:
+    """Write an entry of a dict; the keys of a dict in a dict are actions' names, which stay as they are."""
+    if isinstance(entry, dict):
+        return "; ".join(f"{name}: {plan_text(value)}" for name, value in entry.items()) or MISSING
+    return plan_text(entry)
 
 
 def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:

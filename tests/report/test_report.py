@@ -42,7 +42,7 @@ from report.page import draw_figures
 from report.parts.depth import window_panels
 from report.parts.examples import visible
 from report.parts.gap import TERMS, exposure_sentence
-from report.parts.plan import endpoints_table
+from report.parts.plan import endpoints_table, plan_rows
 from report.parts.verdict.contrasts import said_once, sentences
 from report.printing.canvas import action_styles, new_figure
 from report.printing.estimate_tables import estimate_cells, status_note
@@ -764,3 +764,10 @@ def test_a_noise_floor_is_marked_and_said(undrawn_page: Page) -> None:
     assert float(said.group(1)) == pytest.approx(100 * floor["divergence_probability"], abs=0.06)
     assert "this way of computing changes nothing" not in html
     assert "noise floor" not in undrawn_page(make_views(strata=ONE)).lower()
+
+
+def test_names_of_actions_in_the_plan_stay_as_they_are() -> None:
+    plan = {"swrb": {"pair_cost": 2, "seconds_of_action": {"cache-q4_0": 0.5, "cache-q8_0": None}}}
+    ((label, text),) = plan_rows(plan, {"swrb": "residual branching"})
+    assert label == "residual branching"
+    assert text == "pair cost: 2; seconds of action: cache-q4_0: 0.5; cache-q8_0: –"
