@@ -251,7 +251,8 @@ def test_the_workflow_works_from_nothing(tmp_path: Path) -> None:
         done = run_step(STEPS["Gate"]["run"], tmp_path)
         answer = json.loads(done.stdout.splitlines()[0])
         assert (answer["documents"], answer["status"]) == (24, "seen" if redo else "prespecified")
-        decisions.append(answer)
+        when = {"last_run", "last_estimate", "last_check", "size"}
+        decisions.append({name: value for name, value in answer.items() if name not in when})
     assert decisions[0] == decisions[1]
     assert decisions[2]["estimate"] != decisions[0]["estimate"]
 
