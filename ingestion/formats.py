@@ -158,7 +158,7 @@ def _only(columns: Sequence[str], schema: pa.Schema) -> pa.ipc.IpcReadOptions:
 
 
 def _checked(batch: pa.RecordBatch, file: SourceFile) -> pa.RecordBatch:
-    """Return a batch whose content is what it claims, which Parquet's decoder guarantees and Arrow IPC only claims."""
+    """Check that a batch's values are valid, as Parquet's decoder does and Arrow IPC's does not; return the batch."""
     if batch.nbytes > MOST_BYTES or batch.num_rows > MOST_ROWS:
         raise InputError(f"{file.location}: a batch of {batch.num_rows:,} rows, must be {MOST_ROWS:,} at most")
     batch.validate(full=True)
@@ -166,7 +166,7 @@ def _checked(batch: pa.RecordBatch, file: SourceFile) -> pa.RecordBatch:
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that is read in pieces of limited size: a damaged length must not take the memory."""
+    """A stream that refuses to give very many bytes at once, since a damaged length would take all memory."""
 
     def __init__(self, source: pa.NativeFile) -> None:
         self._source = source

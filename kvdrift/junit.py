@@ -28,7 +28,7 @@ class JUnitFile(NamedTuple):
 
     @classmethod
     def of_call(cls, arguments: Sequence[str]) -> Self | None:
-        """Return the file that a call of ``kvdrift gate`` names, also if other arguments are wrong; None without."""
+        """Return the file that ``--junit`` of ``kvdrift gate`` names, even if other arguments are wrong; else None."""
         if arguments[:1] != ["gate"]:
             return None
         words, path, given = list[str](), None, iter(arguments)

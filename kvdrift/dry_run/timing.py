@@ -193,7 +193,7 @@ class _Trial:
 
     def _step(self, tokens: int, pairs: float) -> float:
         """Return the seconds of a step."""
-        if not self.samples:  # without a measured step: about that of a prompt with a token for each pair
+        if not self.samples:  # no step was measured: a pair's step takes about as long as two tokens of a prompt
             return 2 * pairs * self._probe.prefill / self._probe.tokens
         points = [(sample.tokens, sample.decode / sample.steps, float(sample.steps)) for sample in self.samples]
         fixed, growing = _line(points)

@@ -130,16 +130,17 @@ class UnitCommits:
             # The rows are older than the events, so every unit with a row has its events.
             units, before = before, self._folder.load("units")
             base = self._base(units, events, records)
-            stored, taken = self._stored(base, records)
+            missing = missing_records(self._folder, self._rows, base.units, base.events)
+            stored, taken = self._stored(base.units, missing, records)
             new[:] = [record for record in records if record["unit"] not in taken]
             if other := _other_content(stored, records):
                 own = [(record, _of_units(rows, [record["unit"]])) for record in other]
                 raise ContradictionError.of(own, "the store has other events")
             _check_overlaps(stored, records)
             check_alike(new, stored)
-            begun = self._check_conditions(base, new)
             if not new:
                 return None
+            begun = self._check_conditions(base.units, missing, new)
             numbers = tuple(record["unit"] for record in new)
             if numbers not in written:
                 own = rows if len(new) == len(records) else _of_units(rows, numbers)
@@ -206,11 +207,15 @@ class UnitCommits:
             self._touched.begin(base)
         return base
 
-    def _check_conditions(self, base: Base, new: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Refuse units that differ from their study; return an id for each study of which they are the first to say."""
+    def _check_conditions(
+        self, units: Snapshot, missing: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
+    ) -> list[str]:
+        """Refuse units that differ from their study; return an id for each study whose conditions they complete.
+
+        ``missing`` are the rows that ``units`` lacks.
+        """
         pairs = _studies_of(new)
-        missing = missing_records(self._folder, self._rows, base.units, base.events)
-        parts = self._folder.of_files(base.units, conditions.COMPARED, conditions.facts_of).values()
+        parts = self._folder.of_files(units, conditions.COMPARED, conditions.facts_of).values()
         stored = conditions.of_studies(frozenset().union(*parts, conditions.facts_of_records(missing)), pairs)
         own = conditions.facts_of_records(new)
         if any(revision for _, _, _, revision, *_ in stored | own):
@@ -223,16 +228,19 @@ class UnitCommits:
         given = conditions.known(own) - conditions.known(stored)
         return [_study_id(*pair) for pair in sorted({(study, model) for study, model, _ in given})]
 
-    def _stored(self, base: Base, of: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], set[int]]:
-        """Find the stored units of the documents and actions of some records; a unit's row may not be written yet.
+    def _stored(
+        self, units: Snapshot, missing: Sequence[dict[str, Any]], of: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], set[int]]:
+        """Find the stored units of the documents and actions of some records.
+
+        ``missing`` are the rows that ``units`` lacks, since they are not written yet.
 
         Returns:
             The units' rows in the columns that are compared, and the numbers of those records that are stored.
         """
-        missing = missing_records(self._folder, self._rows, base.units, base.events)
-        taken = self._rows.known(base.units, [record["unit"] for record in of])
+        taken = self._rows.known(units, [record["unit"] for record in of])
         taken |= {record["unit"] for record in missing}
-        stored = self._rows_of(base.units, of)
+        stored = self._rows_of(units, of)
         wanted = {group_of(record) for record in of}
         return [*stored, *(record for record in missing if group_of(record) in wanted)], taken
 

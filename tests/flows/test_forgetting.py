@@ -173,6 +173,6 @@ def test_a_plan_counts_the_documents_that_it_lacks() -> None:
 def test_a_plan_asks_for_the_documents_that_are_left() -> None:
     frozen = {"evaluation": {"all": [{"doc": doc} for doc in ("d0", DOC, "d1")], "other": [{"doc": "d2"}]}}
     text = json.dumps({"strata": ["all", "other"], "documents_per_stratum": 2, "documents": frozen})
-    for doc, wanted in ((DOC, 2), ("d1", 1), ("d0", 0)):  # the third of the frozen order takes the first one's place
+    for doc, wanted in ((DOC, 2), ("d1", 1), ("d0", 0)):  # the third document of the order replaces the first
         text = without_document(text, doc) or ""
         assert wanted_documents(json.loads(text)) == {"all": wanted, "other": 2}

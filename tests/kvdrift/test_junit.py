@@ -58,7 +58,7 @@ def said_error(file: Path) -> str:
 
 @pytest.fixture
 def passed(tmp_path: Path) -> Path:
-    """The file of an earlier call, which passed."""
+    """A JUnit file that an earlier, passing call of the gate has left."""
     file = tmp_path / "gate.xml"
     JUnitFile(file, "gate").write(None, "equivalent or better", "yesterday's answer")
     assert checked(file).find("testcase/error") is None

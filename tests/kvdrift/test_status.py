@@ -67,7 +67,7 @@ def test_what_waits_is_counted_until_it_is_whole(
     page = waiting / "report" / "ext" / "index.html"
     assert f"{said} wait" in page.read_text()
 
-    # More that waits, and no new event: only the page is out of date.
+    # More replicates wait, and no event is new: only the page is out of date.
     assert status_of(waiting, capsys)["studies"][0]["next"] is None
     take(tmp_path, "more.parquet", EIGHTH.filter(pc.less(EIGHTH["t"], 5)), capsys)
     found = status_of(waiting, capsys)
