@@ -61,11 +61,16 @@ llama-cpp: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[llama-cpp]'
 	$(BIN)/python -m pytest -m llama_cpp
 
+# mypy and import-linter look for the packages inside kvdrift, where a wheel has them.
+PACKAGES := schema log ingestion generator transforms sql stats report verification flows
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	rm -rf build/package && mkdir -p build/package
+	cp -pR kvdrift build/package && cp -pR $(PACKAGES) build/package/kvdrift
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	cd build/package && ../../$(BIN)/lint-imports --config ../../pyproject.toml
 	$(BIN)/vulture
 
 # The references of commands and of study files, from the commands' own help and from the schema.

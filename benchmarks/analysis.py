@@ -33,18 +33,18 @@ import scipy.stats
 import kvdrift
 from benchmarks.measurement import BenchmarkRow, Measured, Measurement, benchmark_parser, in_turn, measure, mib, run
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, add_size_options, sizes_of, write_study
-from flows.estimate.estimation import document_moments
-from flows.estimate.parts import Analysis, AnalysisPart, estimate_part, in_sequence, parts_of, subjects_of
-from flows.estimate.stored import analyze_stored
-from log.store import Store
-from sql.catalog import MOMENT_VIEWS, open_views, view_texts
-from sql.contracts import contract
-from stats.ends import PERCENTILE, STUDENTIZED
-from stats.moments import DocumentMoments
-from stats.quantities import QUANTITIES
-from stats.reduction.control_variates import CONTROLS, REDUCED
-from stats.resampling.intervals import Estimates, Request
-from transforms.pipeline import run_derivation
+from kvdrift.flows.estimate.estimation import document_moments
+from kvdrift.flows.estimate.parts import Analysis, AnalysisPart, estimate_part, in_sequence, parts_of, subjects_of
+from kvdrift.flows.estimate.stored import analyze_stored
+from kvdrift.log.store import Store
+from kvdrift.sql.catalog import MOMENT_VIEWS, open_views, view_texts
+from kvdrift.sql.contracts import contract
+from kvdrift.stats.ends import PERCENTILE, STUDENTIZED
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.quantities import QUANTITIES
+from kvdrift.stats.reduction.control_variates import CONTROLS, REDUCED
+from kvdrift.stats.resampling.intervals import Estimates, Request
+from kvdrift.transforms.pipeline import run_derivation
 
 LARGE = ("events", "steps")  # one row per event: scanned here
 SECONDS, MEMORY_MIB, VIEW_SECONDS, RATIO, ADDED = 20.0, 2048.0, 1.0, 100.0, 1.05

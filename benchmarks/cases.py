@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from generator.actions import Action
-from generator.attention.cpu_products import replace_activations, replace_linear_layers
-from generator.attention.holding import DTYPES
-from generator.attention.interface import IMPLEMENTATION
-from generator.attention.row_invariance import find_row_multiple
-from generator.selectors import Recent, SnapKV
-from generator.transformer.decoder import whole_sums
-from generator.transformer.footprint import matrix_bytes
-from generator.transformer.fused.layers import join_weights, layers_fault
-from generator.transformer.memory import ModelShape
-from generator.transformer.model import LoadedModel
-from schema.document import Document
-from schema.retention import Retention
+from kvdrift.generator.actions import Action
+from kvdrift.generator.attention.cpu_products import replace_activations, replace_linear_layers
+from kvdrift.generator.attention.holding import DTYPES
+from kvdrift.generator.attention.interface import IMPLEMENTATION
+from kvdrift.generator.attention.row_invariance import find_row_multiple
+from kvdrift.generator.selectors import Recent, SnapKV
+from kvdrift.generator.transformer.decoder import whole_sums
+from kvdrift.generator.transformer.footprint import matrix_bytes
+from kvdrift.generator.transformer.fused.layers import join_weights, layers_fault
+from kvdrift.generator.transformer.memory import ModelShape
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.schema.document import Document
+from kvdrift.schema.retention import Retention
 
 SEED = 3
 

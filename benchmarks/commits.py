@@ -4,9 +4,9 @@
     python -m benchmarks.commits --workers 200 --where s3  # moto's S3 server on this machine
 
 A simulated worker is a thread with a store of its own. It sleeps as long as a worker of a cluster generates between two
-commits (``flows.cluster.groups``), longer after a slow commit of its own, and then commits the units of two documents.
-With ``--at-once`` no worker sleeps. Afterwards the events of the store are compared with those that the workers
-committed.
+commits (``kvdrift.flows.cluster.groups``), longer after a slow commit of its own, and then commits the units of two
+documents. With ``--at-once`` no worker sleeps. Afterwards the events of the store are compared with those that the
+workers committed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from benchmarks.lost_races import lost_races_here, lost_races_there
 from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, run
 from benchmarks.s3_server import s3_server
 from benchmarks.synthetic_study import ONE_DOCUMENT, document_row, drawn_units
-from flows.cluster.groups import LOCAL, REMOTE, Pace, spread
-from log.store import Store, Unit
-from schema.location import is_local
-from schema.tables import EVENTS
+from kvdrift.flows.cluster.groups import LOCAL, REMOTE, Pace, spread
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.location import is_local
+from kvdrift.schema.tables import EVENTS
 
 TABLES = ("events", "units")  # a commit of units makes a version of both
 # delta-rs has 512 threads for all tables of a process. More workers than these in one process could block it for good.

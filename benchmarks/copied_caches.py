@@ -17,14 +17,14 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from generator.actions import Action
-from generator.attention.shared_prefix import PrefixLayer
-from generator.coupling.laws import couple, draw, total_variation
-from generator.coupling.uniforms import uniform_table
-from generator.transformer.model import LoadedModel
-from generator.transformer.prompts.eviction import evict
-from generator.transformer.prompts.prompt import Prompt
-from schema.document import Document
+from kvdrift.generator.actions import Action
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.coupling.laws import couple, draw, total_variation
+from kvdrift.generator.coupling.uniforms import uniform_table
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.prompts.eviction import evict
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.schema.document import Document
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]

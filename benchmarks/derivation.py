@@ -18,10 +18,10 @@ import duckdb
 
 from benchmarks.measurement import Measurement, benchmark_parser, compared, measure, run
 from benchmarks.synthetic_study import Sizes, add_size_options, sizes_of, write_study
-from log.store import Store
-from transforms.derivation import derive_trajectories
-from transforms.pipeline import run_derivation
-from transforms.segments import pending, read_events
+from kvdrift.log.store import Store
+from kvdrift.transforms.derivation import derive_trajectories
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.transforms.segments import pending, read_events
 
 STEPS_QUERY = """
 create temp table steps as

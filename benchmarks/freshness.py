@@ -36,8 +36,8 @@ import numpy as np
 from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, mib, run
 from benchmarks.processes import children, cpu_seconds, resident
 from benchmarks.synthetic_study import Sizes, document_row, drawn_units, new_study
-from log.store import Store
-from sql.catalog import open_views
+from kvdrift.log.store import Store
+from kvdrift.sql.catalog import open_views
 
 EARLY_COMMITS = 100  # memory should not grow after these commits
 REST = 24.0  # seconds of a pause; memory is read in its second half, since idle threads end after ten seconds

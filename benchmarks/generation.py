@@ -39,13 +39,13 @@ from benchmarks.copied_caches import copied_rollout
 from benchmarks.measurement import BenchmarkRow, Measured, Measurement, benchmark_parser, in_turn, measure, mib, run
 from benchmarks.phases import NAMES, Phase, measure_phase
 from benchmarks.roofline import measure_peaks
-from generator.actions import Action
-from generator.coupling.streams import ALL_SAVINGS, Savings
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full
-from generator.transformer.memory import available_bytes
-from generator.transformer.prompts.prompt import Prompt
-from schema.retention import Retention
+from kvdrift.generator.actions import Action
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import Full
+from kvdrift.generator.transformer.memory import available_bytes
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.schema.retention import Retention
 
 _FEWEST = 128  # prompt entries, of which SnapKV's window is half
 

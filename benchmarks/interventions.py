@@ -23,10 +23,10 @@ import torch
 
 from benchmarks.cases import SEED, Case, random_document, random_model
 from benchmarks.measurement import BenchmarkRow, Measurement, benchmark_parser, in_turn, run
-from generator.actions import Action, build_action
-from generator.generation import PendingUnit, generate_units
-from generator.transformer.model import LoadedModel
-from schema.study import ActionSection
+from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.schema.study import ActionSection
 
 _SELECTORS, _OTHERS = ("snapkv", "recent", "knorm"), ("keydiff", "tova", "random")
 _CODECS = ("int8", "int4", "fp8")

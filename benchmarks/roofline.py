@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from generator.attention.cpu_products import has_product, product
-from generator.attention.holding import DTYPES
-from generator.transformer.footprint import matrix_bytes
-from generator.transformer.memory import ModelShape
+from kvdrift.generator.attention.cpu_products import has_product, product
+from kvdrift.generator.attention.holding import DTYPES
+from kvdrift.generator.transformer.footprint import matrix_bytes
+from kvdrift.generator.transformer.memory import ModelShape
 
 _REPETITIONS = 8
 # Bytes that are copied, and the rows of a square product: larger than a processor's caches.

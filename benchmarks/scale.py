@@ -25,14 +25,14 @@ import kvdrift
 from benchmarks.analysis import moments_of
 from benchmarks.measurement import Measured, Measurement, benchmark_parser, compared, measure, mib, run
 from benchmarks.synthetic_study import Sizes, write_study
-from flows.estimate.parts import Analysis, in_sequence, parts_of, subjects_of
-from log.store import Store
-from log.units.unit import DERIVED
-from schema.errors import InputError, OperationError
-from schema.tables import PLAIN
-from sql.quoting import parquet_files
-from stats.resampling.intervals import Request
-from transforms.pipeline import run_derivation
+from kvdrift.flows.estimate.parts import Analysis, in_sequence, parts_of, subjects_of
+from kvdrift.log.store import Store
+from kvdrift.log.units.unit import DERIVED
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.tables import PLAIN
+from kvdrift.sql.quoting import parquet_files
+from kvdrift.stats.resampling.intervals import Request
+from kvdrift.transforms.pipeline import run_derivation
 
 QUANTITIES = ("mismatch", "occurrence", "exposure", "mismatch_rate")
 DRAWS = 2_000

@@ -36,15 +36,15 @@ from benchmarks.cases import SEED, Case, random_document, random_model
 from benchmarks.measurement import Measurement, benchmark_parser, run
 from benchmarks.pretend_device import SECOND, TwoDevices, to_second_device
 from benchmarks.step_operations import Operations, StepOperations, changed_steps
-from generator.actions import Action
-from generator.coupling.residual_branching import PURPOSES, branch_replicates
-from generator.coupling.rollout import ActionReplicates, rollout
-from generator.coupling.streams import Savings
-from generator.coupling.uniforms import uniform_table
-from generator.selectors import Full, Recent, SnapKV
-from generator.transformer.model import LoadedModel
-from schema.retention import Retention
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.actions import Action
+from kvdrift.generator.coupling.residual_branching import PURPOSES, branch_replicates
+from kvdrift.generator.coupling.rollout import ActionReplicates, rollout
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.coupling.uniforms import uniform_table
+from kvdrift.generator.selectors import Full, Recent, SnapKV
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.tables import PLAIN, SWRB
 
 PRETEND = "pretend"
 LAYERS, SILENT = 2, 2  # of the shallower model, and what the deeper one has besides
@@ -171,11 +171,11 @@ def _on(device: str) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "inference_mode", torch.no_grad))
         # Operations are counted one by one, and what a graph launches is not dispatched.
-        stack.enter_context(mock.patch("generator.coupling.step_graphs.captures", return_value=False))
+        stack.enter_context(mock.patch("kvdrift.generator.coupling.step_graphs.captures", return_value=False))
         if device == str(SECOND):
             stack.enter_context(TwoDevices())  # type: ignore[no-untyped-call]
             stack.enter_context(
-                mock.patch("generator.transformer.prompts.prepared.available_bytes", return_value=2**33)
+                mock.patch("kvdrift.generator.transformer.prompts.prepared.available_bytes", return_value=2**33)
             )
         yield
 

@@ -21,13 +21,13 @@ import pyarrow as pa
 from benchmarks.measurement import Measured, Measurement, benchmark_parser, fastest, measure, mib, run
 from benchmarks.synthetic_study import ONE_DOCUMENT, document_row, drawn_units, new_study
 from kvdrift.commands.status import status_lines
-from log.store import Store
-from schema.tables import SCORES
-from sql.catalog import open_views
-from sql.catalog_file import write_catalog
-from transforms.compaction import compact
-from transforms.pipeline import run_derivation
-from verification.whole_store import verify as verified
+from kvdrift.log.store import Store
+from kvdrift.schema.tables import SCORES
+from kvdrift.sql.catalog import open_views
+from kvdrift.sql.catalog_file import write_catalog
+from kvdrift.transforms.compaction import compact
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.verification.whole_store import verify as verified
 
 ANSWERED = {"answers": ["a", "b"], "scoring": "all"}
 DOCUMENTS_PER_COMMIT, COMMITS_PER_RUN = 16, 20

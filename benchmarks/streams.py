@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measurement import Measurement, benchmark_parser, measure, run
-from schema.tables import EVENTS, PAIR_COLUMNS
-from transforms.derivation import derive_trajectories
+from kvdrift.schema.tables import EVENTS, PAIR_COLUMNS
+from kvdrift.transforms.derivation import derive_trajectories
 
 BATCH_ROWS = 10_000  # of an element
 
@@ -60,7 +60,7 @@ def derive_stream(path: Path, horizon: int) -> int:
     """Derive the stream in Beam's in-process runner; return the number of steps."""
     import apache_beam as beam  # noqa: PLC0415 - the peer's process needs no Beam
 
-    from transforms import DeriveTrajectories  # noqa: PLC0415
+    from kvdrift.transforms import DeriveTrajectories  # noqa: PLC0415
 
     logging.disable(logging.WARNING)
     file = str(path / "stream")

@@ -34,11 +34,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from benchmarks.measurement import Measurement, benchmark_parser, compared, measure, run
-from log.store import Store, Unit
-from schema.keyed_random import keyed_generator
-from schema.tables import ACTIONS, DOCUMENTS, EVENTS, STUDIES
-from schema.windows import Windows
-from transforms.pipeline import run_derivation
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.keyed_random import keyed_generator
+from kvdrift.schema.tables import ACTIONS, DOCUMENTS, EVENTS, STUDIES
+from kvdrift.schema.windows import Windows
+from kvdrift.transforms.pipeline import run_derivation
 
 STUDY, MODEL = "synthetic", "synthetic/chain"
 EOS_TOKEN = 0

@@ -7,27 +7,32 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
-from generator.actions import Action, build_actions
-from generator.documents.conversations import TokenizerWithVariables
-from generator.documents.registry import SOURCES, choose_candidates, stratum_documents
-from generator.documents.source import NOTHING_HELD, Candidate, HeldDocuments, document_of
-from generator.engines.http.tokenizer import server_tokenizer
-from generator.finite.study_systems import study_systems, system_document
-from generator.generation.engine_models import engine_model
-from generator.transformer.decoder import check_prompt
-from generator.transformer.files.configuration import head_size, position_limit, position_switch, vocabulary_size
-from generator.transformer.files.local_folders import (
+from kvdrift.generator.actions import Action, build_actions
+from kvdrift.generator.documents.conversations import TokenizerWithVariables
+from kvdrift.generator.documents.registry import SOURCES, choose_candidates, stratum_documents
+from kvdrift.generator.documents.source import NOTHING_HELD, Candidate, HeldDocuments, document_of
+from kvdrift.generator.engines.http.tokenizer import server_tokenizer
+from kvdrift.generator.finite.study_systems import study_systems, system_document
+from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.generator.transformer.decoder import check_prompt
+from kvdrift.generator.transformer.files.configuration import (
+    head_size,
+    position_limit,
+    position_switch,
+    vocabulary_size,
+)
+from kvdrift.generator.transformer.files.local_folders import (
     local_configuration,
     local_folder,
     model_location,
     tokenizer_location,
 )
-from generator.transformer.files.tokenizer import load_tokenizer
-from generator.transformer.other_weights.named import told_of, weights_location, with_own_weights
-from schema.document import SPLITS, Document
-from schema.errors import InputError, nearest
-from schema.study import FINITE_STATE, DocumentsSection, Study
-from stats.quantities import PAIR_QUANTITIES
+from kvdrift.generator.transformer.files.tokenizer import load_tokenizer
+from kvdrift.generator.transformer.other_weights.named import told_of, weights_location, with_own_weights
+from kvdrift.schema.document import SPLITS, Document
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.study import FINITE_STATE, DocumentsSection, Study
+from kvdrift.stats.quantities import PAIR_QUANTITIES
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from generator.attention.holding import AsComputed, Holding
-from generator.codecs import CODECS, Codec
-from generator.codecs.generated import GeneratedEntries
-from generator.selectors import Full, Numerics, Selector, build_selector
-from generator.selectors.own.building import build
-from generator.selectors.own.kinds import PartKind
-from generator.selectors.parameters import Value
-from generator.selectors.policies import Policy, build_policy
-from schema.errors import InputError, failure_of
-from schema.retention import Retention
-from schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study
+from kvdrift.generator.attention.holding import AsComputed, Holding
+from kvdrift.generator.codecs import CODECS, Codec
+from kvdrift.generator.codecs.generated import GeneratedEntries
+from kvdrift.generator.selectors import Full, Numerics, Selector, build_selector
+from kvdrift.generator.selectors.own.building import build
+from kvdrift.generator.selectors.own.kinds import PartKind
+from kvdrift.generator.selectors.parameters import Value
+from kvdrift.generator.selectors.policies import Policy, build_policy
+from kvdrift.schema.errors import InputError, failure_of
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE, ActionSection, Study
 
 GENERATED = "generated"  # the key of every codec by which it codes generated entries, too
 
@@ -27,7 +27,7 @@ CODEC_KIND: PartKind[Codec] = PartKind(
     noun="codec",
     plural="codecs",
     base=Codec,
-    derive="Codec of generator.codecs.codec",
+    derive="Codec of kvdrift.generator.codecs.codec",
     says="how it stores entries",
     class_variables=MappingProxyType({"summary": "str", "paper": "str | None"}),
     keys=("name", GENERATED),

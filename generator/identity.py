@@ -18,20 +18,21 @@ from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from generator.import_statements import import_statements
-from schema.errors import InputError
-from schema.study import ModelSection
+from kvdrift.generator.import_statements import import_statements
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import ModelSection
 
 if TYPE_CHECKING:
-    from generator.codecs.codec import Codec  # which imports torch
-    from generator.codecs.generated import GeneratedEntries
-    from generator.selectors.policies.policy import Policy
-    from generator.selectors.selector import Selector
+    from kvdrift.generator.codecs.codec import Codec  # which imports torch
+    from kvdrift.generator.codecs.generated import GeneratedEntries
+    from kvdrift.generator.selectors.policies.policy import Policy
+    from kvdrift.generator.selectors.selector import Selector
 
 NUMERICS_VERSION: Final = 3
 """Version of the generator's own arithmetic; CONTRIBUTING.md says when to raise it."""
 
 _OWN = __name__.partition(".")[0]
+_OURS = Path(__file__).resolve().parents[1]  # in which packages such as kvdrift.generator are folders
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -157,7 +158,7 @@ def selector_sha256(selector: Selector) -> str:
     The source is that of the modules which define the selector's class and its bases below ``Selector``, and of the
     modules beside these that they import, in turn. A module is beside another if it is in the same folder or package.
     For an installed distribution, name and version stand for the source. Code of ``generator`` outside
-    ``generator.selectors`` that selectors use belongs to the numerics.
+    ``kvdrift.generator.selectors`` that selectors use belongs to the numerics.
 
     Source is read when a class is first asked for, since a loaded class does not change with its file.
     """
@@ -185,11 +186,11 @@ def own_texts(kind: type[Any]) -> dict[str, str]:
 
 def _files_of(kind: type[Any]) -> dict[Path, tuple[str, str, bytes | None]]:
     """Return the files that define a class: for each a name, its SHA-256 or version, and its text."""
-    from generator.codecs.codec import Codec  # noqa: PLC0415
-    from generator.selectors.own.folders import is_held  # noqa: PLC0415 - whoever has a selector has torch
-    from generator.selectors.own.names import source_texts  # noqa: PLC0415
-    from generator.selectors.policies.policy import Policy  # noqa: PLC0415
-    from generator.selectors.selector import Selector  # noqa: PLC0415
+    from kvdrift.generator.codecs.codec import Codec  # noqa: PLC0415
+    from kvdrift.generator.selectors.own.folders import is_held  # noqa: PLC0415 - whoever has a selector has torch
+    from kvdrift.generator.selectors.own.names import source_texts  # noqa: PLC0415
+    from kvdrift.generator.selectors.policies.policy import Policy  # noqa: PLC0415
+    from kvdrift.generator.selectors.selector import Selector  # noqa: PLC0415
 
     roots = (Selector, Codec, Policy)  # what is derived from none of them is defined by its own module
     texts = source_texts(kind)
@@ -232,11 +233,13 @@ class _Source:
             raise InputError(f"class '{kind.__qualname__}': module '{name}' has no source file; put it in one")
         file = Path(path).resolve()
         parts = name.split(".")
+        if parts[0] == _OWN:
+            return cls(file, file.parent, file.parent)
         place = (file.parent if file.stem == "__init__" else file.with_suffix("")).parts
         if list(place[-len(parts) :]) != parts or len(parts) == 1:  # not a package's, or under another name
             return cls(file, file.parent, file.parent)
         root = Path(*place[: -len(parts)])
-        return cls(file, root, file.parent if parts[0] == _OWN else root / parts[0])
+        return cls(file, root, root / parts[0])
 
     @property
     def distribution(self) -> tuple[str, str] | None:
@@ -270,12 +273,20 @@ class _Source:
         """Yield the files of the modules that one statement imports, if they are found from ``root``."""
         if isinstance(statement, ast.Import):
             for alias in statement.names:
-                yield from _module_file(self.root.joinpath(*alias.name.split(".")))
+                yield from _module_file(self._place(alias.name))
             return
-        start = self.file.parents[statement.level - 1] if statement.level else self.root
-        module = start.joinpath(*(statement.module or "").split(".")) if statement.module else start
+        if statement.level == 0 and statement.module:
+            module = self._place(statement.module)
+        else:
+            start = self.file.parents[statement.level - 1]
+            module = start.joinpath(*statement.module.split(".")) if statement.module else start
         for alias in statement.names:  # a module of the package, or else a name that the module has
             yield from _module_file(module / alias.name) or _module_file(module)
+
+    def _place(self, name: str) -> Path:
+        """Return where a module of an absolute name would be; the folders of kvdrift lie where this module's does."""
+        first, *others = name.split(".")
+        return _OURS.joinpath(*others) if first == _OWN else self.root.joinpath(first, *others)
 
 
 def _sha256(text: bytes) -> str:

@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingestion.event_rows import DISTANCES, INTEGERS, VALUES, EventRows
-from schema.rows import Flags, Ints, Wide, combined_codes, run_begins
+from kvdrift.ingestion.event_rows import DISTANCES, INTEGERS, VALUES, EventRows
+from kvdrift.schema.rows import Flags, Ints, Wide, combined_codes, run_begins
 
 FORCED_TOLERANCE = 0.01  # tolerance of |delta - f| while both histories are the same
 

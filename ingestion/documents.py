@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingestion.records import Record, RecordKind, checked_text, is_text, read_records, shown, whole_number
-from schema.document import SPLITS
-from schema.errors import InputError, nearest
-from schema.study import POOLED
-from schema.tables import DOCUMENTS
+from kvdrift.ingestion.records import Record, RecordKind, checked_text, is_text, read_records, shown, whole_number
+from kvdrift.schema.document import SPLITS
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.study import POOLED
+from kvdrift.schema.tables import DOCUMENTS
 
 REQUIRED = ("doc", "stratum", "split")
 _KIND = RecordKind("a document", "a documents file", DOCUMENTS.columns, REQUIRED)

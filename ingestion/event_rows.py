@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schema.rows import Flags, Ints, rounded_into_range, run_begins
-from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
+from kvdrift.schema.rows import Flags, Ints, rounded_into_range, run_begins
+from kvdrift.schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
 
 VALUES = tuple(name for name in PAIR_COLUMNS if name not in GROUP_KEY)
 INTEGERS = tuple(name for name in VALUES if EVENTS.schema.field(name).type == pa.int32())

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ingestion.records import Record, RecordKind, checked_text, read_records, shown, whole_number
-from schema.errors import InputError
+from kvdrift.ingestion.records import Record, RecordKind, checked_text, read_records, shown, whole_number
+from kvdrift.schema.errors import InputError
 
 _KEYS: Final = ("study", "model", "doc", "action")
 _PARTS: Final = ("scale_bytes", "index_bytes", "metadata_bytes")

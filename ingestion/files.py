@@ -1,10 +1,10 @@
 """Read event logs of other generators by whole groups.
 
-A group is one (study, model, doc, action). ``ingestion.formats`` reads files; this module checks columns and types and
-finds the order of the rows; ``ingestion.checks`` checks the events. A log is read twice. The first reading reads only
-the names and finds the runs of rows with equal names. The second reading yields portions of whole groups, one at a
-time. If a group comes back after another group, the whole log is a single portion. A portion too large for memory is
-refused, since even a small file can claim any number of rows.
+A group is one (study, model, doc, action). ``kvdrift.ingestion.formats`` reads files; this module checks columns and
+types and finds the order of the rows; ``kvdrift.ingestion.checks`` checks the events. A log is read twice. The first
+reading reads only the names and finds the runs of rows with equal names. The second reading yields portions of whole
+groups, one at a time. If a group comes back after another group, the whole log is a single portion. A portion too large
+for memory is refused, since even a small file can claim any number of rows.
 
 A log holds coupled pairs only. The columns ``kind`` and ``weight``, which residual branching needs, may be missing.
 If present, ``kind`` must be ``coupled`` and ``weight`` null in every row.
@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestion import formats
-from ingestion.event_rows import DISTANCES, INTEGERS, VALUES, EventRows, converted, plain
-from ingestion.formats import LATER, open_log
-from ingestion.inputs import EventSource, SourceFile, one_source
-from schema.errors import InputError, reading
-from schema.rows import Ints, Wide, combined_codes, run_begins
-from schema.tables import EVENTS, GROUP_KEY
+from kvdrift.ingestion import formats
+from kvdrift.ingestion.event_rows import DISTANCES, INTEGERS, VALUES, EventRows, converted, plain
+from kvdrift.ingestion.formats import LATER, open_log
+from kvdrift.ingestion.inputs import EventSource, SourceFile, one_source
+from kvdrift.schema.errors import InputError, reading
+from kvdrift.schema.rows import Ints, Wide, combined_codes, run_begins
+from kvdrift.schema.tables import EVENTS, GROUP_KEY
 
 PORTION_ROWS = 1 << 20  # rows of whole groups that are checked together, about
 MOST_GROUPS = 1 << 18  # in one log

@@ -26,10 +26,10 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from ingestion.inputs import SourceFile
-from ingestion.records import shown
-from schema.errors import InputError, first_line, reading
-from schema.tables import EVENTS, GROUP_KEY
+from kvdrift.ingestion.inputs import SourceFile
+from kvdrift.ingestion.records import shown
+from kvdrift.schema.errors import InputError, first_line, reading
+from kvdrift.schema.tables import EVENTS, GROUP_KEY
 
 SLICE_ROWS = 1 << 18  # rows that are converted at once
 MOST_ROWS = 1 << 23  # in a group, or in a file of one portion; a row takes 100 bytes while it is checked

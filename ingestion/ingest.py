@@ -2,7 +2,8 @@
 
 A unit is a run of consecutive replicates of one (study, model, doc, action) in one file. A unit is accepted or kept out
 as a whole: one error keeps its unit out, and the other units go in. All positions of a replicate must therefore be in
-one file, unless pieces are taken (``transforms.streams.live_files``). ``ingestion.checks`` says what an error is.
+one file, unless pieces are taken (``kvdrift.transforms.streams.live_files``). ``kvdrift.ingestion.checks`` says what an
+error is.
 
 If the store has some replicates of a unit, their events are compared. If they are equal, only the other replicates go
 in. If they differ, the unit is kept out. A key that occurs twice in one file is an error, even if the two rows are
@@ -12,7 +13,8 @@ coupled pairs is not read.
 H of a (study, model) is the H of its ``studies`` row. Without such a row, H is that of the stored units. Without stored
 units, H is the call's. Without that, H is the position at which most replicates end in the first portion of the file
 that has accepted replicates; replicates that stop after both sides have ended do not count. These are completed to H
-(``ingestion.event_rows``). If the call gives another H than the store has, the rows of that study and model stay out.
+(``kvdrift.ingestion.event_rows``). If the call gives another H than the store has, the rows of that study and model
+stay out.
 
 A document is known if the store or the documents file has it. Its row is appended with its first unit. An action
 without a row gets a row with the selector "external", since nothing else is known about the action. The action is the
@@ -28,19 +30,19 @@ from typing import Any
 
 import numpy as np
 
-from ingestion.checks import Anomaly, SortedRows, find_errors, find_remarks
-from ingestion.documents import DocumentRows, read_documents
-from ingestion.event_rows import EventRows, filled
-from ingestion.facts import FactRows, read_facts_file
-from ingestion.files import EventFile, FileGroups
-from ingestion.formats import NoEventsError
-from ingestion.inputs import EventSource, expanded
-from ingestion.intake import Comparison, Intake, Refusal
-from ingestion.report import Finding, IngestReport
-from log.store import Store
-from schema.errors import InputError
-from schema.rows import Flags, Ints
-from schema.tables import GROUP_KEY
+from kvdrift.ingestion.checks import Anomaly, SortedRows, find_errors, find_remarks
+from kvdrift.ingestion.documents import DocumentRows, read_documents
+from kvdrift.ingestion.event_rows import EventRows, filled
+from kvdrift.ingestion.facts import FactRows, read_facts_file
+from kvdrift.ingestion.files import EventFile, FileGroups
+from kvdrift.ingestion.formats import NoEventsError
+from kvdrift.ingestion.inputs import EventSource, expanded
+from kvdrift.ingestion.intake import Comparison, Intake, Refusal
+from kvdrift.ingestion.report import Finding, IngestReport
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.rows import Flags, Ints
+from kvdrift.schema.tables import GROUP_KEY
 
 
 def ingest(
@@ -57,7 +59,7 @@ def ingest(
 
     Args:
         location: Folder or URL of the store; a missing store is made.
-        files: Paths, patterns and URLs of files, folders and Delta tables, as ``ingestion.inputs`` describes them.
+        files: Paths, patterns and URLs of files, folders and Delta tables, as ``kvdrift.ingestion.inputs`` says.
         documents: CSV, JSONL or Parquet file of documents; without it the store must know every document.
         progress: Called with the number of events checked so far and the number of events in all files.
         facts: CSV, JSONL or Parquet file with bytes, seconds and engines of the units that the call appends.

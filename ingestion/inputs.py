@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.fs
 
-from log.delta.other_tables import live_files
-from schema.errors import InputError, reading
-from schema.location import absolute, check_regular, filesystem_of, is_local, join
-from schema.tables import GROUP_KEY
+from kvdrift.log.delta.other_tables import live_files
+from kvdrift.schema.errors import InputError, reading
+from kvdrift.schema.location import absolute, check_regular, filesystem_of, is_local, join
+from kvdrift.schema.tables import GROUP_KEY
 
 _DELTA_LOG: Final = "_delta_log"
 _HIVE: Final = pyarrow.dataset.partitioning(pa.schema([(name, pa.string()) for name in GROUP_KEY]), flavor="hive")

@@ -13,20 +13,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestion.documents import DocumentRows
-from ingestion.event_rows import VALUES, EventRows
-from ingestion.facts import FactRows
-from ingestion.records import Record
-from log.forgotten import forgotten_documents
-from log.store import Store
-from log.units.events import RowsOfUnits
-from log.units.many import pairs_sha256
-from log.units.revisions import current_documents, newest_plans, newest_revisions
-from log.units.unit import SPAN, unit_number
-from schema.errors import InputError
-from schema.rows import Ints
-from schema.study import CONTROL_ACTION, EXTERNAL, FLOOR_ACTION, KERNEL_FLOOR_ACTION, NUMERICS
-from schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
+from kvdrift.ingestion.documents import DocumentRows
+from kvdrift.ingestion.event_rows import VALUES, EventRows
+from kvdrift.ingestion.facts import FactRows
+from kvdrift.ingestion.records import Record
+from kvdrift.log.forgotten import forgotten_documents
+from kvdrift.log.store import Store
+from kvdrift.log.units.events import RowsOfUnits
+from kvdrift.log.units.many import pairs_sha256
+from kvdrift.log.units.revisions import current_documents, newest_plans, newest_revisions
+from kvdrift.log.units.unit import SPAN, unit_number
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.rows import Ints
+from kvdrift.schema.study import CONTROL_ACTION, EXTERNAL, FLOOR_ACTION, KERNEL_FLOOR_ACTION, NUMERICS
+from kvdrift.schema.tables import ACTIONS, DOCUMENTS, GROUP_KEY, PLAIN
 
 _UNITS_PER_COMMIT = 1 << 14
 _EVENTS_PER_COMMIT = 1 << 20

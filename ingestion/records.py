@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schema.errors import InputError, first_line, reading
-from schema.location import check_regular
+from kvdrift.schema.errors import InputError, first_line, reading
+from kvdrift.schema.location import check_regular
 
 MOST_BYTES = 1 << 28  # of a file, and of a row group of Parquet
 MOST_ROWS = 1 << 20

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ingestion.event_rows import VALUES, EventRows, converted
-from log.delta.durability import make_folder, replace_durably
-from schema.errors import DamagedStoreError, InputError, first_line
-from schema.location import is_local
-from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
+from kvdrift.ingestion.event_rows import VALUES, EventRows, converted
+from kvdrift.log.delta.durability import make_folder, replace_durably
+from kvdrift.schema.errors import DamagedStoreError, InputError, first_line
+from kvdrift.schema.location import is_local
+from kvdrift.schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
 
 _SCHEMA = pa.schema([EVENTS.schema.field(name) for name in PAIR_COLUMNS])
 

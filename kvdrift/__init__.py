@@ -1,9 +1,9 @@
 """kvdrift: when, and for how long, a smaller KV cache makes a language model diverge from itself.
 
 ``kvdrift.open(store).sql("select * from decomposition")`` gives a DuckDB relation over a store's views;
-``kvdrift.run("study.toml")`` runs a study and returns the path of its page. ``kvdrift.report`` writes pages again, and
-``kvdrift.gate`` decides whether an action passes. A selector, codec or policy of one's own takes all that it needs from
-here: ``from kvdrift import ScoringSelector``.
+``kvdrift.run("study.toml")`` runs a study and returns the path of its page. ``kvdrift.write_report`` writes pages
+again, and ``kvdrift.gate`` decides whether an action passes. A selector, codec or policy of one's own takes all that it
+needs from here: ``from kvdrift import ScoringSelector``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+if not (Path(__file__).parent / "schema").is_dir():  # a clone, whose folders stand beside this one
+    __path__.append(str(Path(__file__).resolve().parents[1]))
+
 if TYPE_CHECKING:
-    from flows.estimate.gate_question import Verdict
+    from kvdrift.flows.estimate.gate_question import Verdict
     from kvdrift.interfaces import (
         GROUP_BYTES,
         TOVA,
@@ -36,8 +39,8 @@ if TYPE_CHECKING:
         packed_bytes,
         window_attention,
     )
-    from schema.errors import DamagedStoreError, InputError, KvdriftError, OperationError
-    from sql.catalog import Views
+    from kvdrift.schema.errors import DamagedStoreError, InputError, KvdriftError, OperationError
+    from kvdrift.sql.catalog import Views
 
 __version__ = "0.1.0"
 
@@ -66,9 +69,9 @@ __all__ = [
     "gate",
     "open",
     "packed_bytes",
-    "report",
     "run",
     "window_attention",
+    "write_report",
 ]
 
 
@@ -76,7 +79,7 @@ def __getattr__(name: str) -> Any:
     """Import errors and interfaces at their first use: the interfaces need torch, which takes a second to import."""
     if name not in __all__:
         raise AttributeError(f"module 'kvdrift' has no attribute '{name}'")
-    module = "schema.errors" if name.endswith("Error") else "kvdrift.interfaces"
+    module = "kvdrift.schema.errors" if name.endswith("Error") else "kvdrift.interfaces"
     return getattr(importlib.import_module(module), name)
 
 
@@ -91,11 +94,11 @@ def open(store: str | Path, *, checked: bool = False) -> Views:  # noqa: A001 - 
         checked: whether to make sure first that no file is damaged, which reads each file of a local store once.
 
     Raises:
-        schema.errors.InputError: there is no store.
-        schema.errors.DamagedStoreError: the store is damaged.
+        kvdrift.schema.errors.InputError: there is no store.
+        kvdrift.schema.errors.DamagedStoreError: the store is damaged.
     """
-    from log.store import Store
-    from sql.catalog import open_views
+    from kvdrift.log.store import Store
+    from kvdrift.sql.catalog import open_views
 
     return open_views(Store.open(store), threads=os.cpu_count() or 1, checked_within=0 if checked else None)
 
@@ -127,12 +130,12 @@ def run(
         The path of the report; the last one's of a file with several models.
 
     Raises:
-        schema.errors.KvdriftError: the errors of ``schema.errors``, each one line.
+        kvdrift.schema.errors.KvdriftError: the errors of ``kvdrift.schema.errors``, each one line.
     """
-    from flows.run.options import named_service, named_workers
-    from flows.run.study_file import run_file
-    from schema.progress import SILENT
-    from schema.study import load_studies
+    from kvdrift.flows.run.options import named_service, named_workers
+    from kvdrift.flows.run.study_file import run_file
+    from kvdrift.schema.progress import SILENT
+    from kvdrift.schema.study import load_studies
 
     studies = load_studies(Path(study))
     token, certificates = (None if file is None else Path(file) for file in (token_file, tls_root_certs))
@@ -141,7 +144,7 @@ def run(
     return run_file(studies, store, service, SILENT, cluster=workers).pages[-1]
 
 
-def report(store: str | Path, output: str | Path | None = None, study: str | None = None) -> list[Path]:
+def write_report(store: str | Path, output: str | Path | None = None, study: str | None = None) -> list[Path]:
     """Write the page of each study of a store, as ``kvdrift report`` does.
 
     Args:
@@ -153,8 +156,8 @@ def report(store: str | Path, output: str | Path | None = None, study: str | Non
         The paths of the pages.
 
     Raises:
-        schema.errors.InputError: there is no such store or study, or the folder may not be written.
-        schema.errors.OperationError: the disk is full or broken.
+        kvdrift.schema.errors.InputError: there is no such store or study, or the folder may not be written.
+        kvdrift.schema.errors.OperationError: the disk is full or broken.
     """
     from kvdrift.commands.report import report_pages
 
@@ -190,13 +193,14 @@ def gate(
         The verdict; ``decision`` is equivalent, worse or unresolved.
 
     Raises:
-        schema.errors.InputError: there is no such store, study, quantity, action or stratum, or the study is not
+        kvdrift.schema.errors.InputError: there is no such store, study, quantity, action or stratum, or the study is
+        not
             finished.
     """
-    from flows.estimate.gate import gate_stored
-    from flows.estimate.gate_question import LARGER_FLOOR, GateQuestion
-    from log.store import Store
-    from schema.study import POOLED
+    from kvdrift.flows.estimate.gate import gate_stored
+    from kvdrift.flows.estimate.gate_question import LARGER_FLOOR, GateQuestion
+    from kvdrift.log.store import Store
+    from kvdrift.schema.study import POOLED
 
     question = GateQuestion(
         quantity, action, baseline or LARGER_FLOOR, margin, level, study, model, POOLED if stratum is None else stratum

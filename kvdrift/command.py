@@ -37,7 +37,7 @@ from kvdrift.commands.verify import verify
 from kvdrift.examples import epilog
 from kvdrift.exit_codes import INTERRUPTED, failure_code
 from kvdrift.junit import JUnitFile
-from schema.errors import (
+from kvdrift.schema.errors import (
     InputError,
     KvdriftError,
     OperationError,

@@ -39,8 +39,8 @@ def of_store(table: str, column: str) -> Complete:
     """Return a completer of the names in one column of a small table of the typed store."""
 
     def complete(ctx: Any, incomplete: str) -> list[str]:
-        from log.store import Store
-        from schema.errors import KvdriftError
+        from kvdrift.log.store import Store
+        from kvdrift.schema.errors import KvdriftError
 
         # If an option still lacks its value, nothing was parsed: the store is the first word.
         location = ctx.params.get("store") or next(iter(ctx.args), "")
@@ -55,7 +55,7 @@ def of_store(table: str, column: str) -> Complete:
 
 def views(incomplete: str) -> list[str]:
     """Return a whole query for each view; views of the schema ``internal``, steps to others, are left out."""
-    import sql
+    from kvdrift import sql
 
     contracts = (Path(sql.__path__[0]) / "views").rglob("*.toml")
     names = sorted(path.stem for path in contracts if "\ninternal = true\n" not in path.read_text("utf-8"))
@@ -64,9 +64,9 @@ def views(incomplete: str) -> list[str]:
 
 def checked(incomplete: str) -> list[str]:
     """Return the names of selectors, codecs and policies that ``kvdrift check`` takes."""
-    from generator.codecs import CODECS
-    from generator.selectors import SELECTORS
-    from generator.selectors.policies import POLICIES
+    from kvdrift.generator.codecs import CODECS
+    from kvdrift.generator.selectors import SELECTORS
+    from kvdrift.generator.selectors.policies import POLICIES
 
     return _starting([*SELECTORS, *CODECS, *POLICIES], incomplete)
 

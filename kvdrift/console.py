@@ -22,7 +22,7 @@ _SINGULARS = {"analyses": "analysis", "studies": "study", "files of events": "fi
 
 
 class ConsoleProgress:
-    """A listener for ``schema.progress``: a live bar on a terminal, an occasional line elsewhere.
+    """A listener for ``kvdrift.schema.progress``: a live bar on a terminal, an occasional line elsewhere.
 
     If ``at_once``, a line about present work does not wait until the work has taken a while.
     """

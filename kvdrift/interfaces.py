@@ -6,19 +6,19 @@ stay.
 
 from __future__ import annotations
 
-from generator.attention.cache_rules import CacheRule
-from generator.attention.holding import StoredBytes
-from generator.attention.recording import PromptLayer
-from generator.attention.shared_prefix import PrefixLayer as CodedEntries
-from generator.attention.statistics import QueryChunk, Statistic
-from generator.codecs.affine import GROUP_BYTES, channels_back, entries_back, packed_bytes
-from generator.codecs.codec import Codec
-from generator.selectors.parameters import at_least
-from generator.selectors.policies.policy import Policy
-from generator.selectors.policies.scores import ScoringPolicy
-from generator.selectors.selector import ScoringSelector, Selector
-from generator.selectors.snapkv import SnapKV, window_attention
-from generator.selectors.tova import TOVA
+from kvdrift.generator.attention.cache_rules import CacheRule
+from kvdrift.generator.attention.holding import StoredBytes
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.shared_prefix import PrefixLayer as CodedEntries
+from kvdrift.generator.attention.statistics import QueryChunk, Statistic
+from kvdrift.generator.codecs.affine import GROUP_BYTES, channels_back, entries_back, packed_bytes
+from kvdrift.generator.codecs.codec import Codec
+from kvdrift.generator.selectors.parameters import at_least
+from kvdrift.generator.selectors.policies.policy import Policy
+from kvdrift.generator.selectors.policies.scores import ScoringPolicy
+from kvdrift.generator.selectors.selector import ScoringSelector, Selector
+from kvdrift.generator.selectors.snapkv import SnapKV, window_attention
+from kvdrift.generator.selectors.tova import TOVA
 
 __all__ = [
     "GROUP_BYTES",

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 from xml.etree import ElementTree as ET
 
-from log.delta.durability import replace_durably
-from schema.errors import InputError, printable
+from kvdrift.log.delta.durability import replace_durably
+from kvdrift.schema.errors import InputError, printable
 
 SUITE: Final = "kvdrift gate"
 _OPTION = "--junit"

@@ -22,7 +22,7 @@ def write_line(level: str, message: str, **fields: Any) -> None:
 
 
 class LogLines:
-    """A listener for ``schema.progress`` that writes JSON lines; so do warnings and logs of libraries meanwhile.
+    """A listener for ``kvdrift.schema.progress`` that writes JSON lines, as do libraries' warnings and logs meanwhile.
 
     A line of progress has ``stage``, ``done``, ``total`` and ``unit``, and, once something is done, ``rate`` in units a
     second and ``seconds_left``.

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kvdrift import completion
-from schema.errors import InputError
+from kvdrift.schema.errors import InputError
 
 StoreArgument = Annotated[
     str,

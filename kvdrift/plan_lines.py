@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flows.plan.frozen_plan import FrozenPlan
-from report.printing.numbers import duration, fixed, level
-from schema.frozen_text import with_measured
-from stats.quantities import PAIR_QUANTITIES
-from stats.reduction.saving import saving
-from stats.registry import Scale
+from kvdrift.flows.plan.frozen_plan import FrozenPlan
+from kvdrift.report.printing.numbers import duration, fixed, level
+from kvdrift.schema.frozen_text import with_measured
+from kvdrift.stats.quantities import PAIR_QUANTITIES
+from kvdrift.stats.reduction.saving import saving
+from kvdrift.stats.registry import Scale
 
 _HEADS = ("endpoint", "action", "on development", "expected half-width", "level")
 

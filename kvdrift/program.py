@@ -9,7 +9,6 @@ import sys
 import traceback
 
 from kvdrift.exit_codes import INTERRUPTED, failure_code
-from kvdrift.shadowing import shadowed
 
 # With Python's own 700 the collector searches all objects of torch and Prefect, a million, every few seconds during
 # the import.
@@ -36,9 +35,6 @@ def program() -> None:
         os._exit(code)
 
     atexit.register(leave)  # the function that is registered first is called last
-    if line := shadowed():
-        sys.stderr.write(f"kvdrift: {line}\n")
-        sys.exit(code := failure_code(sys.argv[1:]))
     try:
         from kvdrift.command import main  # imported only now, since this import registers functions too
 

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from log.last_times import LastTimes
-    from log.store import Store
+    from kvdrift.log.last_times import LastTimes
+    from kvdrift.log.store import Store
 
 
 def last_of_study(store: Store, study: str, model: str, times: LastTimes) -> dict[str, str | None]:
     """Return when a study was last run and estimated, as the fields ``last_run`` and ``last_estimate``."""
-    from flows.estimate.current import estimated_at
+    from kvdrift.flows.estimate.current import estimated_at
 
     run = times.runs.get((study, model))
     return {"last_run": iso(run), "last_estimate": iso(estimated_at(store, study, model, times))}

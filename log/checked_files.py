@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from log.delta.parquet_files import StoredFile, content_digest, replace_file
-from log.units.numbers import NUMBERED
-from schema.errors import first_line
+from kvdrift.log.delta.parquet_files import StoredFile, content_digest, replace_file
+from kvdrift.log.units.numbers import NUMBERED
+from kvdrift.schema.errors import first_line
 
 MEMORY: Final = ".checked"
 """The name of the store's file with a line for each checked file: path, digest, and time of the last check."""

@@ -19,18 +19,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from log.delta.commits import Commit, replaced_files, transactions
-from log.delta.folder import DeltaFolder
-from log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile
-from log.delta.reading import READABLE_SINCE
-from log.delta.snapshot import Snapshot
-from log.units.commits import ROW_GROUP_ROWS as SMALL_ROW_GROUP_ROWS
-from log.units.numbers import NUMBERED, with_numbers
-from log.units.rows import UnitRows
-from schema.errors import InputError
-from schema.location import is_local, join
-from schema.rows import Wide, combined_codes
-from schema.tables import TABLES
+from kvdrift.log.delta.commits import Commit, replaced_files, transactions
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile
+from kvdrift.log.delta.reading import READABLE_SINCE
+from kvdrift.log.delta.snapshot import Snapshot
+from kvdrift.log.units.commits import ROW_GROUP_ROWS as SMALL_ROW_GROUP_ROWS
+from kvdrift.log.units.numbers import NUMBERED, with_numbers
+from kvdrift.log.units.rows import UnitRows
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.location import is_local, join
+from kvdrift.schema.rows import Wide, combined_codes
+from kvdrift.schema.tables import TABLES
 
 PACK_ROWS: Final = 1 << 22
 """Rows of one file, limited by the memory for sorting."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from schema.errors import InputError, nearest
-from schema.tables import Table
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.tables import Table
 
 
 def conform(table: Table, rows: pa.Table, *, filled: bool = False) -> pa.Table:

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.delta.folder import DeltaFolder
-from log.delta.snapshot import Snapshot
-from log.units.revisions import current_documents, current_revision, current_scores, current_units
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.snapshot import Snapshot
+from kvdrift.log.units.revisions import current_documents, current_revision, current_scores, current_units
 
 _DOCUMENT = ("study", "model", "doc")
 _ANSWERS = ("source", "task", "scoring")

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from log.delta.durability import sync
-from log.delta.parquet_files import replace_file
-from schema.errors import DamagedStoreError, InputError
-from schema.location import is_local
+from kvdrift.log.delta.durability import sync
+from kvdrift.log.delta.parquet_files import replace_file
+from kvdrift.schema.errors import DamagedStoreError, InputError
+from kvdrift.schema.location import is_local
 
 FORGOTTEN: Final = ".forgotten"
 """The name of the file in a store."""

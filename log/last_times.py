@@ -18,8 +18,8 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.fs
 
-from log.delta.parquet_files import replace_file
-from schema.location import filesystem_of, is_local, join
+from kvdrift.log.delta.parquet_files import replace_file
+from kvdrift.schema.location import filesystem_of, is_local, join
 
 FOLDER: Final = ".last"
 """The store's folder of recorded times."""

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from log.delta.commits import Commit, guards
-from schema.tables import PROMPTS
+from kvdrift.log.delta.commits import Commit, guards
+from kvdrift.schema.tables import PROMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from log.delta.folder import DeltaFolder
-    from log.delta.snapshot import Snapshot
+    from kvdrift.log.delta.folder import DeltaFolder
+    from kvdrift.log.delta.snapshot import Snapshot
 
 MOST_COUNTS = 1 << 18
 """The most counts of one prompt and action: if layers times positions are more, layers are counted in groups."""

@@ -9,18 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.checked_files import first_damaged
-from log.counts import Counts, stored_counts
-from log.delta.folder import DeltaFolder
-from log.delta.parquet_files import StoredFile
-from log.units.events import NewRows, RowsOfUnits
-from log.units.records import as_rows, missing_records, records_in, records_of
-from log.units.revisions import current_documents, current_units
-from log.units.rows import Pending, UnitCounts, UnitRows
-from schema.errors import InputError, nearest
-from schema.location import is_local, join
-from schema.rows import Wide
-from schema.tables import DOCUMENTS, TABLES, UNITS
+from kvdrift.log.checked_files import first_damaged
+from kvdrift.log.counts import Counts, stored_counts
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.parquet_files import StoredFile
+from kvdrift.log.units.events import NewRows, RowsOfUnits
+from kvdrift.log.units.records import as_rows, missing_records, records_in, records_of
+from kvdrift.log.units.revisions import current_documents, current_units
+from kvdrift.log.units.rows import Pending, UnitCounts, UnitRows
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.location import is_local, join
+from kvdrift.schema.rows import Wide
+from kvdrift.schema.tables import DOCUMENTS, TABLES, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow.dataset as pads
 
-    from log.delta.snapshot import Snapshot
+    from kvdrift.log.delta.snapshot import Snapshot
 
 
 _Made = TypeVar("_Made")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow.fs
 
-from schema.location import filesystem_of, is_local
-from schema.tables import TABLES
+from kvdrift.schema.location import filesystem_of, is_local
+from kvdrift.schema.tables import TABLES
 
 
 def store_size(location: str) -> dict[str, Any]:

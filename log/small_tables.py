@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.delta.commits import Commit, transactions
-from log.delta.folder import DeltaFolder
-from log.delta.snapshot import Snapshot
-from schema.errors import InputError
-from schema.tables import TABLES
+from kvdrift.log.delta.commits import Commit, transactions
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.snapshot import Snapshot
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import TABLES
 
 KEYED = (
     "documents", "actions", "studies", "identities", "plans", "looks", "results", "calibration", "exact_values",

@@ -2,9 +2,9 @@
 
 Truth and what follows from it
     ``events`` is the truth: the commit of a unit's events makes the unit visible. Its row of ``units`` is appended
-    right after. If a writer is killed in between, the next writer makes the row (``log.units.records``); until then
-    ``read("units")`` lacks a unit whose events are visible, and ``Store.units`` does not. If ``events`` is read after
-    ``units``, every unit in ``units`` has its events.
+    right after. If a writer is killed in between, the next writer makes the row (``kvdrift.log.units.records``); until
+    then ``read("units")`` lacks a unit whose events are visible, and ``Store.units`` does not. If ``events`` is read
+    after ``units``, every unit in ``units`` has its events.
 
 Files are not keys
     Every row of ``events`` and of derived tables has the number of its unit. Which units exist and which are derived
@@ -13,7 +13,7 @@ Files are not keys
 
 Exactly once
     delta-rs refuses a commit if a later commit than its snapshot has one of its application ids. The store then looks
-    again which units are still missing (``log.units.commits``).
+    again which units are still missing (``kvdrift.log.units.commits``).
 
 Schema versions
     A store of an older version is read as it is: later columns hold their declared defaults, later tables are empty.
@@ -28,30 +28,30 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from log.compaction import GATHERED_ROWS, compact, delete_replaced, gather
-from log.conform import conform
-from log.forgotten import refuse_forgotten
-from log.prompts import append_prompts, kept_row
-from log.readable_store import ReadableStore
-from log.small_tables import KEYED, append_new_rows
-from log.units.commits import UnitCommits
-from log.units.contradictions import ContradictionError, set_aside
-from log.units.derived import DerivedFile, commit_derived, withdraw_units
-from log.units.many import Columns, conform_pairs
-from log.units.numbers import NUMBERED
-from log.units.unit import DERIVED_TABLES, Unit
-from log.upgrade import is_older, upgrade
-from schema.errors import InputError, nearest
-from schema.location import is_local
-from schema.locking import sweep
-from schema.tables import DOCUMENTS, TABLES, UNITS
+from kvdrift.log.compaction import GATHERED_ROWS, compact, delete_replaced, gather
+from kvdrift.log.conform import conform
+from kvdrift.log.forgotten import refuse_forgotten
+from kvdrift.log.prompts import append_prompts, kept_row
+from kvdrift.log.readable_store import ReadableStore
+from kvdrift.log.small_tables import KEYED, append_new_rows
+from kvdrift.log.units.commits import UnitCommits
+from kvdrift.log.units.contradictions import ContradictionError, set_aside
+from kvdrift.log.units.derived import DerivedFile, commit_derived, withdraw_units
+from kvdrift.log.units.many import Columns, conform_pairs
+from kvdrift.log.units.numbers import NUMBERED
+from kvdrift.log.units.unit import DERIVED_TABLES, Unit
+from kvdrift.log.upgrade import is_older, upgrade
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.location import is_local
+from kvdrift.schema.locking import sweep
+from kvdrift.schema.tables import DOCUMENTS, TABLES, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from datetime import timedelta
     from typing import Any
 
-    from log.compaction import Rewritten
+    from kvdrift.log.compaction import Rewritten
 
 __all__ = ["DerivedFile", "Store", "Unit"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schema.errors import InputError, nearest
+from kvdrift.schema.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from log.readable_store import ReadableStore
+    from kvdrift.log.readable_store import ReadableStore
 
 
 def stored_studies(store: ReadableStore, study: str | None = None) -> list[tuple[str, str]]:

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.compute as pc
 
-from log.compaction import PACK_ROWS, cut, put_together
-from log.delta.commits import Commit
-from log.units.events import RowsOfUnits
-from log.units.numbers import NUMBERED, numbers_of
-from log.units.records import as_rows
-from log.units.unit import counted_events
-from schema.tables import EVENTS, TABLES, UNITS
+from kvdrift.log.compaction import PACK_ROWS, cut, put_together
+from kvdrift.log.delta.commits import Commit
+from kvdrift.log.units.events import RowsOfUnits
+from kvdrift.log.units.numbers import NUMBERED, numbers_of
+from kvdrift.log.units.records import as_rows
+from kvdrift.log.units.unit import counted_events
+from kvdrift.schema.tables import EVENTS, TABLES, UNITS
 
 if TYPE_CHECKING:
-    from log.delta.folder import DeltaFolder
-    from log.delta.snapshot import Snapshot
-    from log.units.commits import UnitCommits
-    from log.units.rows import UnitRows
+    from kvdrift.log.delta.folder import DeltaFolder
+    from kvdrift.log.delta.snapshot import Snapshot
+    from kvdrift.log.units.commits import UnitCommits
+    from kvdrift.log.units.rows import UnitRows
 
 _UNITS_AT_ONCE: Final = 256
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schema.errors import DamagedStoreError, first_line
-from schema.location import is_local
-from schema.tables import EVENTS, GROUP_KEY, PLAIN
+from kvdrift.schema.errors import DamagedStoreError, first_line
+from kvdrift.schema.location import is_local
+from kvdrift.schema.tables import EVENTS, GROUP_KEY, PLAIN
 
 if TYPE_CHECKING:
-    from log.readable_store import ReadableStore
+    from kvdrift.log.readable_store import ReadableStore
 
 _KEY = (*GROUP_KEY, "replicate")
 _SCHEMA = pa.schema([EVENTS.schema.field(name) for name in _KEY])

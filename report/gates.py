@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from log.delta.durability import replace_durably
+from kvdrift.log.delta.durability import replace_durably
 
 GATES: Final = "gates.json"
 _BEGIN, _END = "<!-- gates -->", "<!-- end of gates -->"

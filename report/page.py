@@ -12,18 +12,18 @@ from urllib.parse import quote
 
 import jinja2
 
-from report.explorer.page import write_explorer
-from report.gates import gates_block
-from report.parts.sequential_looks import between_looks
-from report.printing.canvas import drawing, save
-from report.printing.latex import write_tex
-from report.printing.palette import properties
-from report.printing.section import Drawing, Section
-from report.printing.tables import write_records
-from report.reading.content import PageContent, TokenReader, read_content
-from report.reading.estimates import ESTIMATE_COLUMNS
-from report.reading.source import Provenance, StudyRows, ViewSource
-from report.sections import PARTS, Part
+from kvdrift.report.explorer.page import write_explorer
+from kvdrift.report.gates import gates_block
+from kvdrift.report.parts.sequential_looks import between_looks
+from kvdrift.report.printing.canvas import drawing, save
+from kvdrift.report.printing.latex import write_tex
+from kvdrift.report.printing.palette import properties
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.tables import write_records
+from kvdrift.report.reading.content import PageContent, TokenReader, read_content
+from kvdrift.report.reading.estimates import ESTIMATE_COLUMNS
+from kvdrift.report.reading.source import Provenance, StudyRows, ViewSource
+from kvdrift.report.sections import PARTS, Part
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

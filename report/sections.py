@@ -1,7 +1,7 @@
 """The parts of the page and their sections, in the page's order.
 
-A new section is a module of ``report.parts`` with a function ``section(content)``, and its place here. The function
-returns None if the page is to omit the section.
+A new section is a module of ``kvdrift.report.parts`` with a function ``section(content)``, and its place here. The
+function returns None if the page is to omit the section.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from report.parts import (
+from kvdrift.report.parts import (
     calibration,
     clocks,
     depth,
@@ -25,11 +25,11 @@ from report.parts import (
     study,
     systems,
 )
-from report.parts.answers import section as answers
-from report.parts.verdict import section as verdict
-from report.parts.verdict import sweeps
-from report.printing.section import Section
-from report.reading.content import PageContent
+from kvdrift.report.parts.answers import section as answers
+from kvdrift.report.parts.verdict import section as verdict
+from kvdrift.report.parts.verdict import sweeps
+from kvdrift.report.printing.section import Section
+from kvdrift.report.reading.content import PageContent
 
 Make = Callable[[PageContent], Section | None]
 

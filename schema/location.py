@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.fs
 
-from schema.errors import InputError, first_line
+from kvdrift.schema.errors import InputError, first_line
 
 _LONGEST_NAME: Final = 200  # bytes; file systems take 255
 

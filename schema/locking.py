@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from schema.errors import OperationError
-from schema.location import is_local
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.location import is_local
 
 TEMPORARY: Final = ".temporary-"
 """How names of temporary folders in a store begin."""

@@ -102,4 +102,4 @@ MOMENT_UNITS: dict[str, str] = {
     **dict.fromkeys((*SCALAR_MOMENTS, *POSITION_MOMENTS, *LAG_MOMENTS, *ANSWER_MOMENTS), "share, 0..1"),
     **{name: unit for unit, names in _OTHER_UNITS.items() for name in names},
 }
-"""The unit of each moment, one of ``schema.tables.MEASURES``; most moments are shares of positions or replicates."""
+"""The unit of each moment, one of ``kvdrift.schema.tables.MEASURES``; most are shares of positions or replicates."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from schema.errors import InputError
+from kvdrift.schema.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from schema.errors import InputError
+from kvdrift.schema.errors import InputError
 
 
 @dataclass(frozen=True)

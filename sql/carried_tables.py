@@ -13,12 +13,12 @@ from typing import Final
 
 import duckdb
 
-from log.store import Store
-from sql.contracts import comments, contract
-from sql.quoting import quoted
-from sql.stored_tables import create_stored_view, fill_stored_table, guard_stored_view
-from sql.unlike_units import refuse_unlike_units
-from sql.view_texts import view_texts
+from kvdrift.log.store import Store
+from kvdrift.sql.contracts import comments, contract
+from kvdrift.sql.quoting import quoted
+from kvdrift.sql.stored_tables import create_stored_view, fill_stored_table, guard_stored_view
+from kvdrift.sql.unlike_units import refuse_unlike_units
+from kvdrift.sql.view_texts import view_texts
 
 CARRIED: Final = (
     "documents", "actions", "units", "plans", "looks", "results", "calibration", "studies", "identities",

@@ -1,4 +1,4 @@
-"""Open the views over a store in an in-memory DuckDB connection; ``sql.catalog_file`` writes the views into a file.
+"""Open the views over a store in an in-memory DuckDB connection; ``kvdrift.sql.catalog_file`` writes them into a file.
 
 The SQL of each view is in a file of its own. It reads other views as ``main.NAME`` or ``internal.NAME``, and stored
 tables from the schema ``stored``. This module fills that schema with a view for each stored table, over exactly the
@@ -17,18 +17,18 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
-from log.store import Store
-from schema.errors import InputError, KvdriftError, OperationError, nearest
-from schema.location import is_local
-from schema.tables import TABLES, UNIT_MOMENTS
-from sql.carried_tables import keep_views
-from sql.contracts import Contract, contract, contracts
-from sql.empty_views import create_views
-from sql.quoting import literal, quoted
-from sql.stored_tables import create_stored_view, parquet_sources
-from sql.unlike_units import refuse_unlike_units
-from sql.view_texts import view_texts
-from sql.waiting import waiting_documents, with_computed
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError, KvdriftError, OperationError, nearest
+from kvdrift.schema.location import is_local
+from kvdrift.schema.tables import TABLES, UNIT_MOMENTS
+from kvdrift.sql.carried_tables import keep_views
+from kvdrift.sql.contracts import Contract, contract, contracts
+from kvdrift.sql.empty_views import create_views
+from kvdrift.sql.quoting import literal, quoted
+from kvdrift.sql.stored_tables import create_stored_view, parquet_sources
+from kvdrift.sql.unlike_units import refuse_unlike_units
+from kvdrift.sql.view_texts import view_texts
+from kvdrift.sql.waiting import waiting_documents, with_computed
 
 __all__ = ["Contract", "Views", "describe_views", "open_views", "view_texts"]
 

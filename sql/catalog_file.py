@@ -1,4 +1,4 @@
-"""Write and check the catalogue file of a local store: all views of ``sql.catalog``, for any DuckDB client."""
+"""Write and check the catalogue file of a local store: all views of ``kvdrift.sql.catalog``, for any DuckDB client."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import duckdb
 
-from log.delta.durability import replace_durably
-from log.store import Store
-from schema.errors import InputError, OperationError, is_forbidden
-from schema.location import is_local
-from schema.locking import sweep, temporary_folder
-from schema.tables import UNIT_MOMENTS
-from sql.carried_tables import fill_catalog
-from sql.catalog import PINNING, be_quiet
-from sql.empty_views import create_views
-from sql.quoting import literal
-from sql.stored_tables import parquet_sources
-from sql.waiting import waiting_documents, with_computed
+from kvdrift.log.delta.durability import replace_durably
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError, OperationError, is_forbidden
+from kvdrift.schema.location import is_local
+from kvdrift.schema.locking import sweep, temporary_folder
+from kvdrift.schema.tables import UNIT_MOMENTS
+from kvdrift.sql.carried_tables import fill_catalog
+from kvdrift.sql.catalog import PINNING, be_quiet
+from kvdrift.sql.empty_views import create_views
+from kvdrift.sql.quoting import literal
+from kvdrift.sql.stored_tables import parquet_sources
+from kvdrift.sql.waiting import waiting_documents, with_computed
 
 CATALOG_NAME = "catalog.duckdb"
 
@@ -34,9 +34,10 @@ def write_catalog(store: Store) -> Path:
     """Write ``catalog.duckdb`` into a local store's folder: all views at the tables' latest versions.
 
     The file is written in a temporary folder and then renamed, so that clients of the old file are not disturbed.
-    DuckDB clients from 1.0 on open the file. It holds small tables and means of documents (``sql.carried_tables``),
-    unless these are very many. A copy of the file elsewhere can therefore answer queries over pooled views. Other views
-    read Parquet files by absolute path; in a copy these views raise an error, since they would read the original store.
+    DuckDB clients from 1.0 on open the file. It holds small tables and means of documents
+    (``kvdrift.sql.carried_tables``), unless these are very many. A copy of the file elsewhere can therefore answer
+    queries over pooled views. Other views read Parquet files by absolute path; in a copy these views raise an error,
+    since they would read the original store.
 
     Returns:
         The path of the catalogue.

@@ -4,7 +4,7 @@ A view that computes rows has a contract in a TOML file beside its SQL, with the
 
 - ``keys``: columns that mean the same in every view (KEYS below).
 - ``[columns]``: the view's own columns in order, with their meaning.
-- ``moments``: a family of ``schema.moments`` whose columns follow.
+- ``moments``: a family of ``kvdrift.schema.moments`` whose columns follow.
 - ``[units]``: the columns of each unit; every column of numbers is listed.
 - ``grain``: the unique key.
 - ``nullable``: the columns that may be null.
@@ -13,7 +13,7 @@ A view that computes rows has a contract in a TOML file beside its SQL, with the
 - ``internal = true``: the view only serves other views; it is in the schema ``internal`` and not listed for users.
 - ``costly = true``: all rows of a large store would take long, so users should ask for some rows.
 
-The view of a stored table has no file: ``schema.tables`` declares its columns, their meaning and its grain.
+The view of a stored table has no file: ``kvdrift.schema.tables`` declares its columns, their meaning and its grain.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 
-from schema.errors import InputError, nearest
-from schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOMENTS, SCALAR_MOMENTS
-from schema.tables import DOCUMENTS, EVENTS, TABLES
-from sql.quoting import literal, quoted
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, MOMENT_UNITS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.tables import DOCUMENTS, EVENTS, TABLES
+from kvdrift.sql.quoting import literal, quoted
 
 # Columns that mean the same in every view.
 KEYS = {
@@ -53,7 +53,7 @@ class Contract:
     description: str
     grain: tuple[str, ...]
     columns: Mapping[str, str]
-    units: Mapping[str, str]  # The unit of each column of numbers, one of ``schema.tables.MEASURES``
+    units: Mapping[str, str]  # The unit of each column of numbers, one of ``kvdrift.schema.tables.MEASURES``
     nullable: frozenset[str] = frozenset()
     identities: Mapping[str, str] = field(default_factory=dict)
     internal: bool = False  # Whether the view only serves other views and is in the schema ``internal``
@@ -104,7 +104,7 @@ def stored_tables() -> tuple[str, ...]:
 
 def view_files(suffix: str) -> dict[str, str]:
     """Return the texts of all view files with the ending ``suffix``, by view name."""
-    folders = [folder for folder in (resources.files("sql") / "views").iterdir() if folder.is_dir()]
+    folders = [folder for folder in (resources.files("kvdrift.sql") / "views").iterdir() if folder.is_dir()]
     files = [file for folder in folders for file in folder.iterdir() if file.name.endswith(suffix)]
     return {file.name.removesuffix(suffix): file.read_text("utf-8") for file in files}
 

@@ -1,8 +1,8 @@
-"""Create all views over empty stored tables; ``sql.catalog`` then replaces the tables by a store's files.
+"""Create all views over empty stored tables; ``kvdrift.sql.catalog`` then replaces the tables by a store's files.
 
 DuckDB takes most of a second to resolve all views and set their columns' comments. So the views are created once, in a
-small database that is kept on disk (``sql.kept_builds``). DuckDB copies that database into each connection without
-resolving the views again.
+small database that is kept on disk (``kvdrift.sql.kept_builds``). DuckDB copies that database into each connection
+without resolving the views again.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from schema.errors import OperationError
-from schema.tables import TABLES
-from sql.contracts import comments, contract, contracts
-from sql.kept_builds import kept_build
-from sql.quoting import file_pattern, literal, quoted
-from sql.view_texts import qualified_texts
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.tables import TABLES
+from kvdrift.sql.contracts import comments, contract, contracts
+from kvdrift.sql.kept_builds import kept_build
+from kvdrift.sql.quoting import file_pattern, literal, quoted
+from kvdrift.sql.view_texts import qualified_texts
 
 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:
@@ -48,7 +48,7 @@ def _empty_database() -> bytes:
     texts = qualified_texts()
     meanings = {name: [promised.description, *promised.comments.items()] for name, promised in contracts().items()}
     tables = {name: str(table.schema.remove_metadata()) for name, table in TABLES.items()}
-    ours = [(resources.files("sql") / name).read_text("utf-8") for name in ("empty_views.py", "published.csv")]
+    ours = [(resources.files("kvdrift.sql") / name).read_text("utf-8") for name in ("empty_views.py", "published.csv")]
     made_from = json.dumps([duckdb.__version__, pa.__version__, [*texts.items()], meanings, tables, ours])
     return kept_build("views", made_from.encode(), functools.partial(_made_database, texts))
 
@@ -105,6 +105,6 @@ def _create_published(connection: duckdb.DuckDBPyConnection) -> None:
     """Create ``stored.published`` with a copy of the paper's numbers, so that a catalogue needs no file of ours."""
     kinds = dict.fromkeys(("value", "low", "high", "level"), "DOUBLE")
     columns = ", ".join(f"{name}: '{kinds.get(name, 'VARCHAR')}'" for name in contract("published").columns)
-    with resources.as_file(resources.files("sql") / "published.csv") as file:
+    with resources.as_file(resources.files("kvdrift.sql") / "published.csv") as file:
         rows = f"from read_csv({literal(file_pattern(str(file)))}, header = true, columns = {{{columns}}})"
         connection.execute(f"create table stored.published as {rows}")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from schema.tables import TABLES
-from sql.catalog import Views
-from sql.contracts import contract, contracts
-from sql.quoting import quoted
+from kvdrift.schema.tables import TABLES
+from kvdrift.sql.catalog import Views
+from kvdrift.sql.contracts import contract, contracts
+from kvdrift.sql.quoting import quoted
 
 
 @dataclass(frozen=True)

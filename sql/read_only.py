@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import duckdb
 
-from log.store import Store
-from schema.errors import InputError
-from schema.location import is_local
-from sql.catalog import Views, one_line
-from sql.quoting import literal
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.location import is_local
+from kvdrift.sql.catalog import Views, one_line
+from kvdrift.sql.quoting import literal
 
 PRAGMAS: Final = ("database_list", "show_tables", "table_info", "version")
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import duckdb
 
-from log.store import Store
-from schema.tables import TABLES
-from sql.quoting import literal, parquet_files, quoted
+from kvdrift.log.store import Store
+from kvdrift.schema.tables import TABLES
+from kvdrift.sql.quoting import literal, parquet_files, quoted
 
 
 def create_stored_view(connection: duckdb.DuckDBPyConnection, table: str, sources: Mapping[str, Sequence[str]]) -> None:

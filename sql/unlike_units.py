@@ -1,7 +1,8 @@
 """Make views that pool replicates raise an error if units that they would pool are unlike.
 
-Units of one kept set must keep and read the same entries (``log.units.kept_sets``). Units of one study and model must
-have one horizon, seed and model (``log.units.conditions``). Stored tables and views of single replicates stay readable.
+Units of one kept set must keep and read the same entries (``kvdrift.log.units.kept_sets``). Units of one study and
+model must have one horizon, seed and model (``kvdrift.log.units.conditions``). Stored tables and views of single
+replicates stay readable.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.readable_store import ReadableStore
-from log.units import conditions
-from log.units.kept_sets import ALIKE, COMPARED, SAME, unlike_units
-from log.units.numbers import numbers_of
-from log.units.revisions import current_units
-from log.units.unit import SPAN
-from schema.errors import UnlikeUnitsError
-from schema.rows import Flags, Hashes, Wide, row_hashes
-from schema.tables import UNITS
-from sql.contracts import contract, contracts, stored_tables
-from sql.quoting import literal, quoted
+from kvdrift.log.readable_store import ReadableStore
+from kvdrift.log.units import conditions
+from kvdrift.log.units.kept_sets import ALIKE, COMPARED, SAME, unlike_units
+from kvdrift.log.units.numbers import numbers_of
+from kvdrift.log.units.revisions import current_units
+from kvdrift.log.units.unit import SPAN
+from kvdrift.schema.errors import UnlikeUnitsError
+from kvdrift.schema.rows import Flags, Hashes, Wide, row_hashes
+from kvdrift.schema.tables import UNITS
+from kvdrift.sql.contracts import contract, contracts, stored_tables
+from kvdrift.sql.quoting import literal, quoted
 
 _POOL_NOTHING: Final = {
     "controls", "plan", "published", "revisions", "superseded", "superseded_analyses", "superseded_documents",

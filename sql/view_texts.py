@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from schema.tables import TABLES
-from sql.contracts import contract, stored_tables, view_files
-from sql.quoting import quoted
+from kvdrift.schema.tables import TABLES
+from kvdrift.sql.contracts import contract, stored_tables, view_files
+from kvdrift.sql.quoting import quoted
 
 _READS: Final = re.compile(r"\b(?:main|internal)\.\w+")
 

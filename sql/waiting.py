@@ -12,10 +12,10 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from log.store import Store
-from log.units.numbers import numbers_of
-from log.units.unit import SPAN
-from schema.tables import GROUP_KEY
+from kvdrift.log.store import Store
+from kvdrift.log.units.numbers import numbers_of
+from kvdrift.log.units.unit import SPAN
+from kvdrift.schema.tables import GROUP_KEY
 
 _KEY: Final = ", ".join(GROUP_KEY)
 

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, stdtrit
 
-from stats.linearization.cluster_blocks import effective
-from stats.linearization.ordered_sums import ordered_sum
-from stats.moments import Float
-from stats.pooling import Pooling, evaluate
-from stats.quantities import quantity_named
-from stats.registry import Between, Pooled, Quantity
+from kvdrift.stats.linearization.cluster_blocks import effective
+from kvdrift.stats.linearization.ordered_sums import ordered_sum
+from kvdrift.stats.moments import Float
+from kvdrift.stats.pooling import Pooling, evaluate
+from kvdrift.stats.quantities import quantity_named
+from kvdrift.stats.registry import Between, Pooled, Quantity
 
 MOST_UNLIKE = 4
 """Clusters that may differ from all others; where more do, resamples show how much documents vary."""

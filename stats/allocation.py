@@ -22,18 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from schema.errors import InputError
-from schema.moments import COMPENSATORS
-from schema.study import POOLED
-from stats.alike import MOST_UNLIKE, Alike, alike_documents, reach_of
-from stats.endpoints import Endpoint, Family
-from stats.linearization.gradients import STEP
-from stats.moments import DocumentMoments, Float, ReplicateMoments
-from stats.pooling import Pooling
-from stats.quantities import quantity_named
-from stats.quantities.answers import ANSWER_QUANTITIES
-from stats.reduction.control_variates import is_reduced
-from stats.registry import Array, Between, Pooled
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.moments import COMPENSATORS
+from kvdrift.schema.study import POOLED
+from kvdrift.stats.alike import MOST_UNLIKE, Alike, alike_documents, reach_of
+from kvdrift.stats.endpoints import Endpoint, Family
+from kvdrift.stats.linearization.gradients import STEP
+from kvdrift.stats.moments import DocumentMoments, Float, ReplicateMoments
+from kvdrift.stats.pooling import Pooling
+from kvdrift.stats.quantities import quantity_named
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.reduction.control_variates import is_reduced
+from kvdrift.stats.registry import Array, Between, Pooled
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from schema.errors import InputError, nearest
-from stats.alike import alike_documents
-from stats.ends import PERCENTILE, STUDENTIZED, document_intervals, percentile_intervals
-from stats.linearization.cluster_blocks import ClusterBlocks
-from stats.moments import DocumentMoments, Float, Text
-from stats.pooling import Pooling
-from stats.quantities import quantity_named
-from stats.registry import Range
-from stats.resampling.bootstrap import resampled
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.stats.alike import alike_documents
+from kvdrift.stats.ends import PERCENTILE, STUDENTIZED, document_intervals, percentile_intervals
+from kvdrift.stats.linearization.cluster_blocks import ClusterBlocks
+from kvdrift.stats.moments import DocumentMoments, Float, Text
+from kvdrift.stats.pooling import Pooling
+from kvdrift.stats.quantities import quantity_named
+from kvdrift.stats.registry import Range
+from kvdrift.stats.resampling.bootstrap import resampled
 
 FOLDS = 6
 PENALTY = 10.0

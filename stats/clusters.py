@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from schema.keyed_random import keyed_generator
-from schema.rows import run_begins
-from stats.moments import Float, Text
+from kvdrift.schema.keyed_random import keyed_generator
+from kvdrift.schema.rows import run_begins
+from kvdrift.stats.moments import Float, Text
 
 _PHILOX_WORDS = 4  # 64-bit words per Philox counter value
 

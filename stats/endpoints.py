@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from schema.errors import InputError, nearest
-from schema.study import POOLED
-from schema.windows import Windows
-from stats.quantities import DIFFERENCES, PAIR_QUANTITIES, quantity_named
-from stats.registry import Higher, Quantity
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.study import POOLED
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.quantities import DIFFERENCES, PAIR_QUANTITIES, quantity_named
+from kvdrift.stats.registry import Higher, Quantity
 
 
 @dataclass(frozen=True)

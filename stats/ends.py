@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtr, ndtri, stdtrit
 
-from stats.moments import Float
-from stats.registry import Between
+from kvdrift.stats.moments import Float
+from kvdrift.stats.registry import Between
 
 if TYPE_CHECKING:
-    from stats.alike import Alike
+    from kvdrift.stats.alike import Alike
 
 STUDENTIZED: Final = "studentized"
 SKEWED: Final = "skewed"

@@ -1,7 +1,7 @@
 """The input of an analysis: additive moments of each document, or of each replicate on development documents.
 
-Names are those of ``schema.moments``; the arrays are filled from the SQL views ``moments`` and ``profiles``. Everything
-is validated here, once, so that later modules only compute.
+Names are those of ``kvdrift.schema.moments``; the arrays are filled from the SQL views ``moments`` and ``profiles``.
+Everything is validated here, once, so that later modules only compute.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schema.errors import InputError, nearest
-from schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
-from schema.study import POOLED
-from schema.windows import Windows
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.moments import ANSWER_MOMENTS, LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.study import POOLED
+from kvdrift.schema.windows import Windows
 
 Float = NDArray[np.float64]
 Text = NDArray[np.str_]
@@ -69,7 +69,7 @@ class DocumentMoments(MeasuredDocuments):
     Shapes, with D documents, A actions: ``scalars`` maps every name of SCALAR_MOMENTS to float64 [D, A], and in moments
     of documents with answers every name of ANSWER_MOMENTS too; ``positions`` every name of POSITION_MOMENTS to
     [D, A, H], or is empty; ``lags`` every name of LAG_MOMENTS to [D, A, T], or is empty. Units are those of
-    ``schema.moments``.
+    ``kvdrift.schema.moments``.
 
     NaN has two meanings, and no third: an action lacks a document (then all its moments are NaN there), or a moment is
     null over an empty window (then it is NaN for all documents of the action).

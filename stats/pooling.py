@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from schema.errors import InputError, nearest
-from schema.moments import COMPENSATORS
-from schema.study import POOLED
-from stats.moments import DocumentMoments, Float
-from stats.registry import Array, Feature, Pooled, Quantity
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.moments import COMPENSATORS
+from kvdrift.schema.study import POOLED
+from kvdrift.stats.moments import DocumentMoments, Float
+from kvdrift.stats.registry import Array, Feature, Pooled, Quantity
 
 TILE_COLUMNS = 64
 TILE_WORK = 2**18  # multiplications of one tile; up to this size OpenBLAS uses one thread

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import stdtrit
 
-from stats.alike import Alike
-from stats.ends import STUDENTIZED, Studentized, at_distances, at_least
-from stats.linearization.cluster_blocks import effective
-from stats.registry import Between
+from kvdrift.stats.alike import Alike
+from kvdrift.stats.ends import STUDENTIZED, Studentized, at_distances, at_least
+from kvdrift.stats.linearization.cluster_blocks import effective
+from kvdrift.stats.registry import Between
 
 LEVEL = 0.95
 _FRACTION = Between(0.0, 1.0)

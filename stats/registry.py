@@ -4,7 +4,8 @@ A function takes pooled moments whose arrays have any leading axes (draws, strat
 the position or lag as last axis; it returns the same leading axes, with a last axis for a quantity that has an
 ``axis``. Values are fractions, entry times are tokens. Undefined values are NaN (null in results). Functions use only
 smooth arithmetic and exact comparisons with 0, so complex moments go through them too
-(``stats.linearization.gradients`` differentiates them that way). The quantities themselves are in ``stats.quantities``.
+(``kvdrift.stats.linearization.gradients`` differentiates them that way). The quantities themselves are in
+``kvdrift.stats.quantities``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from schema.windows import Windows
+from kvdrift.schema.windows import Windows
 
 Array = NDArray[Any]  # float64, or complex128 while a derivative is taken
 
@@ -206,7 +207,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class BranchingQuantity(Quantity):
-    """A quantity of residual branching, whose function takes a mapping of pooled moments (``stats.efficiency``)."""
+    """A quantity of residual branching, whose function takes pooled moments by name (``kvdrift.stats.efficiency``)."""
 
     # the documents that its moments are pooled over: those with SWRB replicates (``branched``), or those with at least
     # two replicates of both estimators (``both``)

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from schema.study import POOLED
-from stats.alike import alike_documents
-from stats.ends import at_least, distance_quantiles, document_intervals
-from stats.linearization.cluster_blocks import ClusterBlocks
-from stats.moments import DocumentMoments, Float
-from stats.pooling import Pooling
-from stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF, quantity_named
-from stats.resampling.bootstrap import resampled
-from stats.resampling.intervals import COLUMNS, EXPLORATORY, Estimates, nullable, whole_clusters
+from kvdrift.schema.study import POOLED
+from kvdrift.stats.alike import alike_documents
+from kvdrift.stats.ends import at_least, distance_quantiles, document_intervals
+from kvdrift.stats.linearization.cluster_blocks import ClusterBlocks
+from kvdrift.stats.moments import DocumentMoments, Float
+from kvdrift.stats.pooling import Pooling
+from kvdrift.stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF, quantity_named
+from kvdrift.stats.resampling.bootstrap import resampled
+from kvdrift.stats.resampling.intervals import COLUMNS, EXPLORATORY, Estimates, nullable, whole_clusters
 
 SIMULTANEOUS = "simultaneous"
 

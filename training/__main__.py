@@ -16,7 +16,7 @@ import torch
 from transformers import Qwen2ForCausalLM
 from transformers.utils import logging
 
-from generator.embedded.documents import LENGTHS, TASKS, make_document
+from kvdrift.generator.embedded.documents import LENGTHS, TASKS, make_document
 from training.accuracy import Accuracy, measure_accuracy
 from training.checkpoint import save_checkpoint
 from training.curriculum import run_curriculum, run_last

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, Qwen2ForCausalLM
 
-from generator.embedded import vocabulary as v
-from schema.document import Document
+from kvdrift.generator.embedded import vocabulary as v
+from kvdrift.schema.document import Document
 
 GENERATION_LIMIT = 96
 """Generated tokens per answer at most; fewer than one right answer in 2,000 is longer."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import AddedToken
 from transformers import GenerationConfig, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from generator.embedded.vocabulary import BOS, EOS, PAD, SYMBOLS
+from kvdrift.generator.embedded.vocabulary import BOS, EOS, PAD, SYMBOLS
 
 
 def save_checkpoint(model: Qwen2ForCausalLM, folder: Path) -> None:

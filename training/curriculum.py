@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from transformers import Qwen2ForCausalLM
 
-from generator.embedded.documents import PromptLayout
+from kvdrift.generator.embedded.documents import PromptLayout
 from training.sequences import make_training_sequence
 from training.trainer import Batch, StepScores, Trainer, collate
 

@@ -18,7 +18,7 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from generator.transformer.files.local_folders import EMBEDDED_FOLDER
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
 
 QUANTIZATIONS = ("F32", "Q8_0", "Q4_0")
 

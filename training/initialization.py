@@ -14,7 +14,7 @@ import math
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from generator.embedded import vocabulary as v
+from kvdrift.generator.embedded import vocabulary as v
 
 HIDDEN = 128
 LAYERS = 3

@@ -17,7 +17,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from generator.transformer.files.local_folders import EMBEDDED_FOLDER
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
 
 BITS = (8, 4)
 

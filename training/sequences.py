@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from generator.embedded import vocabulary as v
-from generator.embedded.documents import (
+from kvdrift.generator.embedded import vocabulary as v
+from kvdrift.generator.embedded.documents import (
     MEAN_FILLER,
     Episode,
     PromptLayout,

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 from transformers import Qwen2ForCausalLM
 
-from generator.embedded import vocabulary as v
+from kvdrift.generator.embedded import vocabulary as v
 from training.sequences import TrainingSequence
 
 EMBEDDING_SHARE = 0.3

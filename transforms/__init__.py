@@ -1,6 +1,6 @@
 """Derive trajectories and steps from events: pure functions, the Beam pipeline around them, and its live form.
 
-Users of Beam import its transforms from here: ``from transforms import DeriveTrajectories``.
+Users of Beam import its transforms from here: ``from kvdrift.transforms import DeriveTrajectories``.
 """
 
 from __future__ import annotations
@@ -21,4 +21,4 @@ def __getattr__(name: str) -> Any:
     """Import a transform when it is first used, since importing Beam takes half a second."""
     if name not in _TRANSFORMS:
         raise AttributeError(f"module 'transforms' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"transforms.streams.{_TRANSFORMS[name]}"), name)
+    return getattr(importlib.import_module(f"kvdrift.transforms.streams.{_TRANSFORMS[name]}"), name)

@@ -12,11 +12,11 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Self
 
-from log.store import Store
-from schema.errors import KvdriftError, OperationError, first_line
-from schema.own_process import OwnProcesses
-from schema.progress import SILENT, Progress
-from schema.tables import TABLES
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import KvdriftError, OperationError, first_line
+from kvdrift.schema.own_process import OwnProcesses
+from kvdrift.schema.progress import SILENT, Progress
+from kvdrift.schema.tables import TABLES
 
 _TIMES = 32  # that a process does it
 BATCHES = 16  # micro-batches from one time to the next; each leaves one file

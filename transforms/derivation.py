@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from schema.rows import Flags, Ints, Reals, run_begins
-from schema.tables import COUPLED, EVENTS, GROUP_KEY, PAIR_COLUMNS, STEPS, TRAJECTORIES
-from transforms.event_columns import NEVER, SortedEvents, check_columns, check_kinds, table_of, with_nulls
+from kvdrift.schema.rows import Flags, Ints, Reals, run_begins
+from kvdrift.schema.tables import COUPLED, EVENTS, GROUP_KEY, PAIR_COLUMNS, STEPS, TRAJECTORIES
+from kvdrift.transforms.event_columns import NEVER, SortedEvents, check_columns, check_kinds, table_of, with_nulls
 
 
 @dataclass(frozen=True)

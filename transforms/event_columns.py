@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schema.errors import InputError
-from schema.rows import Flags, Ints, Wide, combined_codes, run_begins
-from schema.tables import EVENTS, GROUP_KEY
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.rows import Flags, Ints, Wide, combined_codes, run_begins
+from kvdrift.schema.tables import EVENTS, GROUP_KEY
 
 _LATER = {"action_revision": 0, "unit": -1}  # columns that older events lack, with what stands for null
 

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
-from schema.rows import Flags, Reals, Wide, run_begins
-from schema.tables import GROUP_KEY, TRAJECTORIES, UNIT_MOMENTS
-from schema.windows import Windows
-from transforms.event_columns import NEVER, table_of
+from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.rows import Flags, Reals, Wide, run_begins
+from kvdrift.schema.tables import GROUP_KEY, TRAJECTORIES, UNIT_MOMENTS
+from kvdrift.schema.windows import Windows
+from kvdrift.transforms.event_columns import NEVER, table_of
 
 StudyWindows: TypeAlias = Mapping[tuple[str, str], Windows]
 """The windows of declared studies, by study and model."""

@@ -23,11 +23,19 @@ from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from log.store import Store
-from schema.errors import InputError, OperationError, first_line
-from schema.log_levels import raised_level
-from transforms.records import read_records, record_folder, write_record
-from transforms.segments import SEGMENT_ROWS, DerivationReport, Segment, SegmentOutcome, commit, derive_segment, pending
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError, OperationError, first_line
+from kvdrift.schema.log_levels import raised_level
+from kvdrift.transforms.records import read_records, record_folder, write_record
+from kvdrift.transforms.segments import (
+    SEGMENT_ROWS,
+    DerivationReport,
+    Segment,
+    SegmentOutcome,
+    commit,
+    derive_segment,
+    pending,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

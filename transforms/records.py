@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.fs
 
-from log.delta.parquet_files import StoredFile
-from log.store import DerivedFile
-from schema.location import filesystem_of, is_local, join
-from transforms.segments import SegmentOutcome
+from kvdrift.log.delta.parquet_files import StoredFile
+from kvdrift.log.store import DerivedFile
+from kvdrift.schema.location import filesystem_of, is_local, join
+from kvdrift.transforms.segments import SegmentOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

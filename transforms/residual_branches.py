@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.units.whole import NOTHING_DRAWN
-from schema.errors import InputError
-from schema.rows import Flags, Ints, Reals, Wide, run_begins
-from schema.tables import BRANCH, BRANCHING_DEPTHS, BRANCHINGS, EVENTS, SCAN
-from transforms.event_columns import SortedEvents, check_columns, check_kinds, table_of, with_nulls
+from kvdrift.log.units.whole import NOTHING_DRAWN
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.rows import Flags, Ints, Reals, Wide, run_begins
+from kvdrift.schema.tables import BRANCH, BRANCHING_DEPTHS, BRANCHINGS, EVENTS, SCAN
+from kvdrift.transforms.event_columns import SortedEvents, check_columns, check_kinds, table_of, with_nulls
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.delta.durability import side_by_side
-from log.units.unit import DERIVED
-from schema.errors import InputError, KvdriftError, OperationError, first_line
-from schema.rows import Wide
-from schema.tables import EVENTS, GROUP_KEY, SWRB
-from schema.windows import Windows
-from transforms.derivation import derive_trajectories
-from transforms.moments import StudyWindows, derive_moments
-from transforms.residual_branches import derive_branchings
+from kvdrift.log.delta.durability import side_by_side
+from kvdrift.log.units.unit import DERIVED
+from kvdrift.schema.errors import InputError, KvdriftError, OperationError, first_line
+from kvdrift.schema.rows import Wide
+from kvdrift.schema.tables import EVENTS, GROUP_KEY, SWRB
+from kvdrift.schema.windows import Windows
+from kvdrift.transforms.derivation import derive_trajectories
+from kvdrift.transforms.moments import StudyWindows, derive_moments
+from kvdrift.transforms.residual_branches import derive_branchings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from log.store import DerivedFile, Store
+    from kvdrift.log.store import DerivedFile, Store
 
 # Application ids of the commits: after COVERED every unit of the events version that it carries is derived, after
 # PARTIAL some of that version are still to do.

@@ -4,8 +4,8 @@ This module calls the same functions as the pipeline's workers, without a runner
 the end of their input, so that each micro-batch would pay for a whole pipeline.
 
 The units of a micro-batch are derived together. Small files are merged in a separate process as they become many
-(``transforms.compaction``); the caller has larger files merged elsewhere (``Store.gather``). So time and memory do not
-grow with the number of units, and views read few files.
+(``kvdrift.transforms.compaction``); the caller has larger files merged elsewhere (``Store.gather``). So time and memory
+do not grow with the number of units, and views read few files.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from log.store import Store
-from transforms.compaction import Gathering
-from transforms.segments import DerivationReport, commit, derive_segment, pending
+from kvdrift.log.store import Store
+from kvdrift.transforms.compaction import Gathering
+from kvdrift.transforms.segments import DerivationReport, commit, derive_segment, pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from log.checked_files import READ_ERRORS, CheckedFiles, named_digest
-from log.conform import conform
-from log.delta.parquet_files import StoredFile, content_digest
-from schema.errors import InputError, first_line
-from schema.location import is_local
-from schema.tables import TABLES
+from kvdrift.log.checked_files import READ_ERRORS, CheckedFiles, named_digest
+from kvdrift.log.conform import conform
+from kvdrift.log.delta.parquet_files import StoredFile, content_digest
+from kvdrift.schema.errors import InputError, first_line
+from kvdrift.schema.location import is_local
+from kvdrift.schema.tables import TABLES
 
 if TYPE_CHECKING:
-    from log.store import Store
+    from kvdrift.log.store import Store
 
 UnitRecord = dict[str, Any]  # a row of ``units``, by column
 _MISSING = "the file is missing or cannot be read, must be there"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from log.units import conditions
-from log.units.kept_sets import unlike_units
-from log.units.revisions import current_actions, current_revision
-from schema.tables import IDENTITIES
-from verification.files import Fault, SmallTable, UnitRecord, Verified, number_of, row_name
+from kvdrift.log.units import conditions
+from kvdrift.log.units.kept_sets import unlike_units
+from kvdrift.log.units.revisions import current_actions, current_revision
+from kvdrift.schema.tables import IDENTITIES
+from kvdrift.verification.files import Fault, SmallTable, UnitRecord, Verified, number_of, row_name
 
 _KEY = IDENTITIES.key
 _COLUMNS = tuple(name for name in IDENTITIES.columns if name not in _KEY)

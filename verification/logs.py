@@ -7,14 +7,14 @@ from pathlib import Path, PurePath, PurePosixPath
 
 import pyarrow.fs
 
-from log.delta.commits import added_files
-from log.delta.table_log import TableLog, lost_commits
-from log.store import Store
-from schema.errors import InputError, KvdriftError
-from schema.location import filesystem_of, is_local, join
-from schema.locking import TEMPORARY
-from schema.tables import TABLES
-from verification.files import Fault, Verified, number_of
+from kvdrift.log.delta.commits import added_files
+from kvdrift.log.delta.table_log import TableLog, lost_commits
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError, KvdriftError
+from kvdrift.schema.location import filesystem_of, is_local, join
+from kvdrift.schema.locking import TEMPORARY
+from kvdrift.schema.tables import TABLES
+from kvdrift.verification.files import Fault, Verified, number_of
 
 NAMED_LEFTOVERS = 10  # of one table, before the rest is a count
 

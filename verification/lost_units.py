@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.units.numbers import with_numbers
-from log.units.records import as_rows, record_from
-from log.units.unit import DERIVED_TABLES, SPAN, in_order
-from schema.errors import InputError
-from schema.rows import run_begins
-from schema.tables import EVENTS
-from transforms.segments import in_parts
-from verification.files import UnitRecord, whole_rows
-from verification.logs import files_of
-from verification.unit_rows import checked_events, rows_by_unit
+from kvdrift.log.units.numbers import with_numbers
+from kvdrift.log.units.records import as_rows, record_from
+from kvdrift.log.units.unit import DERIVED_TABLES, SPAN, in_order
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.rows import run_begins
+from kvdrift.schema.tables import EVENTS
+from kvdrift.transforms.segments import in_parts
+from kvdrift.verification.files import UnitRecord, whole_rows
+from kvdrift.verification.logs import files_of
+from kvdrift.verification.unit_rows import checked_events, rows_by_unit
 
 if TYPE_CHECKING:
-    from log.store import Store
+    from kvdrift.log.store import Store
 
 
 class Known(NamedTuple):

@@ -14,15 +14,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from log.checked_files import CheckedFiles
-from log.store import Store
-from log.units.unit import unit_name
-from schema.document import SCORINGS
-from schema.errors import InputError
-from schema.frozen_text import frozen_sha256
-from schema.tables import GROUP_KEY, PLAIN, PROMPTS, TABLES
-from verification.files import Fault, SmallTable, UnitRecord, Verified, number_of, read_files, row_name, whole_rows
-from verification.unit_rows import units_at
+from kvdrift.log.checked_files import CheckedFiles
+from kvdrift.log.store import Store
+from kvdrift.log.units.unit import unit_name
+from kvdrift.schema.document import SCORINGS
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.frozen_text import frozen_sha256
+from kvdrift.schema.tables import GROUP_KEY, PLAIN, PROMPTS, TABLES
+from kvdrift.verification.files import (
+    Fault,
+    SmallTable,
+    UnitRecord,
+    Verified,
+    number_of,
+    read_files,
+    row_name,
+    whole_rows,
+)
+from kvdrift.verification.unit_rows import units_at
 
 _NAMED = 3  # units that one fault names
 _GROUP = (*GROUP_KEY, "action_revision")

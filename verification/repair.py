@@ -17,24 +17,24 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.delta.durability import make_folder, sync
-from log.delta.folder import DeltaFolder
-from log.delta.parquet_files import replace_file
-from log.delta.table_log import RELIED_ON, TableLog, empty_commit
-from log.small_tables import KEYED
-from log.store import ESTIMATED_TABLES, Store
-from log.units.numbers import NUMBERED
-from log.units.unit import DERIVED_TABLES, unit_name
-from schema.errors import DamagedStoreError, InputError, KvdriftError
-from schema.location import is_local
-from schema.locking import repaired
-from schema.tables import IDENTITIES, TABLES
-from sql.catalog_file import CATALOG_NAME, refresh_catalog
-from transforms.segments import COVERED, PARTIAL, commit, derive_segment, pending
-from verification.files import Fault, memory_of, number_of, read_files, remember, whole_rows
-from verification.logs import files_of, table_logs
-from verification.lost_units import broken_units, known_units, whole_copies
-from verification.unit_rows import rows_by_unit
+from kvdrift.log.delta.durability import make_folder, sync
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.parquet_files import replace_file
+from kvdrift.log.delta.table_log import RELIED_ON, TableLog, empty_commit
+from kvdrift.log.small_tables import KEYED
+from kvdrift.log.store import ESTIMATED_TABLES, Store
+from kvdrift.log.units.numbers import NUMBERED
+from kvdrift.log.units.unit import DERIVED_TABLES, unit_name
+from kvdrift.schema.errors import DamagedStoreError, InputError, KvdriftError
+from kvdrift.schema.location import is_local
+from kvdrift.schema.locking import repaired
+from kvdrift.schema.tables import IDENTITIES, TABLES
+from kvdrift.sql.catalog_file import CATALOG_NAME, refresh_catalog
+from kvdrift.transforms.segments import COVERED, PARTIAL, commit, derive_segment, pending
+from kvdrift.verification.files import Fault, memory_of, number_of, read_files, remember, whole_rows
+from kvdrift.verification.logs import files_of, table_logs
+from kvdrift.verification.lost_units import broken_units, known_units, whole_copies
+from kvdrift.verification.unit_rows import rows_by_unit
 
 _BATCH = 256  # segments of one commit
 

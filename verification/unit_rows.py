@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from log.store import Unit
-from log.units.unit import DERIVED_TABLES, OF_STORE, conform_unit
-from schema.errors import InputError
-from schema.tables import GROUP_KEY, TABLES, UNIT_MOMENTS
-from transforms.segments import COVERED
+from kvdrift.log.store import Unit
+from kvdrift.log.units.unit import DERIVED_TABLES, OF_STORE, conform_unit
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import GROUP_KEY, TABLES, UNIT_MOMENTS
+from kvdrift.transforms.segments import COVERED
 
 if TYPE_CHECKING:
-    from log.store import Store
-    from verification.files import UnitRecord
+    from kvdrift.log.store import Store
+    from kvdrift.verification.files import UnitRecord
 
 # A derivation on another machine may add up in another order. A sum of n terms of one sign then differs by at most
 # n 2^-53 of its value; the longest sums here have 2 H terms. EOS gaps have terms of both signs of at most 1 / H each:

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.compaction import sorted_by_key
-from log.units.numbers import NUMBERED, numbers_of
-from log.units.unit import DERIVED, DERIVED_TABLES, group_of, unit_name, unit_number
-from schema.errors import InputError
-from schema.tables import EVENTS, GROUP_KEY, TABLES
-from transforms.segments import declared_windows, derived_rows, in_parts
-from verification.files import Fault, UnitRecord, Verified, number_of
-from verification.unit_rows import and_more, by_unit, checked_events, first_difference, rows_by_unit, units_at
+from kvdrift.log.compaction import sorted_by_key
+from kvdrift.log.units.numbers import NUMBERED, numbers_of
+from kvdrift.log.units.unit import DERIVED, DERIVED_TABLES, group_of, unit_name, unit_number
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import EVENTS, GROUP_KEY, TABLES
+from kvdrift.transforms.segments import declared_windows, derived_rows, in_parts
+from kvdrift.verification.files import Fault, UnitRecord, Verified, number_of
+from kvdrift.verification.unit_rows import and_more, by_unit, checked_events, first_difference, rows_by_unit, units_at
 
 if TYPE_CHECKING:
-    from log.store import Store
-    from schema.progress import Progress
-    from verification.files import SmallTable, TableFiles
+    from kvdrift.log.store import Store
+    from kvdrift.schema.progress import Progress
+    from kvdrift.verification.files import SmallTable, TableFiles
 
 _ORDER: Final = (*GROUP_KEY, "action_revision", "estimator", "first_replicate")
 

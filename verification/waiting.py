@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from log.waiting import Waiting, count_waiting
-from schema.errors import DamagedStoreError
-from verification.files import Fault, Verified, number_of
+from kvdrift.log.waiting import Waiting, count_waiting
+from kvdrift.schema.errors import DamagedStoreError
+from kvdrift.verification.files import Fault, Verified, number_of
 
 if TYPE_CHECKING:
-    from log.store import Store
+    from kvdrift.log.store import Store
 
 
 def check_waiting(store: Store) -> Verified:

@@ -10,22 +10,22 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from log.store import Store
-from log.units.numbers import NUMBERED
-from schema.errors import InputError, KvdriftError
-from schema.location import is_local
-from schema.progress import SILENT, Progress
-from schema.tables import TABLES
-from sql.catalog import PINNING, open_views
-from sql.catalog_file import CATALOG_NAME, catalog_fault
-from sql.promises import breaches, computed_views, promises
-from verification.files import Fault, Verified, check_small_table, memory_of, number_of, read_files, remember
-from verification.identities import check_conditions, check_identities, check_kept_sets
-from verification.logs import check_leftovers, check_logs
-from verification.references import check_citations, check_owners, check_plans, check_prompts, check_scores
-from verification.unit_rows import covered_versions
-from verification.units import Pinned, UnitWalk
-from verification.waiting import check_waiting
+from kvdrift.log.store import Store
+from kvdrift.log.units.numbers import NUMBERED
+from kvdrift.schema.errors import InputError, KvdriftError
+from kvdrift.schema.location import is_local
+from kvdrift.schema.progress import SILENT, Progress
+from kvdrift.schema.tables import TABLES
+from kvdrift.sql.catalog import PINNING, open_views
+from kvdrift.sql.catalog_file import CATALOG_NAME, catalog_fault
+from kvdrift.sql.promises import breaches, computed_views, promises
+from kvdrift.verification.files import Fault, Verified, check_small_table, memory_of, number_of, read_files, remember
+from kvdrift.verification.identities import check_conditions, check_identities, check_kept_sets
+from kvdrift.verification.logs import check_leftovers, check_logs
+from kvdrift.verification.references import check_citations, check_owners, check_plans, check_prompts, check_scores
+from kvdrift.verification.unit_rows import covered_versions
+from kvdrift.verification.units import Pinned, UnitWalk
+from kvdrift.verification.waiting import check_waiting
 
 _SMALL = (
     "studies", "documents", "actions", "exact_values", "identities", "units", "plans", "looks", "results",

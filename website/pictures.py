@@ -13,10 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from log.store import Store
-from report.printing.canvas import Axes, Figure, action_styles, drawing, library, new_figure
-from report.printing.palette import ACTION_COLOURS, INK, QUIET, RULE, SHADE, TERM_COLOURS, properties, with_properties
-from sql.catalog import Views, open_views
+from kvdrift.log.store import Store
+from kvdrift.report.printing.canvas import Axes, Figure, action_styles, drawing, library, new_figure
+from kvdrift.report.printing.palette import (
+    ACTION_COLOURS,
+    INK,
+    QUIET,
+    RULE,
+    SHADE,
+    TERM_COLOURS,
+    properties,
+    with_properties,
+)
+from kvdrift.sql.catalog import Views, open_views
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 BASELINE, OTHER = "snapkv-half", "recent-half"

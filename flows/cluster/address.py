@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from schema.errors import InputError
-from schema.study import TRANSFORMER, Study
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import TRANSFORMER, Study
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ClusterAddress:
     def of_gpus(cls, text: str, studies: Sequence[Study]) -> Self:
         """Read how many GPUs of this machine get a worker each, to generate for the studies of one file."""
         check_gpus(text, studies)
-        from generator.transformer.model_checks import visible_gpus  # noqa: PLC0415 - torch takes seconds
+        from kvdrift.generator.transformer.model_checks import visible_gpus  # noqa: PLC0415 - torch takes seconds
 
         gpus = visible_gpus()
         if not gpus:

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from flows.cluster.address import ClusterAddress
-from flows.cluster.facts import (
+from kvdrift.flows.cluster.address import ClusterAddress
+from kvdrift.flows.cluster.facts import (
     check_facts,
     check_source,
     facts,
@@ -27,9 +27,9 @@ from flows.cluster.facts import (
     other_versions,
     source_sha256,
 )
-from flows.cluster.gpus import ONE_GPU, having
-from log.store import Store
-from schema.errors import InputError, NobodyLeftError, OperationError, first_line
+from kvdrift.flows.cluster.gpus import ONE_GPU, having
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError, NobodyLeftError, OperationError, first_line
 
 if TYPE_CHECKING:
     from distributed import Client, Future, SpecCluster
@@ -279,7 +279,7 @@ def local_processes(
         "memory_limit": 0,  # a worker that holds a large model must not be restarted for its memory
         "dashboard": False,
         "silence_logs": logging.CRITICAL,
-        "preload": ["flows.cluster.own_workers"],
+        "preload": ["kvdrift.flows.cluster.own_workers"],
     }
     workers = {
         number: {"cls": Nanny, "options": options | {"env": dict(environment), "resources": _resources(environment)}}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from flows.cluster.connection import Cluster
-from log.store import Store
-from schema.errors import OperationError
-from transforms.pipeline import run_derivation
-from transforms.segments import DerivationReport, pending
+from kvdrift.flows.cluster.connection import Cluster
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import OperationError
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.transforms.segments import DerivationReport, pending
 
 
 def derive_on(cluster: Cluster, location: str) -> DerivationReport:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from log.store import Store
-from schema.errors import InputError, KvdriftError, first_line
-from schema.location import is_local
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError, KvdriftError, first_line
+from kvdrift.schema.location import is_local
 
 _PACKAGES = ("schema", "log", "generator", "transforms", "flows")  # the packages that workers run
 _OF_DASK = ("python", "dask", "distributed")  # that processes of a cluster need in common

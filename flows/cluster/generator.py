@@ -10,21 +10,21 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from flows.cluster.connection import Cluster
-from flows.cluster.facts import facts
-from flows.cluster.gpus import resources_of, who_has_which
-from flows.cluster.groups import Groups
-from flows.generate.local import LocalGenerator
-from flows.generate.named_work import named
-from flows.generate.storing import Identities, not_stored, stored_gpus, studies_of
-from generator.actions import Action
-from generator.generation import Work
-from generator.identity import ActionIdentity, GpuKinds
-from generator.transformer.files.text_ends import model_files
-from generator.transformer.other_weights.named import identities
-from log.store import Store
-from schema.errors import KvdriftError, OperationError
-from schema.study import FINITE_STATE, Study
+from kvdrift.flows.cluster.connection import Cluster
+from kvdrift.flows.cluster.facts import facts
+from kvdrift.flows.cluster.gpus import resources_of, who_has_which
+from kvdrift.flows.cluster.groups import Groups
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.named_work import named
+from kvdrift.flows.generate.storing import Identities, not_stored, stored_gpus, studies_of
+from kvdrift.generator.actions import Action
+from kvdrift.generator.generation import Work
+from kvdrift.generator.identity import ActionIdentity, GpuKinds
+from kvdrift.generator.transformer.files.text_ends import model_files
+from kvdrift.generator.transformer.other_weights.named import identities
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import KvdriftError, OperationError
+from kvdrift.schema.study import FINITE_STATE, Study
 
 
 class ClusterGenerator:
@@ -55,8 +55,8 @@ class ClusterGenerator:
 
         ``HandingOut.stored`` says what is raised.
         """
-        from flows.cluster.handing_out import HandingOut  # noqa: PLC0415 - it imports Dask
-        from flows.cluster.worker import Assignment  # noqa: PLC0415 - as above
+        from kvdrift.flows.cluster.handing_out import HandingOut  # noqa: PLC0415 - it imports Dask
+        from kvdrift.flows.cluster.worker import Assignment  # noqa: PLC0415 - as above
 
         resources = resources_of([study.model])
         self._cluster.check(store, resources)
@@ -91,7 +91,7 @@ class ClusterGenerator:
         """Return the GPU models that workers must have: those of the present units, or else the first worker's."""
         if not (resources := resources_of([study.model])):
             return made_on
-        from flows.cluster.worker import gpu_there  # noqa: PLC0415 - it imports Dask
+        from kvdrift.flows.cluster.worker import gpu_there  # noqa: PLC0415 - it imports Dask
 
         workers = self._cluster.workers(resources)
         found = sorted(self._cluster.ask(gpu_there, study.model, workers=workers))
@@ -102,7 +102,7 @@ class ClusterGenerator:
         return made_on
 
     def _model_of(self, study: Study) -> tuple[str | None, tuple[int, ...]]:
-        from flows.cluster.worker import model_there  # noqa: PLC0415 - it imports Dask
+        from kvdrift.flows.cluster.worker import model_there  # noqa: PLC0415 - it imports Dask
 
         key = (study.name, study.model.id)
         if key not in self._models:

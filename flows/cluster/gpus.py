@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from schema.study import ModelSection
+from kvdrift.schema.study import ModelSection
 
 ONE_GPU: Final = {"GPU": 1.0}
 """The resource of a worker that has a GPU of its own."""

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from flows.generate.named_work import NamedPart
-from schema.location import is_local
+from kvdrift.flows.generate.named_work import NamedPart
+from kvdrift.schema.location import is_local
 
 _PER_COMMIT = 10.0  # the least seconds that a worker generates for each second that a commit takes
 

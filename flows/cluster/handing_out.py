@@ -14,11 +14,11 @@ from typing import Any
 
 from distributed import Future, as_completed
 
-from flows.cluster.connection import Cluster
-from flows.cluster.groups import Group, Groups
-from flows.cluster.worker import Assignment, Failure, Stored, generate_group
-from flows.generate.failures import IN_A_ROW
-from schema.errors import InputError, KvdriftError, NobodyLeftError, UnlikeUnitsError, is_disk_fault
+from kvdrift.flows.cluster.connection import Cluster
+from kvdrift.flows.cluster.groups import Group, Groups
+from kvdrift.flows.cluster.worker import Assignment, Failure, Stored, generate_group
+from kvdrift.flows.generate.failures import IN_A_ROW
+from kvdrift.schema.errors import InputError, KvdriftError, NobodyLeftError, UnlikeUnitsError, is_disk_fault
 
 _RETRIES = 1  # tries of a group with which Dask itself fails
 _AHEAD = 2  # groups for each worker, so that the next one is there when a worker has done one

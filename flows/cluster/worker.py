@@ -15,20 +15,20 @@ from typing import Any
 
 from distributed import get_worker
 
-from flows.cluster.facts import WorkerFacts, check_facts, facts, worker_name
-from flows.cluster.groups import Group
-from flows.generate.local import LocalGenerator
-from flows.generate.named_work import with_actions
-from flows.generate.storing import not_stored, store_units
-from generator.actions import build_actions
-from generator.generation import Work, together
-from generator.generation.events import gpu_here
-from generator.identity import ActionIdentity, GpuKinds, changes
-from generator.transformer.decoder import is_device_lost
-from generator.transformer.files.text_ends import text_ends
-from log.store import Store, Unit
-from schema.errors import InputError, KvdriftError, OperationError, first_line
-from schema.study import ModelSection, Study
+from kvdrift.flows.cluster.facts import WorkerFacts, check_facts, facts, worker_name
+from kvdrift.flows.cluster.groups import Group
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.named_work import with_actions
+from kvdrift.flows.generate.storing import not_stored, store_units
+from kvdrift.generator.actions import build_actions
+from kvdrift.generator.generation import Work, together
+from kvdrift.generator.generation.events import gpu_here
+from kvdrift.generator.identity import ActionIdentity, GpuKinds, changes
+from kvdrift.generator.transformer.decoder import is_device_lost
+from kvdrift.generator.transformer.files.text_ends import text_ends
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.errors import InputError, KvdriftError, OperationError, first_line
+from kvdrift.schema.study import ModelSection, Study
 
 _DECLINED_SECONDS = 1.0  # so that other workers have time to take the documents
 _ROWS = 1 << 20  # events of one commit, some 60 MB in memory; no more documents are begun then

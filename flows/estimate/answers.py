@@ -7,16 +7,16 @@ from collections.abc import Collection
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows.estimate.current import newest_rows
-from flows.estimate.document_index import DocumentIndex, measured
-from flows.estimate.scores import Scoring
-from log.store import Store
-from log.units.revisions import current_actions
-from schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
-from schema.windows import Windows
-from sql.catalog import Views
-from stats.moments import DocumentMoments, ReplicateMoments
-from stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.flows.estimate.current import newest_rows
+from kvdrift.flows.estimate.document_index import DocumentIndex, measured
+from kvdrift.flows.estimate.scores import Scoring
+from kvdrift.log.store import Store
+from kvdrift.log.units.revisions import current_actions
+from kvdrift.schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.windows import Windows
+from kvdrift.sql.catalog import Views
+from kvdrift.stats.moments import DocumentMoments, ReplicateMoments
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
 
 _PLACE = ["doc", "action", "replicates"]
 

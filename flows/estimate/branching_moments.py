@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows.estimate.document_index import DocumentIndex, measured
-from schema.tables import PLAIN, SWRB
-from sql.catalog import Views
-from sql.quoting import literal
-from stats.efficiency import MEASURED, BranchingMoments
+from kvdrift.flows.estimate.document_index import DocumentIndex, measured
+from kvdrift.schema.tables import PLAIN, SWRB
+from kvdrift.sql.catalog import Views
+from kvdrift.sql.quoting import literal
+from kvdrift.stats.efficiency import MEASURED, BranchingMoments
 
 
 def branching_moments(views: Views, study: str, model: str, split: str) -> BranchingMoments | None:

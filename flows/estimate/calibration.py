@@ -8,15 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.estimate.estimation import action_revisions, documents_revision
-from flows.estimate.standing import inputs_sha256, standing_rows
-from flows.plan.frozen_plan import FrozenPlan
-from log.store import Store
-from schema.tables import CALIBRATION
-from sql.catalog import Views
-from stats.calibration import Calibration, calibrate
-from stats.moments import DocumentMoments
-from stats.resampling.intervals import EXPLORATORY, planned_status
+from kvdrift.flows.estimate.estimation import action_revisions, documents_revision
+from kvdrift.flows.estimate.standing import inputs_sha256, standing_rows
+from kvdrift.flows.plan.frozen_plan import FrozenPlan
+from kvdrift.log.store import Store
+from kvdrift.schema.tables import CALIBRATION
+from kvdrift.sql.catalog import Views
+from kvdrift.stats.calibration import Calibration, calibrate
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.resampling.intervals import EXPLORATORY, planned_status
 
 
 def calibrate_study(

@@ -7,10 +7,10 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows.plan.frozen_plan import find_plan
-from log.last_times import LastTimes
-from log.store import Store
-from stats.quantities import SIMULTANEOUS_GAP
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.log.last_times import LastTimes
+from kvdrift.log.store import Store
+from kvdrift.stats.quantities import SIMULTANEOUS_GAP
 
 
 def estimates_are_current(store: Store, study: str, model: str) -> bool:

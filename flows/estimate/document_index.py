@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schema.study import CONTROL_ACTION
-from stats.moments import Float
+from kvdrift.schema.study import CONTROL_ACTION
+from kvdrift.stats.moments import Float
 
 
 def measured(table: pa.Table) -> pa.Table:

@@ -1,8 +1,8 @@
 """Estimates with intervals: SQL moments in, ``results`` rows out.
 
 Only actions and contrasts with changed inputs are estimated; the rows equal those of a complete analysis bit for bit.
-The work is cut into parts (``flows.estimate.parts``), whose numbers do not depend on how they are run: in sequence
-here, as tasks in the flow.
+The work is cut into parts (``kvdrift.flows.estimate.parts``), whose numbers do not depend on how they are run: in
+sequence here, as tasks in the flow.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.estimate.branching_moments import branching_moments
-from flows.estimate.document_index import DocumentIndex, measured
-from flows.estimate.parts import Analysis, Runner, Subject, in_sequence, inputs_of, parts_of
-from flows.estimate.standing import standing_rows
-from log.store import Store
-from schema.errors import InputError
-from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
-from schema.tables import RESULTS
-from schema.windows import Windows
-from sql.catalog import Views
-from stats.efficiency import BranchingMoments, estimate_branching
-from stats.moments import DocumentMoments, Float, ReplicateMoments
-from stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF
-from stats.quantities.answers import ANSWER_QUANTITIES
-from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
-from stats.reduction.control_variates import NO_COEFFICIENTS
-from stats.resampling.intervals import Estimates
-from stats.simultaneous import simultaneous_gaps, simultaneous_members
+from kvdrift.flows.estimate.branching_moments import branching_moments
+from kvdrift.flows.estimate.document_index import DocumentIndex, measured
+from kvdrift.flows.estimate.parts import Analysis, Runner, Subject, in_sequence, inputs_of, parts_of
+from kvdrift.flows.estimate.standing import standing_rows
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.tables import RESULTS
+from kvdrift.schema.windows import Windows
+from kvdrift.sql.catalog import Views
+from kvdrift.stats.efficiency import BranchingMoments, estimate_branching
+from kvdrift.stats.moments import DocumentMoments, Float, ReplicateMoments
+from kvdrift.stats.quantities import SIMULTANEOUS_GAP, SIMULTANEOUS_OF
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.quantities.estimator_costs import BRANCHING_QUANTITIES
+from kvdrift.stats.reduction.control_variates import NO_COEFFICIENTS
+from kvdrift.stats.resampling.intervals import Estimates
+from kvdrift.stats.simultaneous import simultaneous_gaps, simultaneous_members
 
 _POSITION_SUMS = {f"position_{name}": name for name in POSITION_MOMENTS}  # moments by column of ``profiles``
 _LAG_SUMS = {f"lag_{name}": name for name in LAG_MOMENTS}

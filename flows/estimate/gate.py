@@ -15,34 +15,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows.estimate.answers import answer_moments
-from flows.estimate.estimation import document_moments
-from flows.estimate.gate_question import LARGER_FLOOR, GateQuestion, Verdict
-from flows.estimate.parts import EXPLORATORY_DRAWS, EXPLORATORY_LEVEL
-from flows.estimate.scores import known_answers
-from flows.plan.frozen_plan import FrozenPlan, find_plan
-from flows.plan.seen import EVALUATION, seen_actions
-from flows.plan.stored_documents import changed_answers
-from log.checked_files import WEEK
-from log.store import Store
-from log.studies import chosen_study
-from log.units.revisions import current_actions
-from schema.errors import ControlError, InputError, nearest
-from schema.frozen_text import wanted_documents
-from schema.study import CONTROL_ACTION, NUMERICS, POOLED
-from schema.windows import Windows
-from sql.catalog import Views, open_views
-from stats.alike import MOST_UNLIKE, Alike, alike_documents, settling_factor
-from stats.endpoints import Decision, Endpoint, decidable_quantity, decide
-from stats.ends import ALIKE, STUDENTIZED
-from stats.moments import DocumentMoments
-from stats.pooling import Pooling
-from stats.quantities import SIMULTANEOUS_GAP
-from stats.quantities.answers import ANSWER_QUANTITIES
-from stats.registry import Between, Higher, Quantity
-from stats.resampling.bootstrap import estimate
-from stats.resampling.intervals import EXPLORATORY, SEEN, Request, planned_status
-from stats.simultaneous import simultaneous_gaps
+from kvdrift.flows.estimate.answers import answer_moments
+from kvdrift.flows.estimate.estimation import document_moments
+from kvdrift.flows.estimate.gate_question import LARGER_FLOOR, GateQuestion, Verdict
+from kvdrift.flows.estimate.parts import EXPLORATORY_DRAWS, EXPLORATORY_LEVEL
+from kvdrift.flows.estimate.scores import known_answers
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.flows.plan.seen import EVALUATION, seen_actions
+from kvdrift.flows.plan.stored_documents import changed_answers
+from kvdrift.log.checked_files import WEEK
+from kvdrift.log.store import Store
+from kvdrift.log.studies import chosen_study
+from kvdrift.log.units.revisions import current_actions
+from kvdrift.schema.errors import ControlError, InputError, nearest
+from kvdrift.schema.frozen_text import wanted_documents
+from kvdrift.schema.study import CONTROL_ACTION, NUMERICS, POOLED
+from kvdrift.schema.windows import Windows
+from kvdrift.sql.catalog import Views, open_views
+from kvdrift.stats.alike import MOST_UNLIKE, Alike, alike_documents, settling_factor
+from kvdrift.stats.endpoints import Decision, Endpoint, decidable_quantity, decide
+from kvdrift.stats.ends import ALIKE, STUDENTIZED
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.pooling import Pooling
+from kvdrift.stats.quantities import SIMULTANEOUS_GAP
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.registry import Between, Higher, Quantity
+from kvdrift.stats.resampling.bootstrap import estimate
+from kvdrift.stats.resampling.intervals import EXPLORATORY, SEEN, Request, planned_status
+from kvdrift.stats.simultaneous import simultaneous_gaps
 
 _DRAWS = 10_000  # definitions, "Bootstrap": for a study without a plan
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from flows.estimate.parts import EXPLORATORY_LEVEL
-from schema.study import POOLED
-from stats.endpoints import Decision
-from stats.registry import Quantity
+from kvdrift.flows.estimate.parts import EXPLORATORY_LEVEL
+from kvdrift.schema.study import POOLED
+from kvdrift.stats.endpoints import Decision
+from kvdrift.stats.registry import Quantity
 
 LARGER_FLOOR: Final = ""
 """As a baseline: that of the study's floors which has the larger R."""

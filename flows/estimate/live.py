@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from flows.estimate.current import estimates_are_current
-from flows.plan.frozen_plan import find_plan
-from flows.plan.left import Cell, Row, UnitsDone, units_done
-from flows.plan.looks_taken import LooksTaken, wanted_by_stratum
-from log.store import Store
-from log.units.revisions import current_actions, current_documents
-from stats.preliminary import preliminary_mean
+from kvdrift.flows.estimate.current import estimates_are_current
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.flows.plan.left import Cell, Row, UnitsDone, units_done
+from kvdrift.flows.plan.looks_taken import LooksTaken, wanted_by_stratum
+from kvdrift.log.store import Store
+from kvdrift.log.units.revisions import current_actions, current_documents
+from kvdrift.stats.preliminary import preliminary_mean
 
 RATE_SECONDS = 120.0  # the window of the rate
 

@@ -11,19 +11,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
-from flows.estimate.standing import inputs_sha256
-from flows.plan.frozen_plan import FrozenPlan
-from schema.progress import Progress
-from schema.study.sweeps import families
-from sql.catalog import Views
-from stats.efficiency import BranchingMoments
-from stats.ends import STUDENTIZED
-from stats.moments import DocumentMoments, Float
-from stats.quantities import PAIR_QUANTITIES
-from stats.quantities.answers import ANSWER_QUANTITIES
-from stats.reduction.control_variates import NO_COEFFICIENTS, is_reduced, reduced_documents
-from stats.resampling.bootstrap import estimate, groups
-from stats.resampling.intervals import Estimates, Request
+from kvdrift.flows.estimate.standing import inputs_sha256
+from kvdrift.flows.plan.frozen_plan import FrozenPlan
+from kvdrift.schema.progress import Progress
+from kvdrift.schema.study.sweeps import families
+from kvdrift.sql.catalog import Views
+from kvdrift.stats.efficiency import BranchingMoments
+from kvdrift.stats.ends import STUDENTIZED
+from kvdrift.stats.moments import DocumentMoments, Float
+from kvdrift.stats.quantities import PAIR_QUANTITIES
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.reduction.control_variates import NO_COEFFICIENTS, is_reduced, reduced_documents
+from kvdrift.stats.resampling.bootstrap import estimate, groups
+from kvdrift.stats.resampling.intervals import Estimates, Request
 
 EXPLORATORY_DRAWS = 2_000  # definitions, "Bootstrap"
 EXPLORATORY_LEVEL = 0.95

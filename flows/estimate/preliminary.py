@@ -10,13 +10,13 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows.estimate.estimation import analyzed_splits, document_moments, study_windows
-from flows.estimate.parts import EXPLORATORY_LEVEL
-from sql.catalog import Views
-from stats.quantities import PAIR_QUANTITIES
-from stats.quantities.answers import ANSWER_QUANTITIES
-from stats.resampling.bootstrap import estimate
-from stats.resampling.intervals import COLUMNS, Request
+from kvdrift.flows.estimate.estimation import analyzed_splits, document_moments, study_windows
+from kvdrift.flows.estimate.parts import EXPLORATORY_LEVEL
+from kvdrift.sql.catalog import Views
+from kvdrift.stats.quantities import PAIR_QUANTITIES
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.resampling.bootstrap import estimate
+from kvdrift.stats.resampling.intervals import COLUMNS, Request
 
 _DRAWS = 400  # ten draws lie beyond each end at 95%; every look repeats them
 _QUANTITIES = [name for name in PAIR_QUANTITIES if name not in ANSWER_QUANTITIES]  # answers are scored only at the end

@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from generator.documents.answers import Decode, Tokens, score_pairs, task_scoring
-from generator.transformer.files.tokenizer import text_decoder
-from log.counts import Answers, Counts, Place, Scored
-from log.readable_store import ReadableStore
-from log.store import Store
-from log.units.revisions import current_scores
-from schema.progress import SILENT, Progress
-from schema.tables import PLAIN, SCORES
+from kvdrift.generator.documents.answers import Decode, Tokens, score_pairs, task_scoring
+from kvdrift.generator.transformer.files.tokenizer import text_decoder
+from kvdrift.log.counts import Answers, Counts, Place, Scored
+from kvdrift.log.readable_store import ReadableStore
+from kvdrift.log.store import Store
+from kvdrift.log.units.revisions import current_scores
+from kvdrift.schema.progress import SILENT, Progress
+from kvdrift.schema.tables import PLAIN, SCORES
 
 _BATCH = 4096  # pairs of a commit, in whole units; a kill loses at most these
 _UNIT = ["doc", "action", "action_revision", "first_replicate", "replicates", "horizon", "unit"]

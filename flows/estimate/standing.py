@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.store import Store
+from kvdrift.log.store import Store
 
 
 def inputs_sha256(*inputs: Any) -> str:
@@ -67,7 +67,7 @@ def _add(digest: Any, value: Any) -> None:
 
 @cache
 def _code_sha256() -> str:
-    stats = resources.files("stats")
+    stats = resources.files("kvdrift.stats")
     folders = [stats, *(one for one in stats.iterdir() if one.is_dir())]
     files = [(f"{folder.name}/{file.name}", file) for folder in folders for file in folder.iterdir()]
     texts = {name: file.read_bytes() for name, file in files if name.endswith(".py")}

@@ -6,32 +6,32 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from flows.estimate.answers import answer_moments, answers_are_current
-from flows.estimate.calibration import calibrate_study
-from flows.estimate.current import estimates_are_current, pairs_are_current
-from flows.estimate.estimation import (
+from kvdrift.flows.estimate.answers import answer_moments, answers_are_current
+from kvdrift.flows.estimate.calibration import calibrate_study
+from kvdrift.flows.estimate.current import estimates_are_current, pairs_are_current
+from kvdrift.flows.estimate.estimation import (
     analyzed_splits,
     document_moments,
     estimate_study,
     replicate_moments,
     study_windows,
 )
-from flows.estimate.parts import Analysis, Runner, Subject, one_by_one, with_progress
-from flows.estimate.scores import Scoring, known_answers
-from flows.estimate.taking_looks import take_due_looks, with_looks
-from flows.plan.frozen_plan import find_plan
-from flows.plan.seen import seen_actions
-from flows.plan.stored_documents import changed_answers
-from log.checked_files import WEEK
-from log.last_times import record_estimates
-from log.store import Store
-from log.waiting import count_waiting
-from schema.errors import InputError
-from schema.progress import SILENT, Progress
-from sql.catalog import MOMENT_VIEWS, Views, open_views
-from stats.moments import Float
-from stats.reduction.coefficients import fit_coefficients
-from stats.reduction.control_variates import NO_COEFFICIENTS
+from kvdrift.flows.estimate.parts import Analysis, Runner, Subject, one_by_one, with_progress
+from kvdrift.flows.estimate.scores import Scoring, known_answers
+from kvdrift.flows.estimate.taking_looks import take_due_looks, with_looks
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.flows.plan.seen import seen_actions
+from kvdrift.flows.plan.stored_documents import changed_answers
+from kvdrift.log.checked_files import WEEK
+from kvdrift.log.last_times import record_estimates
+from kvdrift.log.store import Store
+from kvdrift.log.waiting import count_waiting
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.progress import SILENT, Progress
+from kvdrift.sql.catalog import MOMENT_VIEWS, Views, open_views
+from kvdrift.stats.moments import Float
+from kvdrift.stats.reduction.coefficients import fit_coefficients
+from kvdrift.stats.reduction.control_variates import NO_COEFFICIENTS
 
 
 def analyze_stored(store: Store, study: str, model: str, run: Runner = one_by_one, progress: Progress = SILENT) -> int:

@@ -8,20 +8,20 @@ from itertools import product
 
 import pyarrow as pa
 
-from flows.estimate.answers import answer_moments
-from flows.estimate.estimation import action_revisions, document_moments, documents_revision
-from flows.estimate.scores import Scoring, known_answers
-from flows.plan.frozen_plan import FrozenPlan
-from flows.plan.looks_taken import LooksTaken, Row
-from log.store import Store
-from schema.errors import InputError, OperationError
-from schema.tables import LOOKS, RESULTS
-from sql.catalog import Views
-from stats.endpoints import Endpoint
-from stats.moments import DocumentMoments
-from stats.quantities.answers import ANSWER_QUANTITIES
-from stats.sequential.repeated import repeated_intervals
-from stats.sequential.resolution import EQUIVALENCE
+from kvdrift.flows.estimate.answers import answer_moments
+from kvdrift.flows.estimate.estimation import action_revisions, document_moments, documents_revision
+from kvdrift.flows.estimate.scores import Scoring, known_answers
+from kvdrift.flows.plan.frozen_plan import FrozenPlan
+from kvdrift.flows.plan.looks_taken import LooksTaken, Row
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.tables import LOOKS, RESULTS
+from kvdrift.sql.catalog import Views
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.sequential.repeated import repeated_intervals
+from kvdrift.stats.sequential.resolution import EQUIVALENCE
 
 REPEATED = "repeated"
 

@@ -10,8 +10,8 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 
-from generator.generation import Work
-from schema.errors import InputError, KvdriftError, OperationError
+from kvdrift.generator.generation import Work
+from kvdrift.schema.errors import InputError, KvdriftError, OperationError
 
 IN_A_ROW = 3
 """The number of documents that may fail in a row; generation then stops, since the cause lies elsewhere."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from generator.generation import PendingUnit, StudyLaw, Work
-from schema.document import Document
-from schema.study import Study
+from kvdrift.generator.generation import PendingUnit, StudyLaw, Work
+from kvdrift.schema.document import Document
+from kvdrift.schema.study import Study
 
 
 def of_all_laws(lacking: Sequence[tuple[Study, Work]]) -> Work:

@@ -6,23 +6,23 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from generator.actions import Action, build_actions
-from generator.engines.model import EngineModel
-from generator.finite.model import FiniteModel, finite_model
-from generator.generation import Work, generate_documents, generate_together
-from generator.generation.engine_models import engine_model
-from generator.generation.model import Model
-from generator.identity import ActionIdentity
-from generator.transformer.files.text_ends import model_files, text_ends
-from generator.transformer.fused.layers import slower
-from generator.transformer.other_weights.named import identities
-from log.store import Unit
-from schema.progress import SILENT
-from schema.study import FINITE_STATE, Study
+from kvdrift.generator.actions import Action, build_actions
+from kvdrift.generator.engines.model import EngineModel
+from kvdrift.generator.finite.model import FiniteModel, finite_model
+from kvdrift.generator.generation import Work, generate_documents, generate_together
+from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.generator.generation.model import Model
+from kvdrift.generator.identity import ActionIdentity
+from kvdrift.generator.transformer.files.text_ends import model_files, text_ends
+from kvdrift.generator.transformer.fused.layers import slower
+from kvdrift.generator.transformer.other_weights.named import identities
+from kvdrift.log.store import Unit
+from kvdrift.schema.progress import SILENT
+from kvdrift.schema.study import FINITE_STATE, Study
 
 if TYPE_CHECKING:
-    from generator.transformer.model import LoadedModel
-    from generator.transformer.other_weights.model import ModelWithOthers
+    from kvdrift.generator.transformer.model import LoadedModel
+    from kvdrift.generator.transformer.other_weights.model import ModelWithOthers
 
 
 class LocalGenerator:
@@ -77,7 +77,7 @@ class LocalGenerator:
         return finite_model(study) if study.model.finite else self._loaded(study)
 
     def _loaded(self, study: Study) -> LoadedModel | ModelWithOthers:
-        from generator.transformer.other_weights.model import load_transformer  # noqa: PLC0415 - what is left to do shows without a model
+        from kvdrift.generator.transformer.other_weights.model import load_transformer  # noqa: PLC0415 - what is left to do shows without a model
 
         model = load_transformer(study, self._say)
         for one in model.models:

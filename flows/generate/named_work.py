@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from generator.actions import build_actions
-from generator.generation import PendingUnit, StudyLaw, Work
-from schema.document import Document
-from schema.study import Study
+from kvdrift.generator.actions import build_actions
+from kvdrift.generator.generation import PendingUnit, StudyLaw, Work
+from kvdrift.schema.document import Document
+from kvdrift.schema.study import Study
 
 NamedPart = list[tuple[Document, list[tuple[str, int, int, str, int, StudyLaw | None]]]]
 """Documents, each with its pending units, whose actions are names."""

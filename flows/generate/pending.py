@@ -7,16 +7,16 @@ from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 
-from flows.material import Material
-from flows.plan.agreement import require_plan
-from flows.plan.frozen_plan import FrozenPlan
-from flows.plan.left import lacking, wanted_units
-from flows.plan.looks_taken import LooksTaken
-from generator.generation import PendingUnit, Work
-from log.store import Store
-from log.units.revisions import newest_revisions
-from schema.document import Document
-from schema.tables import PLAIN, UNITS
+from kvdrift.flows.material import Material
+from kvdrift.flows.plan.agreement import require_plan
+from kvdrift.flows.plan.frozen_plan import FrozenPlan
+from kvdrift.flows.plan.left import lacking, wanted_units
+from kvdrift.flows.plan.looks_taken import LooksTaken
+from kvdrift.generator.generation import PendingUnit, Work
+from kvdrift.log.store import Store
+from kvdrift.log.units.revisions import newest_revisions
+from kvdrift.schema.document import Document
+from kvdrift.schema.tables import PLAIN, UNITS
 
 
 def stored_units(store: Store | None, material: Material) -> pa.Table:

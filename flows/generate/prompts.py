@@ -6,12 +6,12 @@ import functools
 from dataclasses import asdict
 from typing import Any
 
-from flows.material import Material
-from generator.documents.records import find_records
-from generator.transformer.files.local_folders import tokenizer_location
-from generator.transformer.files.tokenizer import token_reader
-from log.store import Store
-from schema.document import SPLITS, Document
+from kvdrift.flows.material import Material
+from kvdrift.generator.documents.records import find_records
+from kvdrift.generator.transformer.files.local_folders import tokenizer_location
+from kvdrift.generator.transformer.files.tokenizer import token_reader
+from kvdrift.log.store import Store
+from kvdrift.schema.document import SPLITS, Document
 
 
 def record_prompts(store: Store, material: Material) -> int:

@@ -14,16 +14,16 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from flows.generate.local import LocalGenerator
-from flows.generate.named_work import NamedPart, named, with_actions
-from generator.attention.threads import torch_threads
-from generator.generation import Work, together
-from generator.transformer.files.local_folders import model_location, stored_bytes
-from generator.transformer.other_weights.named import weights_location, with_own_weights
-from log.store import Unit
-from schema.errors import KvdriftError, OperationError
-from schema.own_process import OwnProcesses
-from schema.study import FINITE_STATE, Study
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.named_work import NamedPart, named, with_actions
+from kvdrift.generator.attention.threads import torch_threads
+from kvdrift.generator.generation import Work, together
+from kvdrift.generator.transformer.files.local_folders import model_location, stored_bytes
+from kvdrift.generator.transformer.other_weights.named import weights_location, with_own_weights
+from kvdrift.log.store import Unit
+from kvdrift.schema.errors import KvdriftError, OperationError
+from kvdrift.schema.own_process import OwnProcesses
+from kvdrift.schema.study import FINITE_STATE, Study
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")

@@ -8,18 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.material import Material
-from flows.plan.stored_documents import CHANGEABLE, changed
-from generator.actions import Action
-from generator.finite.model import finite_model
-from generator.finite.study_systems import exact_value_rows
-from generator.identity import IDENTITY_COLUMNS, ActionIdentity
-from log.forgotten import forgotten_documents
-from log.store import Store
-from log.units.revisions import current_actions, newest_revisions
-from schema.document import SPLITS, Document
-from schema.study import FINITE_STATE, Study
-from schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES, TABLES
+from kvdrift.flows.material import Material
+from kvdrift.flows.plan.stored_documents import CHANGEABLE, changed
+from kvdrift.generator.actions import Action
+from kvdrift.generator.finite.model import finite_model
+from kvdrift.generator.finite.study_systems import exact_value_rows
+from kvdrift.generator.identity import IDENTITY_COLUMNS, ActionIdentity
+from kvdrift.log.forgotten import forgotten_documents
+from kvdrift.log.store import Store
+from kvdrift.log.units.revisions import current_actions, newest_revisions
+from kvdrift.schema.document import SPLITS, Document
+from kvdrift.schema.study import FINITE_STATE, Study
+from kvdrift.schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES, TABLES
 
 
 def record_material(store: Store, material: Material, planned_actions: list[str] | None) -> None:

@@ -11,15 +11,15 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows.generate.failures import Trying
-from flows.generate.stored_material import stored_identities
-from generator.actions import Action
-from generator.generation import PendingUnit, Work
-from generator.identity import ActionIdentity, GpuKinds
-from log.store import Store, Unit
-from log.units.unit import unit_name, unit_number
-from schema.document import Document
-from schema.errors import (
+from kvdrift.flows.generate.failures import Trying
+from kvdrift.flows.generate.stored_material import stored_identities
+from kvdrift.generator.actions import Action
+from kvdrift.generator.generation import PendingUnit, Work
+from kvdrift.generator.identity import ActionIdentity, GpuKinds
+from kvdrift.log.store import Store, Unit
+from kvdrift.log.units.unit import unit_name, unit_number
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import (
     DamagedStoreError,
     InputError,
     KvdriftError,
@@ -28,8 +28,8 @@ from schema.errors import (
     UnlikeUnitsError,
     is_disk_fault,
 )
-from schema.progress import Progress
-from schema.study import Study
+from kvdrift.schema.progress import Progress
+from kvdrift.schema.study import Study
 
 Identities = Mapping[tuple[str, str, int], ActionIdentity]
 """The identity of each study, action and revision, as the store has it."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from generator.transformer.files.tokenizer import token_texts
-from log.store import Store
-from schema.progress import SILENT, Progress
-from schema.study import FINITE_STATE
-from schema.tables import TOKENS
+from kvdrift.generator.transformer.files.tokenizer import token_texts
+from kvdrift.log.store import Store
+from kvdrift.schema.progress import SILENT, Progress
+from kvdrift.schema.study import FINITE_STATE
+from kvdrift.schema.tables import TOKENS
 
 
 def record_tokens(

@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
-from sql.kept_builds import cache_folder
+from kvdrift.sql.kept_builds import cache_folder
 
 DATABASE: Final = "prefect.db"
 """The file in the server's home, unless the user's settings name another database."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from log.checked_files import WEEK
-from log.store import Store
-from schema.progress import SILENT, Progress
-from schema.study import POOLED
+from kvdrift.log.checked_files import WEEK
+from kvdrift.log.store import Store
+from kvdrift.schema.progress import SILENT, Progress
+from kvdrift.schema.study import POOLED
 
 _UPDATE_SECONDS = 2.0  # between two updates of the progress
 _COLUMNS = (
@@ -27,7 +27,7 @@ _DIGITS = 6
 
 
 class FlowRunPage:
-    """A listener for ``schema.progress`` that forwards everything and, once open, shows everything in the flow run.
+    """A listener for ``kvdrift.schema.progress`` that forwards all and, once open, shows all in the flow run.
 
     If the server refuses something, it is left out, and no work is lost.
     """
@@ -116,12 +116,12 @@ def _publish(key: str, store: Store, study: str, model: str, report: Path) -> No
         create_table_artifact,
     )
 
-    from report.parts.verdict.choice import choose  # noqa: PLC0415 - if there is something to show
-    from report.parts.verdict.contrasts import sentences  # noqa: PLC0415
-    from report.parts.verdict.recommendation import recommendation  # noqa: PLC0415
-    from report.reading.content import read_content  # noqa: PLC0415
-    from report.reading.source import Provenance, StudyRows  # noqa: PLC0415
-    from sql.catalog import open_views  # noqa: PLC0415
+    from kvdrift.report.parts.verdict.choice import choose  # noqa: PLC0415 - if there is something to show
+    from kvdrift.report.parts.verdict.contrasts import sentences  # noqa: PLC0415
+    from kvdrift.report.parts.verdict.recommendation import recommendation  # noqa: PLC0415
+    from kvdrift.report.reading.content import read_content  # noqa: PLC0415
+    from kvdrift.report.reading.source import Provenance, StudyRows  # noqa: PLC0415
+    from kvdrift.sql.catalog import open_views  # noqa: PLC0415
 
     with open_views(store, checked_within=WEEK) as views:
         rows = StudyRows(views, study, model)

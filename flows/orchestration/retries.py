@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schema.errors import ControlError, DamagedStoreError, InputError
+from kvdrift.schema.errors import ControlError, DamagedStoreError, InputError
 
 DELAYS = (10.0, 60.0, 300.0)  # seconds before the second, third and fourth try of a stage
 _FOR_GOOD = (InputError, ControlError, DamagedStoreError)

@@ -19,8 +19,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.orchestration.new_database import DATABASE, copy_kept, keep
-from schema.errors import OperationError, first_line
+from kvdrift.flows.orchestration.new_database import DATABASE, copy_kept, keep
+from kvdrift.schema.errors import OperationError, first_line
 
 if TYPE_CHECKING:
     import uvicorn

@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.estimate.current import estimated_at
-from flows.pages.reports import INPUTS, page_folder, writing
-from log.last_times import last_times
-from log.store import Store
-from log.studies import stored_studies
-from report.page import FILES, page_files
-from schema.errors import InputError
-from schema.location import is_local
+from kvdrift.flows.estimate.current import estimated_at
+from kvdrift.flows.pages.reports import INPUTS, page_folder, writing
+from kvdrift.log.last_times import last_times
+from kvdrift.log.store import Store
+from kvdrift.log.studies import stored_studies
+from kvdrift.report.page import FILES, page_files
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.location import is_local
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.checked_files import WEEK
-from log.delta.durability import sync
-from log.delta.parquet_files import replace_file
-from log.store import Store
-from log.waiting import Waiting, count_waiting
-from schema.errors import InputError, OperationError, first_line, is_disk_fault
-from schema.location import folder_name, is_local
-from schema.own_process import OwnProcesses
-from schema.progress import SILENT, Progress
-from schema.study.sweeps import name_of_all
+from kvdrift.log.checked_files import WEEK
+from kvdrift.log.delta.durability import sync
+from kvdrift.log.delta.parquet_files import replace_file
+from kvdrift.log.store import Store
+from kvdrift.log.waiting import Waiting, count_waiting
+from kvdrift.schema.errors import InputError, OperationError, first_line, is_disk_fault
+from kvdrift.schema.location import folder_name, is_local
+from kvdrift.schema.own_process import OwnProcesses
+from kvdrift.schema.progress import SILENT, Progress
+from kvdrift.schema.study.sweeps import name_of_all
 
 if TYPE_CHECKING:
-    from report.page import DrawFigures
-    from report.printing.section import Drawing
+    from kvdrift.report.page import DrawFigures
+    from kvdrift.report.printing.section import Drawing
 
 INPUTS = "inputs.json"
 """The file of a page's folder without which the page counts as outdated; it says what the page was made from."""
@@ -55,9 +55,9 @@ def write_report(
     the figures, and the page ``beside``, which compares this study with those of other temperatures, need not exist
     yet.
     """
-    from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
-    from report.reading.source import Provenance  # noqa: PLC0415
-    from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
+    from kvdrift.report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
+    from kvdrift.report.reading.source import Provenance  # noqa: PLC0415
+    from kvdrift.sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
     progress.begin("report", 1, "pages")
     draw, waiting = None if sides is None else _draw_beside(sides), count_waiting(store)
@@ -94,10 +94,10 @@ def write_preliminary(
 
     ``said`` is the study's progress, as a sentence. Without ``token_text`` the examples show token ids.
     """
-    from flows.estimate.preliminary import PreliminaryViews  # noqa: PLC0415 - as below
-    from report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
-    from report.reading.source import Provenance  # noqa: PLC0415
-    from sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
+    from kvdrift.flows.estimate.preliminary import PreliminaryViews  # noqa: PLC0415 - as below
+    from kvdrift.report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
+    from kvdrift.report.reading.source import Provenance  # noqa: PLC0415
+    from kvdrift.sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
     waiting = count_waiting(store)
     with writing(folder), open_views(store, kept=MOMENT_VIEWS) as views:
@@ -114,7 +114,7 @@ def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
 
     The report need not exist yet; ``store`` is the store's name as commands take it.
     """
-    from report.page import RELOADING, write_ended  # noqa: PLC0415 - as below
+    from kvdrift.report.page import RELOADING, write_ended  # noqa: PLC0415 - as below
 
     page = folder / "index.html"
     if page.is_file() and RELOADING in page.read_text(encoding="utf-8"):
@@ -124,8 +124,8 @@ def end_preliminary(folder: Path, study: str, report: Path, store: str) -> None:
 
 def _draw_beside(sides: OwnProcesses) -> DrawFigures:
     """Return a function that draws figures in the side processes, which begin to import matplotlib now."""
-    from flows.generate.side_processes import work_beside  # noqa: PLC0415 - with what generates
-    from report.page import draw_figures  # noqa: PLC0415 - as above
+    from kvdrift.flows.generate.side_processes import work_beside  # noqa: PLC0415 - with what generates
+    from kvdrift.report.page import draw_figures  # noqa: PLC0415 - as above
 
     with suppress(BrokenProcessPool):
         for _ in range(2):
@@ -140,7 +140,7 @@ def _draw_beside(sides: OwnProcesses) -> DrawFigures:
 
 
 def _get_ready_to_draw() -> None:
-    from report.printing.canvas import drawing  # noqa: PLC0415 - in the process that draws
+    from kvdrift.report.printing.canvas import drawing  # noqa: PLC0415 - in the process that draws
 
     with drawing():  # imports the drawing library
         return

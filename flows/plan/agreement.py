@@ -7,10 +7,10 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows.plan.frozen_plan import FrozenPlan, find_plan
-from log.store import Store
-from schema.errors import PlanError
-from schema.study import PlanSection, Study, values_of
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import PlanError
+from kvdrift.schema.study import PlanSection, Study, values_of
 
 # Keys of [plan] that were added later: settings and hashes of plans include such keys only if not at their defaults.
 _LATER = ("stopping", "looks", "resolve", "margin", "variance")

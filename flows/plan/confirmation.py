@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.material import gather_material
-from flows.plan.seen import SeenDocuments
-from generator.documents.registry import excluded_clusters
-from log.store import Store
-from schema.errors import InputError, nearest
-from schema.study import KERNEL_FLOOR_ACTION, Study, load_studies
-from schema.study.reading import read_content
-from schema.study.sweeps import of_each_law
-from stats.quantities import PAIR_QUANTITIES
+from kvdrift.flows.material import gather_material
+from kvdrift.flows.plan.seen import SeenDocuments
+from kvdrift.generator.documents.registry import excluded_clusters
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.study import KERNEL_FLOOR_ACTION, Study, load_studies
+from kvdrift.schema.study.reading import read_content
+from kvdrift.schema.study.sweeps import of_each_law
+from kvdrift.stats.quantities import PAIR_QUANTITIES
 
 _SEEDS = 20  # seeds that are tried
 

@@ -11,18 +11,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.material import Material
-from flows.plan.agreement import check_plan_agrees, require_plan
-from flows.plan.frozen_plan import FrozenPlan, find_plan
-from flows.plan.planned_looks import plan_looks
-from flows.plan.seen import SeenDocuments, generated_documents
-from log.store import Store
-from schema.errors import InputError, PlanError
-from schema.frozen_text import MEASURED, frozen_sha256, frozen_text
-from schema.study import Study
-from schema.tables import PLANS
-from stats.ends import PERCENTILE
-from stats.reduction.saving import PLAIN_VARIANCE
+from kvdrift.flows.material import Material
+from kvdrift.flows.plan.agreement import check_plan_agrees, require_plan
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.flows.plan.planned_looks import plan_looks
+from kvdrift.flows.plan.seen import SeenDocuments, generated_documents
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError, PlanError
+from kvdrift.schema.frozen_text import MEASURED, frozen_sha256, frozen_text
+from kvdrift.schema.study import Study
+from kvdrift.schema.tables import PLANS
+from kvdrift.stats.ends import PERCENTILE
+from kvdrift.stats.reduction.saving import PLAIN_VARIANCE
 
 # Keys that record how a plan came about; two plans that differ only here decide the same.
 _CIRCUMSTANCES = (

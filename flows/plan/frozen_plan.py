@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from log.store import Store
-from log.units.revisions import newest_plans
-from schema.errors import PlanError
-from schema.frozen_text import frozen_sha256
-from schema.tables import PLAIN, SWRB
-from stats.endpoints import Endpoint, Family
-from stats.ends import PERCENTILE
-from stats.sequential.resolution import Resolution
+from kvdrift.log.store import Store
+from kvdrift.log.units.revisions import newest_plans
+from kvdrift.schema.errors import PlanError
+from kvdrift.schema.frozen_text import frozen_sha256
+from kvdrift.schema.tables import PLAIN, SWRB
+from kvdrift.stats.endpoints import Endpoint, Family
+from kvdrift.stats.ends import PERCENTILE
+from kvdrift.stats.sequential.resolution import Resolution
 
 PRIMARY_FAMILY = "primary"
 

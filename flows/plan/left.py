@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from flows.plan.frozen_plan import FrozenPlan
-from schema.study import CONTROL_REPLICATES
-from schema.tables import PLAIN, SWRB
+from kvdrift.flows.plan.frozen_plan import FrozenPlan
+from kvdrift.schema.study import CONTROL_REPLICATES
+from kvdrift.schema.tables import PLAIN, SWRB
 
 Row = dict[str, Any]
 Place = tuple[str, str]  # split, stratum

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from flows.plan.frozen_plan import FrozenPlan, Looks
-from log.store import Store
-from log.units.revisions import newest_revisions
-from schema.frozen_text import wanted_documents
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, Looks
+from kvdrift.log.store import Store
+from kvdrift.log.units.revisions import newest_revisions
+from kvdrift.schema.frozen_text import wanted_documents
 
 Row = dict[str, Any]
 

@@ -7,24 +7,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from flows.material import Material
-from flows.plan.agreement import plan_section_sha256, plan_settings
-from flows.plan.frozen_plan import PRIMARY_FAMILY, FrozenPlan
-from flows.plan.planned_looks import last_constant, plan_looks
-from flows.plan.size import NOTHING, EvaluatedSize, size_bounds
-from flows.plan.stored_documents import frozen_documents
-from schema.errors import OperationError
-from schema.frozen_text import MEASURED
-from schema.study import Study
-from schema.tables import PLAIN, SWRB
-from stats.allocation import Allocation, allocate
-from stats.calibration import CANDIDATES, FOLDS, INTERVALS_PER_FAMILY, MARGIN, OBSERVATIONS, PENALTY
-from stats.endpoints import Endpoint, Family
-from stats.ends import STUDENTIZED
-from stats.moments import ReplicateMoments
-from stats.quantities import PAIR_QUANTITIES
-from stats.reduction.coefficients import reduced_replicates
-from stats.reduction.saving import PLAIN_VARIANCE, REDUCED_VARIANCE
+from kvdrift.flows.material import Material
+from kvdrift.flows.plan.agreement import plan_section_sha256, plan_settings
+from kvdrift.flows.plan.frozen_plan import PRIMARY_FAMILY, FrozenPlan
+from kvdrift.flows.plan.planned_looks import last_constant, plan_looks
+from kvdrift.flows.plan.size import NOTHING, EvaluatedSize, size_bounds
+from kvdrift.flows.plan.stored_documents import frozen_documents
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.frozen_text import MEASURED
+from kvdrift.schema.study import Study
+from kvdrift.schema.tables import PLAIN, SWRB
+from kvdrift.stats.allocation import Allocation, allocate
+from kvdrift.stats.calibration import CANDIDATES, FOLDS, INTERVALS_PER_FAMILY, MARGIN, OBSERVATIONS, PENALTY
+from kvdrift.stats.endpoints import Endpoint, Family
+from kvdrift.stats.ends import STUDENTIZED
+from kvdrift.stats.moments import ReplicateMoments
+from kvdrift.stats.quantities import PAIR_QUANTITIES
+from kvdrift.stats.reduction.coefficients import reduced_replicates
+from kvdrift.stats.reduction.saving import PLAIN_VARIANCE, REDUCED_VARIANCE
 
 
 def make_plan(

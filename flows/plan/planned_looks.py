@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from flows.material import Material
-from schema.document import Document
-from schema.study import FIXED, PlanSection
-from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH
-from stats.sequential.spending import critical_constants
+from kvdrift.flows.material import Material
+from kvdrift.schema.document import Document
+from kvdrift.schema.study import FIXED, PlanSection
+from kvdrift.stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH
+from kvdrift.stats.sequential.spending import critical_constants
 
 _FEWEST = 2  # clusters of a stratum that a variance needs
 

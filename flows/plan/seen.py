@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from flows.plan.frozen_plan import FrozenPlan
-from generator.documents.registry import SOURCES
-from log.store import Store
-from log.units.revisions import newest_revisions
-from schema.document import Document
-from schema.study import FINITE_STATE
+from kvdrift.flows.plan.frozen_plan import FrozenPlan
+from kvdrift.generator.documents.registry import SOURCES
+from kvdrift.log.store import Store
+from kvdrift.log.units.revisions import newest_revisions
+from kvdrift.schema.document import Document
+from kvdrift.schema.study import FINITE_STATE
 
 EVALUATION = "evaluation"
 

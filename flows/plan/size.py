@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flows.material import Material
-from log.store import Store
-from schema.study import Study
+from kvdrift.flows.material import Material
+from kvdrift.log.store import Store
+from kvdrift.schema.study import Study
 
 Bounds = tuple[int, int]
 

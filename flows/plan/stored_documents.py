@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flows.plan.frozen_plan import FrozenPlan, find_plan
-from generator.documents.answers import task_scoring
-from generator.documents.source import HeldDocument, HeldDocuments
-from log.forgotten import forgotten_documents
-from log.store import Store
-from schema.document import SPLITS, Document
-from schema.study import Study
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.generator.documents.answers import task_scoring
+from kvdrift.generator.documents.source import HeldDocument, HeldDocuments
+from kvdrift.log.forgotten import forgotten_documents
+from kvdrift.log.store import Store
+from kvdrift.schema.document import SPLITS, Document
+from kvdrift.schema.study import Study
 
 if TYPE_CHECKING:
-    from flows.material import Material
+    from kvdrift.flows.material import Material
 
 Row = dict[str, Any]
 

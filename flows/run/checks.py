@@ -9,31 +9,31 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from flows.material import Material
-from flows.run.study_run import StudyRun
-from generator.actions import Action
-from generator.attention.layer_traits import LayerTraits
-from generator.finite.model import finite_model
-from generator.finite.study_systems import exact_value_rows
-from generator.generation.engine_models import engine_model
-from generator.generation.events import library_versions
-from generator.transformer.files.fingerprints import model_identity
-from generator.transformer.files.local_folders import (
+from kvdrift.flows.material import Material
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.actions import Action
+from kvdrift.generator.attention.layer_traits import LayerTraits
+from kvdrift.generator.finite.model import finite_model
+from kvdrift.generator.finite.study_systems import exact_value_rows
+from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.generator.generation.events import library_versions
+from kvdrift.generator.transformer.files.fingerprints import model_identity
+from kvdrift.generator.transformer.files.local_folders import (
     has_local_weights,
     local_configuration,
     local_folder,
     model_location,
 )
-from generator.transformer.model_checks import check_model, check_placement, known_traits
-from generator.transformer.needs import check_layers
-from generator.transformer.other_weights.named import check_shared, told_of, weights_location, with_own_weights
-from log.store import Store
-from schema.document import SPLITS
-from schema.errors import ControlError, InputError, OperationError
-from schema.study import CONTROL_ACTION, FINITE_STATE, FLOOR_ACTION, KERNEL_FLOOR_ACTION, Study
-from schema.tables import PLAIN
-from sql.catalog import open_views
-from stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.generator.transformer.model_checks import check_model, check_placement, known_traits
+from kvdrift.generator.transformer.needs import check_layers
+from kvdrift.generator.transformer.other_weights.named import check_shared, told_of, weights_location, with_own_weights
+from kvdrift.log.store import Store
+from kvdrift.schema.document import SPLITS
+from kvdrift.schema.errors import ControlError, InputError, OperationError
+from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE, FLOOR_ACTION, KERNEL_FLOOR_ACTION, Study
+from kvdrift.schema.tables import PLAIN
+from kvdrift.sql.catalog import open_views
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
 
 _SIZES = ("payload_bytes", "scale_bytes", "index_bytes", "metadata_bytes", "resident_bytes")
 _ABSENT = "; not on this machine"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from flows.plan.agreement import check_plan_agrees
-from flows.plan.frozen_plan import find_plan
-from flows.run.differences import Difference, Kind, differences
-from flows.run.study_run import StudyRun
-from log.units.kept_sets import COMPARED, check_alike
-from schema.errors import PlanError
+from kvdrift.flows.plan.agreement import check_plan_agrees
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.flows.run.differences import Difference, Kind, differences
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.log.units.kept_sets import COMPARED, check_alike
+from kvdrift.schema.errors import PlanError
 
 
 def check_agrees(run: StudyRun, redo: Collection[str] = ()) -> list[Difference]:

@@ -10,20 +10,20 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from flows.generate.pending import lacking_actions
-from flows.generate.stored_material import stored_identities
-from flows.plan.agreement import grown_plan, plan_differences, shown
-from flows.plan.frozen_plan import FrozenPlan, find_plan
-from flows.plan.stored_documents import changed
-from flows.run.study_run import StudyRun
-from generator.actions import Action
-from generator.identity import ActionIdentity, changes
-from log.units.revisions import current_actions
-from schema.document import SPLITS
-from schema.errors import PlanError
-from schema.sampling import SamplingLaw
-from schema.study import FINITE_STATE, HTTP, Study
-from schema.tables import ACTIONS
+from kvdrift.flows.generate.pending import lacking_actions
+from kvdrift.flows.generate.stored_material import stored_identities
+from kvdrift.flows.plan.agreement import grown_plan, plan_differences, shown
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.flows.plan.stored_documents import changed
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.actions import Action
+from kvdrift.generator.identity import ActionIdentity, changes
+from kvdrift.log.units.revisions import current_actions
+from kvdrift.schema.document import SPLITS
+from kvdrift.schema.errors import PlanError
+from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.study import FINITE_STATE, HTTP, Study
+from kvdrift.schema.tables import ACTIONS
 
 # Columns of an action that decide its units; the other columns name the action's source.
 _ACTION_COLUMNS = tuple(

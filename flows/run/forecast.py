@@ -8,31 +8,31 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from flows.estimate.answers import answers_are_current
-from flows.estimate.current import estimates_are_current
-from flows.estimate.scores import Scoring
-from flows.generate.pending import (
+from kvdrift.flows.estimate.answers import answers_are_current
+from kvdrift.flows.estimate.current import estimates_are_current
+from kvdrift.flows.estimate.scores import Scoring
+from kvdrift.flows.generate.pending import (
     pending_development,
     pending_of_plan,
     pending_work,
     stored_units,
     wanted_documents,
 )
-from flows.generate.storing import stored_gpus
-from flows.material import Material
-from flows.pages.reports import report_is_current
-from flows.plan.agreement import grown_plan
-from flows.plan.frozen_plan import FrozenPlan, find_plan
-from flows.plan.looks_taken import LooksTaken, wanted_by_stratum
-from flows.plan.size import NOTHING, evaluated_size, size_bounds
-from flows.run.study_run import StudyRun
-from generator.generation import Work
-from generator.generation.events import gpu_here
-from generator.identity import GpuKinds
-from generator.transformer.files.local_folders import tokenizer_location
-from generator.transformer.files.tokenizer import text_decoder
-from log.store import Store
-from schema.tables import PLAIN
+from kvdrift.flows.generate.storing import stored_gpus
+from kvdrift.flows.material import Material
+from kvdrift.flows.pages.reports import report_is_current
+from kvdrift.flows.plan.agreement import grown_plan
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.flows.plan.looks_taken import LooksTaken, wanted_by_stratum
+from kvdrift.flows.plan.size import NOTHING, evaluated_size, size_bounds
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.generation import Work
+from kvdrift.generator.generation.events import gpu_here
+from kvdrift.generator.identity import GpuKinds
+from kvdrift.generator.transformer.files.local_folders import tokenizer_location
+from kvdrift.generator.transformer.files.tokenizer import text_decoder
+from kvdrift.log.store import Store
+from kvdrift.schema.tables import PLAIN
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from log.delta.durability import sync
-from log.forgotten import add_forgotten, forgotten_documents
-from log.store import Store
-from schema.errors import InputError, nearest, reading
-from schema.frozen_text import frozen_sha256, frozen_text
-from schema.location import is_local
-from schema.locking import TEMPORARY, repaired, run_alone, sweep
-from schema.tables import LOOKS, PLANS, TABLES
-from sql.catalog_file import CATALOG_NAME, refresh_catalog
+from kvdrift.log.delta.durability import sync
+from kvdrift.log.forgotten import add_forgotten, forgotten_documents
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError, nearest, reading
+from kvdrift.schema.frozen_text import frozen_sha256, frozen_text
+from kvdrift.schema.location import is_local
+from kvdrift.schema.locking import TEMPORARY, repaired, run_alone, sweep
+from kvdrift.schema.tables import LOOKS, PLANS, TABLES
+from kvdrift.sql.catalog_file import CATALOG_NAME, refresh_catalog
 
 _SOURCES = ("units", "events", "prompts", "documents")  # of everything else, so their rows go last, in this order
 _ESTIMATES = ("results", "calibration", "tokens")  # of all documents together; the next analysis makes them again

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flows.cluster.address import ClusterAddress
-from flows.generate.local import LocalGenerator
-from flows.generate.side_processes import SideBySideGenerator
-from flows.generate.storing import GenerateInto, Identify, storing
-from flows.run.forecast import check_gpu_here, forecast, gpus_of_units
-from flows.run.study_run import StudyRun
-from generator.identity import GpuKinds
-from schema.errors import InputError
-from schema.own_process import OwnProcesses
-from schema.progress import Progress
-from schema.study import Study
-from transforms.pipeline import run_derivation
-from transforms.segments import DerivationReport
+from kvdrift.flows.cluster.address import ClusterAddress
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.side_processes import SideBySideGenerator
+from kvdrift.flows.generate.storing import GenerateInto, Identify, storing
+from kvdrift.flows.run.forecast import check_gpu_here, forecast, gpus_of_units
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.identity import GpuKinds
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.own_process import OwnProcesses
+from kvdrift.schema.progress import Progress
+from kvdrift.schema.study import Study
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.transforms.segments import DerivationReport
 
 if TYPE_CHECKING:
-    from generator.service.client import ServiceAddress
+    from kvdrift.generator.service.client import ServiceAddress
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def generators(
             "run it without --endpoint"
         )
     if address is not None:
-        from generator.service.remote import RemoteGenerator  # noqa: PLC0415 - where a service generates
+        from kvdrift.generator.service.remote import RemoteGenerator  # noqa: PLC0415 - where a service generates
 
         remote = RemoteGenerator(address, studies, progress.say)
 
@@ -69,9 +69,9 @@ def generators(
 
         yield Generators(storing(remote.generate), remote.identify, check_endpoint)
     elif cluster is not None:
-        from flows.cluster.connection import Cluster  # noqa: PLC0415 - Dask may not be installed
-        from flows.cluster.derivation import derive_on  # noqa: PLC0415 - as above
-        from flows.cluster.generator import ClusterGenerator  # noqa: PLC0415 - as above
+        from kvdrift.flows.cluster.connection import Cluster  # noqa: PLC0415 - Dask may not be installed
+        from kvdrift.flows.cluster.derivation import derive_on  # noqa: PLC0415 - as above
+        from kvdrift.flows.cluster.generator import ClusterGenerator  # noqa: PLC0415 - as above
 
         with Cluster(cluster, progress.say) as connection:
             there = ClusterGenerator(connection)

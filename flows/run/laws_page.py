@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.pages.reports import laws_report_folder, present_inputs, record_inputs, report_is_current
-from flows.run.study_run import StudyRun
+from kvdrift.flows.pages.reports import laws_report_folder, present_inputs, record_inputs, report_is_current
+from kvdrift.flows.run.study_run import StudyRun
 
 
 def laws_folder(runs: Sequence[StudyRun]) -> Path:
@@ -24,7 +24,7 @@ def compare_laws(runs: Sequence[StudyRun]) -> bool:
     """Write the page that compares the laws of one model, unless it is current; return whether it was written."""
     if laws_are_compared(runs):
         return False
-    from flows.pages.side_by_side.pages import write_comparison  # noqa: PLC0415 - a page that is there needs nothing of it
+    from kvdrift.flows.pages.side_by_side.pages import write_comparison  # noqa: PLC0415 - a page that is there needs nothing of it
 
     store, folder = runs[0].store, laws_folder(runs)
     inputs = present_inputs(store)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.cluster.address import ClusterAddress
-from schema.errors import InputError
-from schema.study import Study
+from kvdrift.flows.cluster.address import ClusterAddress
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import Study
 
 if TYPE_CHECKING:
-    from generator.service.client import ServiceAddress
+    from kvdrift.generator.service.client import ServiceAddress
 
 
 def default_location(studies: Sequence[Study]) -> str:
@@ -44,8 +44,8 @@ def named_service(
         raise InputError(f"--endpoint {' --endpoint '.join(locations)}: give one; --cluster generates on many machines")
     if not locations:
         return None
-    from generator.service.client import ServiceAddress  # noqa: PLC0415 - where services generate
-    from generator.service.credentials import read_pem, read_token  # noqa: PLC0415 - as above
+    from kvdrift.generator.service.client import ServiceAddress  # noqa: PLC0415 - where services generate
+    from kvdrift.generator.service.credentials import read_pem, read_token  # noqa: PLC0415 - as above
 
     token = None if token_file is None else read_token(token_file)
     certificates = None if root_certificates is None else read_pem("--tls-root-certs", root_certificates)

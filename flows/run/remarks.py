@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from flows.material import Material
-from flows.plan.making import primary_endpoints
-from flows.run.study_run import StudyRun
-from generator.actions import Action
-from generator.documents.answers import task_scoring
-from generator.documents.registry import left_out
-from generator.transformer.files.local_folders import model_location
-from generator.transformer.files.text_ends import absent_ends, text_ends
-from schema.document import Document
-from schema.study import FINITE_STATE, FIXED, HTTP, KERNEL_FLOOR_ACTION, Study
+from kvdrift.flows.material import Material
+from kvdrift.flows.plan.making import primary_endpoints
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.actions import Action
+from kvdrift.generator.documents.answers import task_scoring
+from kvdrift.generator.documents.registry import left_out
+from kvdrift.generator.transformer.files.local_folders import model_location
+from kvdrift.generator.transformer.files.text_ends import absent_ends, text_ends
+from kvdrift.schema.document import Document
+from kvdrift.schema.study import FINITE_STATE, FIXED, HTTP, KERNEL_FLOOR_ACTION, Study
 
 _DRAWS_BEYOND = 50
 _NAMED = 3  # control tokens in a line

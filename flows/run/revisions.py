@@ -11,18 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows.generate.stored_material import stored_identities
-from flows.pages.reports import reported_revisions
-from flows.plan.frozen_plan import find_plan
-from flows.run.forecast import forecast
-from flows.run.study_run import StudyRun
-from generator.actions import Action
-from generator.identity import changes
-from log.store import Store
-from log.units.kept_sets import COMPARED, unlike_units
-from log.units.revisions import current_actions, newest_revisions
-from schema.errors import InputError, PlanError, nearest
-from schema.tables import ACTIONS
+from kvdrift.flows.generate.stored_material import stored_identities
+from kvdrift.flows.pages.reports import reported_revisions
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.flows.run.forecast import forecast
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.actions import Action
+from kvdrift.generator.identity import changes
+from kvdrift.log.store import Store
+from kvdrift.log.units.kept_sets import COMPARED, unlike_units
+from kvdrift.log.units.revisions import current_actions, newest_revisions
+from kvdrift.schema.errors import InputError, PlanError, nearest
+from kvdrift.schema.tables import ACTIONS
 
 
 def redo_actions(runs: Sequence[StudyRun], names: Sequence[str]) -> None:

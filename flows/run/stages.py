@@ -8,40 +8,40 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flows.estimate.answers import replicate_answers
-from flows.estimate.estimation import replicate_moments
-from flows.estimate.parts import Runner, one_by_one
-from flows.estimate.scores import score_stored
-from flows.estimate.stored import analyze_stored
-from flows.estimate.taking_looks import take_look
-from flows.generate.laws import of_all_laws
-from flows.generate.pending import pending_development, pending_evaluation
-from flows.generate.prompts import record_prompts
-from flows.generate.stored_material import record_identities, record_material
-from flows.generate.storing import generate
-from flows.generate.tokens import record_tokens
-from flows.pages.reports import report_is_current, write_report
-from flows.plan.agreement import grown_plan, plan_differences, require_plan
-from flows.plan.freezing import decides_the_same, freeze_plan
-from flows.plan.frozen_plan import FrozenPlan, find_plan
-from flows.plan.looks_taken import LooksTaken, look_line
-from flows.plan.making import make_plan
-from flows.plan.size import evaluated_size
-from flows.run.checks import check_controls, check_equal_bytes, floor_line
-from flows.run.comparison import check_agrees
-from flows.run.forecast import forecast
-from flows.run.study_run import StudyRun
-from generator.generation import Work
-from generator.transformer.files.local_folders import tokenizer_location
-from generator.transformer.files.tokenizer import token_reader
-from log.checked_files import WEEK
-from log.store import Store
-from schema.frozen_text import with_measured
-from schema.study import FINITE_STATE, POOLED, Study
-from sql.catalog import MOMENT_VIEWS, Views, open_views
-from sql.catalog_file import refresh_catalog
-from stats.ends import STUDENTIZED
-from stats.reduction.saving import saving
+from kvdrift.flows.estimate.answers import replicate_answers
+from kvdrift.flows.estimate.estimation import replicate_moments
+from kvdrift.flows.estimate.parts import Runner, one_by_one
+from kvdrift.flows.estimate.scores import score_stored
+from kvdrift.flows.estimate.stored import analyze_stored
+from kvdrift.flows.estimate.taking_looks import take_look
+from kvdrift.flows.generate.laws import of_all_laws
+from kvdrift.flows.generate.pending import pending_development, pending_evaluation
+from kvdrift.flows.generate.prompts import record_prompts
+from kvdrift.flows.generate.stored_material import record_identities, record_material
+from kvdrift.flows.generate.storing import generate
+from kvdrift.flows.generate.tokens import record_tokens
+from kvdrift.flows.pages.reports import report_is_current, write_report
+from kvdrift.flows.plan.agreement import grown_plan, plan_differences, require_plan
+from kvdrift.flows.plan.freezing import decides_the_same, freeze_plan
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.flows.plan.looks_taken import LooksTaken, look_line
+from kvdrift.flows.plan.making import make_plan
+from kvdrift.flows.plan.size import evaluated_size
+from kvdrift.flows.run.checks import check_controls, check_equal_bytes, floor_line
+from kvdrift.flows.run.comparison import check_agrees
+from kvdrift.flows.run.forecast import forecast
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.generation import Work
+from kvdrift.generator.transformer.files.local_folders import tokenizer_location
+from kvdrift.generator.transformer.files.tokenizer import token_reader
+from kvdrift.log.checked_files import WEEK
+from kvdrift.log.store import Store
+from kvdrift.schema.frozen_text import with_measured
+from kvdrift.schema.study import FINITE_STATE, POOLED, Study
+from kvdrift.sql.catalog import MOMENT_VIEWS, Views, open_views
+from kvdrift.sql.catalog_file import refresh_catalog
+from kvdrift.stats.ends import STUDENTIZED
+from kvdrift.stats.reduction.saving import saving
 
 
 def prepare(run: StudyRun, *, compared: bool = False) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.cluster.address import ClusterAddress
-from flows.material import SharedMaterial
-from flows.orchestration.page import FlowRunPage
-from flows.run.checks import check_study
-from flows.run.generators import generators
-from flows.run.options import default_location
-from flows.run.remarks import remarks
-from flows.run.study_flow import Outcome, run_studies
-from flows.run.study_run import DocumentLimit, StudyRun
-from generator.service.client import ServiceAddress
-from log.last_times import record_run
-from schema.location import absolute
-from schema.progress import Progress
-from schema.study import Study
+from kvdrift.flows.cluster.address import ClusterAddress
+from kvdrift.flows.material import SharedMaterial
+from kvdrift.flows.orchestration.page import FlowRunPage
+from kvdrift.flows.run.checks import check_study
+from kvdrift.flows.run.generators import generators
+from kvdrift.flows.run.options import default_location
+from kvdrift.flows.run.remarks import remarks
+from kvdrift.flows.run.study_flow import Outcome, run_studies
+from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
+from kvdrift.generator.service.client import ServiceAddress
+from kvdrift.log.last_times import record_run
+from kvdrift.schema.location import absolute
+from kvdrift.schema.progress import Progress
+from kvdrift.schema.study import Study
 
 
 def run_file(

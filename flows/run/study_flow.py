@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.orchestration.page import FlowRunPage
-from flows.orchestration.retries import retried
-from flows.orchestration.server import orchestration
-from flows.orchestration.termination import ended_by_sigterm
-from flows.pages.reports import report_is_current
-from flows.run import stages
-from flows.run.comparison import check_agrees
-from flows.run.laws_page import compare_laws, laws_are_compared, laws_folder
-from flows.run.revisions import begun_revisions, redo_actions
-from flows.run.study_run import StudyRun
-from flows.run.tasks import as_stage, as_task, estimate_in_tasks
-from schema.location import is_local
-from schema.locking import run_alone
-from schema.study import FIXED, Study
+from kvdrift.flows.orchestration.page import FlowRunPage
+from kvdrift.flows.orchestration.retries import retried
+from kvdrift.flows.orchestration.server import orchestration
+from kvdrift.flows.orchestration.termination import ended_by_sigterm
+from kvdrift.flows.pages.reports import report_is_current
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.comparison import check_agrees
+from kvdrift.flows.run.laws_page import compare_laws, laws_are_compared, laws_folder
+from kvdrift.flows.run.revisions import begun_revisions, redo_actions
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.flows.run.tasks import as_stage, as_task, estimate_in_tasks
+from kvdrift.schema.location import is_local
+from kvdrift.schema.locking import run_alone
+from kvdrift.schema.study import FIXED, Study
 
 FLOW = "kvdrift study"
 ABREAST = max(2, min(os.cpu_count() or 2, 4))  # at most 4, since a part's draws take up to 400 MB

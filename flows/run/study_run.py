@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from flows.generate.local import LocalGenerator
-from flows.generate.storing import GenerateInto, Identify
-from flows.material import Material, gather_material
-from flows.pages.reports import report_folder
-from flows.plan.stored_documents import held_documents
-from generator.actions import Action
-from generator.documents.source import NOTHING_HELD
-from generator.generation import Work
-from generator.identity import ActionIdentity
-from log.store import Store
-from schema.errors import MissingStoreError
-from schema.own_process import OwnProcesses
-from schema.progress import SILENT, NamedProgress, Progress
-from schema.study import Study
-from transforms.pipeline import run_derivation
-from transforms.segments import DerivationReport
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.storing import GenerateInto, Identify
+from kvdrift.flows.material import Material, gather_material
+from kvdrift.flows.pages.reports import report_folder
+from kvdrift.flows.plan.stored_documents import held_documents
+from kvdrift.generator.actions import Action
+from kvdrift.generator.documents.source import NOTHING_HELD
+from kvdrift.generator.generation import Work
+from kvdrift.generator.identity import ActionIdentity
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import MissingStoreError
+from kvdrift.schema.own_process import OwnProcesses
+from kvdrift.schema.progress import SILENT, NamedProgress, Progress
+from kvdrift.schema.study import Study
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.transforms.segments import DerivationReport
 
 
 class DocumentLimit:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
-from flows.estimate.parts import AnalysisPart, estimate_part
-from stats.resampling.intervals import Estimates
+from kvdrift.flows.estimate.parts import AnalysisPart, estimate_part
+from kvdrift.stats.resampling.intervals import Estimates
 
 
 def estimate_in_tasks(parts: Sequence[AnalysisPart]) -> Iterator[Estimates]:

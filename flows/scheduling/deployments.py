@@ -10,10 +10,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.orchestration.server import answering, api_url
-from flows.scheduling.notifications import check_block, each_tagged_run, notify
-from schema.errors import InputError
-from schema.study import Study
+from kvdrift.flows.orchestration.server import answering, api_url
+from kvdrift.flows.scheduling.notifications import check_block, each_tagged_run, notify
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import Study
 
 if TYPE_CHECKING:
     from prefect.deployments.runner import RunnerDeployment
@@ -55,7 +55,7 @@ class StudySchedule:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters of ``flows.scheduling.flows.study``."""
+        """The parameters of ``kvdrift.flows.scheduling.flows.study``."""
         return {
             "study_file": str(self.study_file),
             "store": self.store,
@@ -162,7 +162,7 @@ def _deployment(schedule: StudySchedule, work_pool: str | None) -> RunnerDeploym
     from prefect.schedules import Cron  # noqa: PLC0415
     from prefect.types.entrypoint import EntrypointType  # noqa: PLC0415
 
-    from flows.scheduling.flows import study  # noqa: PLC0415
+    from kvdrift.flows.scheduling.flows import study  # noqa: PLC0415
 
     tags = [_TAG, schedule.studies[0].name_in_file, *dict.fromkeys(one.model.id for one in schedule.studies)]
     if schedule.notify is not None:

@@ -18,15 +18,15 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
-from flows.orchestration.page import FlowRunPage
-from flows.orchestration.retries import retried
-from flows.run.options import named_service, named_workers
-from flows.run.study_flow import ABREAST, FLOW, run_name
-from log.store import Store
-from log.studies import stored_studies
-from schema.errors import KvdriftError
-from schema.location import absolute
-from schema.study import load_studies
+from kvdrift.flows.orchestration.page import FlowRunPage
+from kvdrift.flows.orchestration.retries import retried
+from kvdrift.flows.run.options import named_service, named_workers
+from kvdrift.flows.run.study_flow import ABREAST, FLOW, run_name
+from kvdrift.log.store import Store
+from kvdrift.log.studies import stored_studies
+from kvdrift.schema.errors import KvdriftError
+from kvdrift.schema.location import absolute
+from kvdrift.schema.study import load_studies
 
 RECOMPUTE = "kvdrift recompute"
 _THREADS: Any = ThreadPoolTaskRunner(max_workers=ABREAST)  # Prefect's flows declare another type
@@ -84,7 +84,7 @@ def study(
         cluster: tcp://HOST:PORT of a Dask scheduler whose workers generate; local:N starts N on the worker's machine.
         gpus: all, to generate on all GPUs of the worker's machine, or the number of GPUs.
     """
-    from flows.run.study_file import run_file  # noqa: PLC0415 - torch takes seconds
+    from kvdrift.flows.run.study_file import run_file  # noqa: PLC0415 - torch takes seconds
 
     studies = load_studies(Path(study_file))
     page = FlowRunPage()
@@ -112,7 +112,7 @@ def recompute(store: Name) -> str:
     Args:
         store: Folder or URL of the store; a relative path is one of the deployment's working folder.
     """
-    from flows.scheduling.recomputing import derive_store, estimate_study, study_page  # noqa: PLC0415
+    from kvdrift.flows.scheduling.recomputing import derive_store, estimate_study, study_page  # noqa: PLC0415
 
     page = FlowRunPage()
     page.open(Path(store).name)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from schema.errors import InputError
+from kvdrift.schema.errors import InputError
 
 _ENDS = ("Completed", "Failed", "Crashed")
 # A state may have no message, and a server without an address for its pages has no link: Jinja would write "None".

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.estimate.scores import score_stored
-from flows.estimate.stored import analyze_stored
-from flows.generate.tokens import record_tokens
-from flows.orchestration.page import FlowRunPage
-from flows.pages.reports import own_model, page_beside, page_folder, report_is_current, write_report
-from generator.transformer.files.tokenizer import token_reader
-from log.store import Store
-from log.studies import model_revisions, stored_studies
-from schema.progress import Progress
-from sql.catalog_file import refresh_catalog
-from transforms.pipeline import run_derivation
+from kvdrift.flows.estimate.scores import score_stored
+from kvdrift.flows.estimate.stored import analyze_stored
+from kvdrift.flows.generate.tokens import record_tokens
+from kvdrift.flows.orchestration.page import FlowRunPage
+from kvdrift.flows.pages.reports import own_model, page_beside, page_folder, report_is_current, write_report
+from kvdrift.generator.transformer.files.tokenizer import token_reader
+from kvdrift.log.store import Store
+from kvdrift.log.studies import model_revisions, stored_studies
+from kvdrift.schema.progress import Progress
+from kvdrift.sql.catalog_file import refresh_catalog
+from kvdrift.transforms.pipeline import run_derivation
 
 
 def derive_store(location: str, page: FlowRunPage) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from generator.attention.layer_terms import PLAIN, LayerTerms
+from kvdrift.generator.attention.layer_terms import PLAIN, LayerTerms
 
 
 @dataclass(frozen=True)

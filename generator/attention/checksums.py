@@ -1,8 +1,8 @@
 """Checksums of the entries that the compressed side reads in place of the prompt's entries, one for each layer.
 
 They show influences that an action's identity cannot see. Units of one document, action and revision must have equal
-checksums, or they are refused (``log.units.kept_sets``). Sums of 64-bit integers have no order, so the threads of a
-device change nothing.
+checksums, or they are refused (``kvdrift.log.units.kept_sets``). Sums of 64-bit integers have no order, so the threads
+of a device change nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from generator.attention.cache_rules import CacheRule, StreamEntries
-from generator.attention.recording import PromptLayer
-from generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
 
 _ODD = 0x9E3779B97F4A7C15 - 2**64  # Weyl's constant of 64 bits, signed: its multiples spread over all bits
 _BYTES = 8  # of a word

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import torch
 
-from generator.attention.shared_prefix import PrefixLayer
-from schema.errors import OperationError, failing_as
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.schema.errors import OperationError, failing_as
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from generator.attention.layer_terms import PLAIN, LayerTerms
-from generator.attention.layer_traits import attention_modules
-from generator.attention.threads import adapt
+from kvdrift.generator.attention.layer_terms import PLAIN, LayerTerms
+from kvdrift.generator.attention.layer_traits import attention_modules
+from kvdrift.generator.attention.threads import adapt
 
 IMPLEMENTATION = "kvdrift"
 

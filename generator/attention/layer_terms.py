@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from generator.attention.cpu_products import fits_onednn, product
+from kvdrift.generator.attention.cpu_products import fits_onednn, product
 
 _POSITIONS = 128  # of queries of a prompt, whose scores are computed at once
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from generator.attention.cpu_products import fits_onednn, packed, product
-from generator.attention.layer_terms import attend_capped
+from kvdrift.generator.attention.cpu_products import fits_onednn, packed, product
+from kvdrift.generator.attention.layer_terms import attend_capped
 
 _aten = torch.ops.aten
 _MANY_KEYS = 256  # with so many keys or more, oneDNN is faster than the fused kernels

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generator.attention.layer_terms import PLAIN, LayerTerms, attend_causally_by
-from generator.attention.parts import attend_causally
-from generator.attention.statistics import Gathered, Gathering, Statistic
+from kvdrift.generator.attention.layer_terms import PLAIN, LayerTerms, attend_causally_by
+from kvdrift.generator.attention.parts import attend_causally
+from kvdrift.generator.attention.statistics import Gathered, Gathering, Statistic
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from generator.attention.cpu_products import OneDNNLinear, fits_onednn
-from generator.attention.layer_traits import attention_modules
-from generator.attention.parts import attend_prompt
-from generator.attention.streams.rows import TILE, tile_of
-from generator.attention.threads import torch_threads
-from schema.progress import SILENT
+from kvdrift.generator.attention.cpu_products import OneDNNLinear, fits_onednn
+from kvdrift.generator.attention.layer_traits import attention_modules
+from kvdrift.generator.attention.parts import attend_prompt
+from kvdrift.generator.attention.streams.rows import TILE, tile_of
+from kvdrift.generator.attention.threads import torch_threads
+from kvdrift.schema.progress import SILENT
 
 _MULTIPLES = (8, 16, 32, TILE)  # with the last one, attention to a prompt always has one shape
 _FEW = (1, 2, 4)  # streams, likewise, that read a prompt at once by oneDNN

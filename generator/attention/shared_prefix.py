@@ -12,16 +12,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from generator.attention.cache_rules import CacheRule
-from generator.attention.fused.attention import FusedAttention, are_fused
-from generator.attention.fused.tables import FEWEST_ROWS, few_rows
-from generator.attention.layer_terms import PLAIN, LayerTerms, with_sinks
-from generator.attention.parts import attend_part, join_parts
-from generator.attention.streams.prompt_reads import PrefixLayer, PromptReads
-from generator.attention.streams.rows import rounded, tile_of
-from generator.attention.streams.ruled import RuledStreams
-from generator.attention.streams.slots import StreamSlots, copy_suffixes, suffix_buffers
-from schema.errors import InputError
+from kvdrift.generator.attention.cache_rules import CacheRule
+from kvdrift.generator.attention.fused.attention import FusedAttention, are_fused
+from kvdrift.generator.attention.fused.tables import FEWEST_ROWS, few_rows
+from kvdrift.generator.attention.layer_terms import PLAIN, LayerTerms, with_sinks
+from kvdrift.generator.attention.parts import attend_part, join_parts
+from kvdrift.generator.attention.streams.prompt_reads import PrefixLayer, PromptReads
+from kvdrift.generator.attention.streams.rows import rounded, tile_of
+from kvdrift.generator.attention.streams.ruled import RuledStreams
+from kvdrift.generator.attention.streams.slots import StreamSlots, copy_suffixes, suffix_buffers
+from kvdrift.schema.errors import InputError
 
 __all__ = ["PrefixLayer", "SharedPrefix"]  # codecs take the first from here, and their text is part of identities
 

@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from generator.attention.layer_traits import attention_modules
-from schema.errors import failing_as
+from kvdrift.generator.attention.layer_traits import attention_modules
+from kvdrift.schema.errors import failing_as
 
 Gathered = TypeVar("Gathered")
 

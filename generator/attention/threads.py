@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from schema.free_processors import FREE_PROCESSORS
+from kvdrift.schema.free_processors import FREE_PROCESSORS
 
 _own = threading.local()  # most: how many threads the present block of this thread may take
 

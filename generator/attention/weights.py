@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from generator.attention.cache_rules import StreamEntries
-from generator.attention.cpu_products import fits_onednn, product
-from generator.attention.layer_terms import capped
+from kvdrift.generator.attention.cache_rules import StreamEntries
+from kvdrift.generator.attention.cpu_products import fits_onednn, product
+from kvdrift.generator.attention.layer_terms import capped
 
 
 def attend_with_weights(entries: StreamEntries, hidden: Tensor) -> tuple[Tensor, Tensor]:

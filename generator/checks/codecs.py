@@ -10,20 +10,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from generator.actions import Action, build_action
-from generator.attention.holding import DTYPES, AsComputed
-from generator.attention.shared_prefix import PrefixLayer
-from generator.checks.elsewhere import ELSEWHERE, same_after_others, same_elsewhere
-from generator.checks.least_bytes import bits_claimed_and_needed
-from generator.checks.random_models import embedded_document, random_document, random_model, same_events
-from generator.checks.tried import Check, Tried, first_token_found, identity_found, require, require_unmoved
-from generator.codecs import Codec
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full
-from log.store import Unit
-from schema.errors import InputError
-from schema.retention import Retention
-from schema.study import ActionSection
+from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.attention.holding import DTYPES, AsComputed
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.checks.elsewhere import ELSEWHERE, same_after_others, same_elsewhere
+from kvdrift.generator.checks.least_bytes import bits_claimed_and_needed
+from kvdrift.generator.checks.random_models import embedded_document, random_document, random_model, same_events
+from kvdrift.generator.checks.tried import Check, Tried, first_token_found, identity_found, require, require_unmoved
+from kvdrift.generator.codecs import Codec
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import Full
+from kvdrift.log.store import Unit
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.study import ActionSection
 
 # Kept entries on either side of a window of 128 and of groups of 32; KV heads and head sizes, one no power of two.
 _ENTRIES = (1, 31, 127, 128, 129, 160, 161, 401)

@@ -20,9 +20,9 @@ from typing import Any, Self
 
 import torch
 
-from generator.checks.tried import ALONE, FIRST, Tried, require
-from schema.errors import KvdriftError, first_line
-from schema.own_process import last_words, own_environment
+from kvdrift.generator.checks.tried import ALONE, FIRST, Tried, require
+from kvdrift.schema.errors import KvdriftError, first_line
+from kvdrift.schema.own_process import last_words, own_environment
 
 KEPT = (
     "PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX", "TMPDIR",
@@ -74,7 +74,7 @@ def decided_elsewhere(subjects: Sequence[Tried[Any]]) -> list[Decided]:
         results, working = Path(folder, "decided.json"), Path(folder, "empty")
         working.mkdir()
         done = subprocess.run(  # noqa: S603 - this interpreter, and a module of ours
-            [sys.executable, "-m", "generator.checks.families", results, str(torch.get_num_threads())],
+            [sys.executable, "-m", "kvdrift.generator.checks.families", results, str(torch.get_num_threads())],
             input=json.dumps(asked), cwd=working, env=environment, text=True, capture_output=True, check=False,
         )  # fmt: skip
         if not results.is_file():

@@ -1,6 +1,7 @@
 """Find out whether a name is a selector, a codec or a policy, and choose its checks.
 
-``python -m generator.checks.families RESULTS THREADS`` is the second interpreter of ``generator.checks.elsewhere``.
+``python -m kvdrift.generator.checks.families RESULTS THREADS`` is the second interpreter of
+``kvdrift.generator.checks.elsewhere``.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from typing import Any
 
 import torch
 
-from generator.actions import CODEC_KIND
-from generator.checks.codecs import CODEC_CHECKS, CodecSubject
-from generator.checks.elsewhere import Decided
-from generator.checks.policies import POLICY_CHECKS, PolicySubject
-from generator.checks.selectors import CHECKS
-from generator.checks.subject import Subject
-from generator.checks.tried import Check, Tried
-from generator.codecs import CODECS
-from generator.selectors import SELECTORS
-from generator.selectors.own.kinds import SELECTOR_KIND, PartKind
-from generator.selectors.own.names import entry_point_names, own_class
-from generator.selectors.parameters import Value
-from generator.selectors.policies import POLICIES, POLICY_KIND
-from schema.errors import InputError, nearest
+from kvdrift.generator.actions import CODEC_KIND
+from kvdrift.generator.checks.codecs import CODEC_CHECKS, CodecSubject
+from kvdrift.generator.checks.elsewhere import Decided
+from kvdrift.generator.checks.policies import POLICY_CHECKS, PolicySubject
+from kvdrift.generator.checks.selectors import CHECKS
+from kvdrift.generator.checks.subject import Subject
+from kvdrift.generator.checks.tried import Check, Tried
+from kvdrift.generator.codecs import CODECS
+from kvdrift.generator.selectors import SELECTORS
+from kvdrift.generator.selectors.own.kinds import SELECTOR_KIND, PartKind
+from kvdrift.generator.selectors.own.names import entry_point_names, own_class
+from kvdrift.generator.selectors.parameters import Value
+from kvdrift.generator.selectors.policies import POLICIES, POLICY_KIND
+from kvdrift.schema.errors import InputError, nearest
 
 
 @dataclass(frozen=True)

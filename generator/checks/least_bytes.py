@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from generator.attention.holding import DTYPES, StoredBytes
-from generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.attention.holding import DTYPES, StoredBytes
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
 
 _DRAWS = 8
 _ALLOWANCE = 0.05  # bits a number: errors are means over hundreds of numbers, which are off by chance

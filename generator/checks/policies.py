@@ -11,25 +11,25 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from generator.actions import Action, build_action
-from generator.checks.elsewhere import ELSEWHERE, IN_TURN, same_after_others, same_elsewhere
-from generator.checks.random_models import embedded_document, random_document, random_model, same_events
-from generator.checks.real_cache import TOLERANCE, Law, RealSide, RealStream, WatchedStream, plain_network
-from generator.checks.tried import Check, Tried, first_token_found, identity_found, require
-from generator.coupling.streams import ALL_SAVINGS, Savings
-from generator.coupling.uniforms import uniform_table
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full
-from generator.selectors.policies import Policy
-from generator.transformer.files.local_folders import EMBEDDED_ID
-from generator.transformer.loading import load_model
-from generator.transformer.model import LoadedModel
-from log.store import Unit
-from schema.document import Document
-from schema.errors import InputError
-from schema.retention import Retention
-from schema.study import ActionSection
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.checks.elsewhere import ELSEWHERE, IN_TURN, same_after_others, same_elsewhere
+from kvdrift.generator.checks.random_models import embedded_document, random_document, random_model, same_events
+from kvdrift.generator.checks.real_cache import TOLERANCE, Law, RealSide, RealStream, WatchedStream, plain_network
+from kvdrift.generator.checks.tried import Check, Tried, first_token_found, identity_found, require
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.coupling.uniforms import uniform_table
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import Full
+from kvdrift.generator.selectors.policies import Policy
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.log.store import Unit
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.study import ActionSection
+from kvdrift.schema.tables import PLAIN, SWRB
 
 _PROMPT, _HORIZON, _SEED = 131, 20, 7
 _FEW = 12  # entries: fewer than are generated

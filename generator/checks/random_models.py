@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from generator.actions import Action
-from generator.checks.tried import require
-from generator.embedded.documents import make_document
-from generator.generation import PendingUnit, generate_units
-from generator.transformer.files.configuration import library, quiet
-from generator.transformer.files.local_folders import EMBEDDED_ID
-from generator.transformer.loading import load_model
-from generator.transformer.model import LoadedModel
-from log.store import Unit
-from schema.document import Document
+from kvdrift.generator.actions import Action
+from kvdrift.generator.checks.tried import require
+from kvdrift.generator.embedded.documents import make_document
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.transformer.files.configuration import library, quiet
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.log.store import Unit
+from kvdrift.schema.document import Document
 
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {
     "llama": (library().LlamaConfig, library().LlamaForCausalLM),

@@ -18,20 +18,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from generator.actions import Action
-from generator.attention.cache_rules import CacheRule, StreamEntries
-from generator.attention.recording import PromptLayer
-from generator.checks.random_models import save_random_model
-from generator.checks.tried import require
-from generator.coupling.streams import ALL_SAVINGS
-from generator.selectors import Selector
-from generator.selectors.policies import Policy
-from generator.selectors.policies.guarded import GuardedRule, rule_of
-from generator.transformer.files.configuration import library, quiet
-from generator.transformer.files.local_folders import model_source
-from generator.transformer.model import LoadedModel
-from schema.document import Document
-from schema.errors import OperationError
+from kvdrift.generator.actions import Action
+from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.checks.random_models import save_random_model
+from kvdrift.generator.checks.tried import require
+from kvdrift.generator.coupling.streams import ALL_SAVINGS
+from kvdrift.generator.selectors import Selector
+from kvdrift.generator.selectors.policies import Policy
+from kvdrift.generator.selectors.policies.guarded import GuardedRule, rule_of
+from kvdrift.generator.transformer.files.configuration import library, quiet
+from kvdrift.generator.transformer.files.local_folders import model_source
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import OperationError
 
 Positions = list[list[list[int]]]
 """For each layer and KV head the positions that a step reads, ascending; the last position is that of the fed token."""

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from generator.attention.recording import PromptLayer
-from generator.attention.statistics import QueryChunk
-from generator.checks.elsewhere import ELSEWHERE, IN_TURN, same_after_others, same_elsewhere
-from generator.checks.random_models import embedded_document, random_document, same_events
-from generator.checks.subject import KV_HEADS, LAYERS, SIZE, Kind, Subject, model_of
-from generator.checks.tried import Check, first_token_found, require, require_unmoved
-from generator.selectors import Recent, Selector, build_selector
-from generator.transformer.prompts.eviction import CompactCache, evict
-from generator.transformer.prompts.prompt import Prompt
-from schema.retention import Retention
-from schema.tables import ACTIONS
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.statistics import QueryChunk
+from kvdrift.generator.checks.elsewhere import ELSEWHERE, IN_TURN, same_after_others, same_elsewhere
+from kvdrift.generator.checks.random_models import embedded_document, random_document, same_events
+from kvdrift.generator.checks.subject import KV_HEADS, LAYERS, SIZE, Kind, Subject, model_of
+from kvdrift.generator.checks.tried import Check, first_token_found, require, require_unmoved
+from kvdrift.generator.selectors import Recent, Selector, build_selector
+from kvdrift.generator.transformer.prompts.eviction import CompactCache, evict
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.tables import ACTIONS
 
 # --- Kept sets -------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from importlib.metadata import packages_distributions
 from pathlib import PurePath
 from typing import Any
 
-from generator.identity import own_texts
+from kvdrift.generator.identity import own_texts
 
 _READS = {
     "the environment": ("os.environ", "os.environb", "os.getenv", "os.getenvb"),
@@ -78,7 +78,7 @@ def _is_seeded(name: str, call: ast.Call | None) -> bool:
 
 def _late_imports(function: ast.AST, beside: set[str]) -> Iterator[tuple[int, str, str]]:
     """Yield imports, inside a function, of modules that are neither beside the class nor installed nor Python's own."""
-    known = sys.stdlib_module_names | beside | set(packages_distributions())
+    known = sys.stdlib_module_names | beside | set(packages_distributions()) | {"kvdrift"}
     for node in ast.walk(function):
         if isinstance(node, ast.Import):
             named = [alias.name for alias in node.names]

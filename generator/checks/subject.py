@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from generator.actions import Action, build_action
-from generator.attention.recording import PromptLayer
-from generator.checks.random_models import random_document, random_model
-from generator.checks.tried import Tried
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import SELECTORS, Full, Selector
-from generator.transformer.prompts.eviction import CompactCache, evict
-from generator.transformer.prompts.prompt import Prompt
-from log.store import Unit
-from schema.errors import InputError
-from schema.retention import Retention
-from schema.study import ActionSection
+from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.checks.random_models import random_document, random_model
+from kvdrift.generator.checks.tried import Tried
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import SELECTORS, Full, Selector
+from kvdrift.generator.transformer.prompts.eviction import CompactCache, evict
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.log.store import Unit
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.study import ActionSection
 
 LAYERS, HEADS, KV_HEADS, SIZE = 3, 4, 2, 16
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from generator.actions import Action
-from generator.identity import parts_sha256
-from generator.selectors.parameters import Value
-from log.store import Unit
-from schema.errors import InputError, KvdriftError, OperationError, failure_of
+from kvdrift.generator.actions import Action
+from kvdrift.generator.identity import parts_sha256
+from kvdrift.generator.selectors.parameters import Value
+from kvdrift.log.store import Unit
+from kvdrift.schema.errors import InputError, KvdriftError, OperationError, failure_of
 
 Part = TypeVar("Part")
 
@@ -22,7 +22,7 @@ FIRST, ALONE = "first", "alone"
 
 
 class HasPart(Protocol):
-    """The object that a check tries: ``generator.checks.tried``."""
+    """The object that a check tries: ``kvdrift.generator.checks.tried``."""
 
     @property
     def part(self) -> object:

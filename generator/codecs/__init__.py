@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from generator.codecs.codec import Codec
-from generator.codecs.fp8 import FP8
-from generator.codecs.hqq import HQQInt2, HQQInt4, HQQInt8
-from generator.codecs.identity import Identity
-from generator.codecs.kivi import Int2, Int4, Int8
-from generator.codecs.rotated import RotatedInt4
+from kvdrift.generator.codecs.codec import Codec
+from kvdrift.generator.codecs.fp8 import FP8
+from kvdrift.generator.codecs.hqq import HQQInt2, HQQInt4, HQQInt8
+from kvdrift.generator.codecs.identity import Identity
+from kvdrift.generator.codecs.kivi import Int2, Int4, Int8
+from kvdrift.generator.codecs.rotated import RotatedInt4
 
 CODECS: dict[str, type[Codec]] = {
     "identity": Identity,

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import fields
 from typing import Any, ClassVar, final
 
-from generator.attention.holding import StoredBytes
-from generator.attention.shared_prefix import PrefixLayer
-from schema.errors import OperationError
+from kvdrift.generator.attention.holding import StoredBytes
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.schema.errors import OperationError
 
 
 class Codec(ABC):

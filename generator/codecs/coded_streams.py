@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from generator.attention.cache_rules import CacheRule, StreamEntries
-from generator.attention.layer_terms import with_sinks
-from generator.attention.parts import attend_part, attend_prompt, join_parts
-from generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
+from kvdrift.generator.attention.layer_terms import with_sinks
+from kvdrift.generator.attention.parts import attend_part, attend_prompt, join_parts
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
 
 
 class EntryCoding(ABC):

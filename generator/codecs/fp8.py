@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from generator.attention.holding import StoredBytes
-from generator.attention.shared_prefix import PrefixLayer
-from generator.codecs.affine import float16_above
-from generator.codecs.codec import Codec
+from kvdrift.generator.attention.holding import StoredBytes
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.codecs.affine import float16_above
+from kvdrift.generator.codecs.codec import Codec
 
 _LARGEST = 448.0  # of e4m3
 

@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generator.attention.cache_rules import CacheRule
-from generator.attention.recording import PromptLayer
-from generator.attention.shared_prefix import PrefixLayer
-from generator.codecs.affine import float16_above
-from generator.codecs.codec import Codec
-from generator.codecs.coded_streams import CodedLayer, CodedStreams, EntryCoding
-from generator.codecs.fp8 import FP8
-from generator.codecs.grouped import GroupedCodec
-from generator.codecs.identity import Identity
-from generator.codecs.kivi import KIVI
-from generator.codecs.rotated import RotatedInt4
-from schema.errors import InputError
+from kvdrift.generator.attention.cache_rules import CacheRule
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.codecs.affine import float16_above
+from kvdrift.generator.codecs.codec import Codec
+from kvdrift.generator.codecs.coded_streams import CodedLayer, CodedStreams, EntryCoding
+from kvdrift.generator.codecs.fp8 import FP8
+from kvdrift.generator.codecs.grouped import GroupedCodec
+from kvdrift.generator.codecs.identity import Identity
+from kvdrift.generator.codecs.kivi import KIVI
+from kvdrift.generator.codecs.rotated import RotatedInt4
+from kvdrift.schema.errors import InputError
 
 _LARGEST = 448.0  # of e4m3
 
@@ -49,7 +49,7 @@ class GeneratedEntries:
         if not isinstance(self.codec, KIVI | RotatedInt4 | FP8 | Identity):
             raise InputError(
                 f"generated = true: codec {type(self.codec).__name__} codes prompt entries alone; "
-                "leave it out, or derive the codec from a class of generator.codecs"
+                "leave it out, or derive the codec from a class of kvdrift.generator.codecs"
             )
 
     @property

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from generator.codecs.codec import Codec
-from schema.errors import InputError
+from kvdrift.generator.codecs.codec import Codec
+from kvdrift.schema.errors import InputError
 
 
 @dataclass(frozen=True)

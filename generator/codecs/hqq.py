@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from generator.codecs.quantized_cache import QuantizedCacheCodec
+from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
 
 
 @dataclass(frozen=True)

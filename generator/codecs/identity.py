@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from generator.attention.holding import AsComputed, StoredBytes
-from generator.attention.shared_prefix import PrefixLayer
-from generator.codecs.codec import Codec
+from kvdrift.generator.attention.holding import AsComputed, StoredBytes
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.codecs.codec import Codec
 
 
 @dataclass(frozen=True)

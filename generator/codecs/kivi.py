@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from generator.attention.holding import StoredBytes
-from generator.attention.shared_prefix import PrefixLayer
-from generator.codecs.affine import GROUP_BYTES, channels_back, entries_back, packed_bytes
-from generator.codecs.grouped import GroupedCodec, beside_exact
+from kvdrift.generator.attention.holding import StoredBytes
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.codecs.affine import GROUP_BYTES, channels_back, entries_back, packed_bytes
+from kvdrift.generator.codecs.grouped import GroupedCodec, beside_exact
 
 
 @dataclass(frozen=True)

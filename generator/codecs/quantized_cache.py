@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
-from generator.attention.holding import StoredBytes
-from generator.attention.shared_prefix import PrefixLayer
-from generator.codecs.codec import Codec
-from schema.errors import InputError, OperationError
+from kvdrift.generator.attention.holding import StoredBytes
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.codecs.codec import Codec
+from kvdrift.schema.errors import InputError, OperationError
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from generator.attention.holding import StoredBytes
-from generator.attention.shared_prefix import PrefixLayer
-from generator.codecs.affine import GROUP_BYTES, entries_back, packed_bytes
-from generator.codecs.grouped import GroupedCodec, beside_exact
-from schema.errors import InputError
+from kvdrift.generator.attention.holding import StoredBytes
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.codecs.affine import GROUP_BYTES, entries_back, packed_bytes
+from kvdrift.generator.codecs.grouped import GroupedCodec, beside_exact
+from kvdrift.schema.errors import InputError
 
 _BITS = 4
 

@@ -1,7 +1,7 @@
 """Draw tokens and compute distances of all pairs by few operations on the laws' device, without waiting for the host.
 
-``generator.coupling.laws.LawTable`` draws the same tokens from copies of the laws, and chooses on the host which laws
-to compute; on a CPU that is faster.
+``kvdrift.generator.coupling.laws.LawTable`` draws the same tokens from copies of the laws, and chooses on the host
+which laws to compute; on a CPU that is faster.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from generator.coupling.laws import BLOCK_TOKENS, block_sums, distance_of, draw_by_sums
-from generator.coupling.streams import Savings
-from schema.errors import tried_once
+from kvdrift.generator.coupling.laws import BLOCK_TOKENS, block_sums, distance_of, draw_by_sums
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.schema.errors import tried_once
 
 ABSORBED, NOTHING = -1, -2  # rows: the point mass of an ended side, and no mass at all
 _BYTES = 2**28  # of laws that the plain form takes at once
@@ -77,7 +77,7 @@ def pair_sums(laws: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
 
 @pair_sums.register_kernel("cuda")
 def _on_cuda(laws: Tensor, rows: Tensor, absorbed_token: int) -> Tensor:
-    from generator.coupling import fused_sums  # noqa: PLC0415 - Triton comes with CUDA only
+    from kvdrift.generator.coupling import fused_sums  # noqa: PLC0415 - Triton comes with CUDA only
 
     return fused_sums.pair_sums(laws, rows, absorbed_token, BLOCK_TOKENS)
 

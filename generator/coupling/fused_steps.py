@@ -7,7 +7,7 @@ meanwhile. If these tokens show that streams change after all, the position that
 again with new streams, which writes over everything that it has written.
 
 On CUDA the operations that compute a position's laws and draws are captured as one graph. Later positions of equal
-shapes replay the graph, whether their streams are new or not (``generator.coupling.step_graphs``).
+shapes replay the graph, whether their streams are new or not (``kvdrift.generator.coupling.step_graphs``).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from generator.coupling.kernels import AheadKernels, StreamKernels
-from generator.coupling.step_graphs import StepGraphs
-from generator.coupling.step_indices import Arrival
-from generator.coupling.streams import DistinctStreams
+from kvdrift.generator.coupling.kernels import AheadKernels, StreamKernels
+from kvdrift.generator.coupling.step_graphs import StepGraphs
+from kvdrift.generator.coupling.step_indices import Arrival
+from kvdrift.generator.coupling.streams import DistinctStreams
 
 
 class FusedSteps:

@@ -1,10 +1,10 @@
 """Coupled pairs, advanced one position at a time: their tokens, their streams, and which have ended or parted.
 
-A step is the same whether a pair started at the prompt (``generator.coupling.rollout``) or at a branch
-(``generator.coupling.residual_branching``). Laws stay on the device that computes them. Streams are assigned to pairs
-on the CPU, from tokens alone. The rows of laws that a pair needs are known before the laws are computed, and go to the
-device with the tokens. If operations are fused, a step then waits for the device once, for its tokens and distances,
-and the next step may be under way by then (``generator.coupling.fused_steps``).
+A step is the same whether a pair started at the prompt (``kvdrift.generator.coupling.rollout``) or at a branch
+(``kvdrift.generator.coupling.residual_branching``). Laws stay on the device that computes them. Streams are assigned to
+pairs on the CPU, from tokens alone. The rows of laws that a pair needs are known before the laws are computed, and go
+to the device with the tokens. If operations are fused, a step then waits for the device once, for its tokens and
+distances, and the next step may be under way by then (``kvdrift.generator.coupling.fused_steps``).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from generator.coupling.fused_draws import ABSORBED, NOTHING, are_fused, fused_draws
-from generator.coupling.fused_steps import FusedSteps
-from generator.coupling.kernels import StreamKernels
-from generator.coupling.laws import LawTable
-from generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, distinct_streams
+from kvdrift.generator.coupling.fused_draws import ABSORBED, NOTHING, are_fused, fused_draws
+from kvdrift.generator.coupling.fused_steps import FusedSteps
+from kvdrift.generator.coupling.kernels import StreamKernels
+from kvdrift.generator.coupling.laws import LawTable
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, distinct_streams
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from generator.coupling.fused_draws import are_fused
-from generator.coupling.fused_steps import FusedSteps
-from generator.coupling.kernels import StreamKernels
-from generator.coupling.laws import draw, pairs_at_once, total_variation
-from generator.coupling.pairs import CoupledPairs
-from generator.coupling.rollout import ActionReplicates
-from generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, distinct_streams
+from kvdrift.generator.coupling.fused_draws import are_fused
+from kvdrift.generator.coupling.fused_steps import FusedSteps
+from kvdrift.generator.coupling.kernels import StreamKernels
+from kvdrift.generator.coupling.laws import draw, pairs_at_once, total_variation
+from kvdrift.generator.coupling.pairs import CoupledPairs
+from kvdrift.generator.coupling.rollout import ActionReplicates
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, DistinctStreams, Savings, distinct_streams
 
 SCAN_UNIFORMS = 4  # U_s, whether s replaces the candidate, the residual tokens of X and of Y
 PURPOSES = SCAN_UNIFORMS + 3  # the branch: X, acceptance, residual of Y

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from generator.coupling.kernels import StreamKernels
-from generator.coupling.pairs import CoupledPairs
-from generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.coupling.kernels import StreamKernels
+from kvdrift.generator.coupling.pairs import CoupledPairs
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import SamplingLaw
 
 _BYTES = 2**26  # of a law's intermediate results that are made at once
 _UNITS = 2**52  # of probability 1: sums of whole numbers of them are exact, in any order

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schema.keyed_random import keyed_generator
+from kvdrift.schema.keyed_random import keyed_generator
 
 
 def uniform_table(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
-from schema.document import ALL_ANSWERS, ANY_ANSWER, NORMALIZED
+from kvdrift.schema.document import ALL_ANSWERS, ANY_ANSWER, NORMALIZED
 
 _NEEDLES = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3")
 _RULES: dict[str, dict[str, str]] = {

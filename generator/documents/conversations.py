@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from jinja2 import TemplateError
 
-from generator.documents.special_tokens import (
+from kvdrift.generator.documents.special_tokens import (
     Tokenizer,
     begun_once,
     control_pattern,
@@ -26,8 +26,8 @@ from generator.documents.special_tokens import (
     template_text,
     text_tokens,
 )
-from schema.document import Document, Turn
-from schema.errors import InputError
+from kvdrift.schema.document import Document, Turn
+from kvdrift.schema.errors import InputError
 
 Message = Mapping[str, Any]
 """A message of a conversation, as chat templates read it: ``role``, ``content``, and others such as ``tool_calls``."""

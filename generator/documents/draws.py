@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from schema.keyed_random import keyed_generator
+from kvdrift.schema.keyed_random import keyed_generator
 
 _T = TypeVar("_T")
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
-from generator.documents.prompts import Tokenizer
-from generator.documents.source import Candidate, DocumentSource, where
-from generator.embedded import documents
-from schema.document import Document
-from schema.errors import InputError
-from schema.study import DocumentsSection
+from kvdrift.generator.documents.prompts import Tokenizer
+from kvdrift.generator.documents.source import Candidate, DocumentSource, where
+from kvdrift.generator.embedded import documents
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import DocumentsSection
 
 
 class EmbeddedSource(DocumentSource):

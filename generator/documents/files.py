@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schema.errors import InputError, reading
+from kvdrift.schema.errors import InputError, reading
 
 _CHUNK = 1 << 20  # characters
 

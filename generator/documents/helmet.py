@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.documents.answers import score_text
-from generator.documents.draws import DocumentDraws
-from generator.documents.files import SourceRow, find_file, read_object, read_rows
-from generator.documents.prompts import PromptText, Tokenizer, longest_prompt
-from generator.documents.source import (
+from kvdrift.generator.documents.answers import score_text
+from kvdrift.generator.documents.draws import DocumentDraws
+from kvdrift.generator.documents.files import SourceRow, find_file, read_object, read_rows
+from kvdrift.generator.documents.prompts import PromptText, Tokenizer, longest_prompt
+from kvdrift.generator.documents.source import (
     Candidate,
     DocumentSource,
     document_of,
@@ -20,9 +20,9 @@ from generator.documents.source import (
     sampling_order,
     where,
 )
-from schema.document import NORMALIZED, Document
-from schema.errors import InputError
-from schema.study import DocumentsSection
+from kvdrift.schema.document import NORMALIZED, Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import DocumentsSection
 
 _SHOTS = 2
 _PASSAGES = {4096: (20, 8), 8192: (50, 30), 16384: (105, 75), 32768: (220, 165), 65536: (440, 345), 131072: (1000, 700)}

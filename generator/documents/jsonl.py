@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from generator.documents.answers import score_text
-from generator.documents.conversations import USER, Conversation, TemplateRefusalError
-from generator.documents.files import SourceRow, find_file, read_rows
-from generator.documents.messages import read_conversation
-from generator.documents.prompts import PromptText, Tokenizer
-from generator.documents.source import Candidate, DocumentSource, document_of, need_tokenizer
-from schema.document import SCORINGS, SPLITS, Document
-from schema.errors import InputError
-from schema.study import DocumentsSection
+from kvdrift.generator.documents.answers import score_text
+from kvdrift.generator.documents.conversations import USER, Conversation, TemplateRefusalError
+from kvdrift.generator.documents.files import SourceRow, find_file, read_rows
+from kvdrift.generator.documents.messages import read_conversation
+from kvdrift.generator.documents.prompts import PromptText, Tokenizer
+from kvdrift.generator.documents.source import Candidate, DocumentSource, document_of, need_tokenizer
+from kvdrift.schema.document import SCORINGS, SPLITS, Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import DocumentsSection
 
 TASK = "prompt"
 _NAMED = 5  # strata in a line

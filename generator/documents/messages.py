@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from generator.documents.conversations import ASSISTANT, SYSTEM, TOOL, USER, Conversation
-from generator.documents.files import SourceRow
+from kvdrift.generator.documents.conversations import ASSISTANT, SYSTEM, TOOL, USER, Conversation
+from kvdrift.generator.documents.files import SourceRow
 
 _ROLES = (SYSTEM, USER, ASSISTANT, TOOL)
 _ANSWERED = (USER, TOOL)

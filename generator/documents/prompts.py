@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from generator.documents.conversations import SYSTEM, USER, Conversation
-from generator.documents.special_tokens import Tokenizer, plain_tokens, prompt_controls
-from schema.document import Document
+from kvdrift.generator.documents.conversations import SYSTEM, USER, Conversation
+from kvdrift.generator.documents.special_tokens import Tokenizer, plain_tokens, prompt_controls
+from kvdrift.schema.document import Document
 
 __all__ = ["PromptText", "Tokenizer", "longest_prompt"]
 

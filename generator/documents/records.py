@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from generator.documents.answers import folded
-from schema.document import NORMALIZED
+from kvdrift.generator.documents.answers import folded
+from kvdrift.schema.document import NORMALIZED
 
 MOST_PLACES: Final = 16
 """The most places of one piece; a text that occurs more often, such as a common word, is no record."""

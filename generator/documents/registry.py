@@ -7,17 +7,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
-from generator.documents.embedded import EmbeddedSource
-from generator.documents.files import read_object
-from generator.documents.helmet import HelmetSource
-from generator.documents.jsonl import JsonlSource
-from generator.documents.prompts import Tokenizer
-from generator.documents.ruler import RulerSource
-from generator.documents.source import NOTHING_HELD, Candidate, DocumentSource, HeldDocument, HeldDocuments, where
-from generator.documents.splits import divided
-from schema.document import SPLITS, Document, part_of, split_of
-from schema.errors import InputError, nearest
-from schema.study import DocumentsSection
+from kvdrift.generator.documents.embedded import EmbeddedSource
+from kvdrift.generator.documents.files import read_object
+from kvdrift.generator.documents.helmet import HelmetSource
+from kvdrift.generator.documents.jsonl import JsonlSource
+from kvdrift.generator.documents.prompts import Tokenizer
+from kvdrift.generator.documents.ruler import RulerSource
+from kvdrift.generator.documents.source import (
+    NOTHING_HELD,
+    Candidate,
+    DocumentSource,
+    HeldDocument,
+    HeldDocuments,
+    where,
+)
+from kvdrift.generator.documents.splits import divided
+from kvdrift.schema.document import SPLITS, Document, part_of, split_of
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.study import DocumentsSection
 
 SOURCES: dict[str, DocumentSource] = {
     "embedded": EmbeddedSource(),

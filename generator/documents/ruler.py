@@ -8,14 +8,21 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from generator.documents.draws import DocumentDraws
-from generator.documents.files import SourceRow, find_file, read_rows
-from generator.documents.prompts import PromptText, Tokenizer, longest_prompt
-from generator.documents.ruler_tasks import GENERATED
-from generator.documents.source import Candidate, DocumentSource, document_of, need_tokenizer, question_cluster, where
-from schema.document import Document
-from schema.errors import InputError
-from schema.study import DocumentsSection
+from kvdrift.generator.documents.draws import DocumentDraws
+from kvdrift.generator.documents.files import SourceRow, find_file, read_rows
+from kvdrift.generator.documents.prompts import PromptText, Tokenizer, longest_prompt
+from kvdrift.generator.documents.ruler_tasks import GENERATED
+from kvdrift.generator.documents.source import (
+    Candidate,
+    DocumentSource,
+    document_of,
+    need_tokenizer,
+    question_cluster,
+    where,
+)
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import DocumentsSection
 
 _FROM_FILES = (
     "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery", "qa_1", "qa_2",

@@ -15,8 +15,8 @@ from functools import cache
 from importlib.resources import files
 from itertools import pairwise
 
-from generator.documents.draws import DocumentDraws
-from generator.documents.prompts import PromptText, Tokenizer, longest_prompt
+from kvdrift.generator.documents.draws import DocumentDraws
+from kvdrift.generator.documents.prompts import PromptText, Tokenizer, longest_prompt
 
 _NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 _NEEDLE = "One of the special magic {kind}s for {key} is: {value}."

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from generator.documents.answers import task_scoring
-from generator.documents.prompts import Tokenizer
-from log.forgotten import NOTHING_FORGOTTEN, ForgottenDocuments
-from schema.document import Document
-from schema.errors import InputError
-from schema.study import DocumentsSection
+from kvdrift.generator.documents.answers import task_scoring
+from kvdrift.generator.documents.prompts import Tokenizer
+from kvdrift.log.forgotten import NOTHING_FORGOTTEN, ForgottenDocuments
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import DocumentsSection
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from schema.document import SPLITS, hash_position, split_of
+from kvdrift.schema.document import SPLITS, hash_position, split_of
 
 
 def divided(sizes: Mapping[str, int], wanted: Mapping[str, int], fixed: Mapping[str, str]) -> dict[str, str]:

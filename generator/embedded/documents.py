@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from generator.embedded import vocabulary as v
-from schema.document import ALL_ANSWERS, Document
-from schema.keyed_random import keyed_generator
+from kvdrift.generator.embedded import vocabulary as v
+from kvdrift.schema.document import ALL_ANSWERS, Document
+from kvdrift.schema.keyed_random import keyed_generator
 
 TASKS = ("needle", "variable_tracking")
 LENGTHS = (384, 768, 1536)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.engine import Capabilities, Session, Side, SideFacts
+from kvdrift.generator.engines.engine import Capabilities, Session, Side, SideFacts
 
 
 @dataclass(frozen=True)

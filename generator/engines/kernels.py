@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from generator.coupling.sampling import deployed
-from generator.engines.engine import Session
-from schema.sampling import SamplingLaw
+from kvdrift.generator.coupling.sampling import deployed
+from kvdrift.generator.engines.engine import Session
+from kvdrift.schema.sampling import SamplingLaw
 
 DOUBLE_VOCABULARY = 4096  # laws over more tokens are float32
 
@@ -33,7 +33,7 @@ class _Stream:
 
 
 class EngineKernels:
-    """Streams of some sides, as ``StreamKernels`` of ``generator.coupling.kernels``.
+    """Streams of some sides, as ``StreamKernels`` of ``kvdrift.generator.coupling.kernels``.
 
     ``sides`` has for each cache the side that has decoded the prompt: cache 0 is the reference's, cache a is that of
     the a-th action. Each side prefills by itself, so the laws of position 1 may differ.

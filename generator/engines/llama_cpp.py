@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from generator.engines.engine import Capabilities, Session, SideFacts
-from generator.llama_cpp.context import MOST_STREAMS, OUTPUT_ROWS, Context
-from generator.llama_cpp.library import PACKAGE, library
-from generator.llama_cpp.settings import ContextSettings
-from generator.llama_cpp.tokenizer import gguf_tokenizer_sha256
-from generator.llama_cpp.weights import GgufFacts, Weights, gguf_facts
-from schema.errors import InputError
-from schema.study import LLAMA_CPP
+from kvdrift.generator.engines.engine import Capabilities, Session, SideFacts
+from kvdrift.generator.llama_cpp.context import MOST_STREAMS, OUTPUT_ROWS, Context
+from kvdrift.generator.llama_cpp.library import PACKAGE, library
+from kvdrift.generator.llama_cpp.settings import ContextSettings
+from kvdrift.generator.llama_cpp.tokenizer import gguf_tokenizer_sha256
+from kvdrift.generator.llama_cpp.weights import GgufFacts, Weights, gguf_facts
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import LLAMA_CPP
 
 _ENVIRONMENT: Final = ("LLAMA_", "GGML_", "OMP_", "GOMP_")  # beginnings of the names of variables that move it
 _WAITING: Final = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # how long threads wait awake moves nothing

@@ -1,7 +1,7 @@
 """An engine as the model of a study: the reference and each action is a side, with a cache of its own.
 
-The reference's settings in a second cache (``generator.engines.again``) are the floor, which is treated like an action.
-If the adapter promises that rows do not depend on other rows, the floor must be exactly 0.
+The reference's settings in a second cache (``kvdrift.generator.engines.again``) are the floor, which is treated like an
+action. If the adapter promises that rows do not depend on other rows, the floor must be exactly 0.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from generator.actions import Action
-from generator.coupling.streams import Savings
-from generator.documents.ends import TextEnds
-from generator.engines.engine import Described, Side
-from generator.engines.kernels import EngineKernels, PromptSide
-from generator.identity import ActionIdentity, written_tokens
-from schema.document import Document
-from schema.errors import InputError
-from schema.sampling import SamplingLaw
-from schema.tables import SWRB
+from kvdrift.generator.actions import Action
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.documents.ends import TextEnds
+from kvdrift.generator.engines.engine import Described, Side
+from kvdrift.generator.engines.kernels import EngineKernels, PromptSide
+from kvdrift.generator.identity import ActionIdentity, written_tokens
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.tables import SWRB
 
 _LEAST_ENTRIES = 4096  # beside a prompt's, for streams: more streams share a call, but every stream reads past all
 _STREAMS = 5  # of one replicate under residual branching, at most; a coupled rollout has 2 of a side
@@ -32,7 +32,7 @@ _STREAMS = 5  # of one replicate under residual branching, at most; a coupled ro
 
 @dataclass(frozen=True)
 class EngineModel:
-    """Sides of an engine, as a ``Model`` of ``generator.generation.model``.
+    """Sides of an engine, as a ``Model`` of ``kvdrift.generator.generation.model``.
 
     ``sides`` are those of the actions by name, including the control's. ``tokenizer_sha256`` is that of the tokenizer
     of prompts; None without a tokenizer. ``ends`` are the tokens that end a text on all sides.
@@ -121,7 +121,7 @@ class _Prefilled:
 
 
 class PreparedSides:
-    """A document whose prompt all sides have decoded, as a ``PreparedDocument`` of ``generator.generation.model``."""
+    """A document whose prompt all sides decoded: a ``PreparedDocument`` (``kvdrift.generator.generation.model``)."""
 
     def __init__(
         self, model: EngineModel, document: Document, actions: tuple[Action, ...], horizon: int,

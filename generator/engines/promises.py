@@ -11,8 +11,8 @@ from typing import Generic, ParamSpec
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.engine import Engine, Session, Side
-from schema.errors import OperationError
+from kvdrift.generator.engines.engine import Engine, Session, Side
+from kvdrift.schema.errors import OperationError
 
 _PROMPT, _STEPS, _SEED = 48, 6, 5
 _CLOSE = 0.05  # of the largest logit: what batches may do where an adapter does not promise that rows are invariant

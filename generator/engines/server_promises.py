@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.engine import Session
-from generator.engines.http.engine import ServerSide
-from generator.engines.promises import Promise, Unknown, prompted, tokens_of
-from schema.errors import OperationError
+from kvdrift.generator.engines.engine import Session
+from kvdrift.generator.engines.http.engine import ServerSide
+from kvdrift.generator.engines.promises import Promise, Unknown, prompted, tokens_of
+from kvdrift.schema.errors import OperationError
 
 _STEPS = 6
 _CLOSE = 0.05  # total variation: what batches may do on a server

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from generator.finite.paths import PairPaths, law_distance, pair_paths
-from generator.finite.system import FiniteSystem, FloatArray
+from kvdrift.generator.finite.paths import PairPaths, law_distance, pair_paths
+from kvdrift.generator.finite.system import FiniteSystem, FloatArray
 
 _SCALARS = (
     "mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "occupation", "mismatch_rate",

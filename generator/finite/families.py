@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from generator.finite.system import FiniteSystem, FloatArray, check_shape
-from schema.errors import InputError
-from schema.keyed_random import keyed_generator
+from kvdrift.generator.finite.system import FiniteSystem, FloatArray, check_shape
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.keyed_random import keyed_generator
 
 
 def mixture_system(

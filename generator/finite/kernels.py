@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from generator.finite.system import FiniteSystem
+from kvdrift.generator.finite.system import FiniteSystem
 
 
 class FiniteKernels:
-    """Streams of a system, as ``StreamKernels`` of ``generator.coupling.kernels``.
+    """Streams of a system, as ``StreamKernels`` of ``kvdrift.generator.coupling.kernels``.
 
     Cache 0 is the reference, cache a is the a-th of ``actions``, which may repeat. Laws come from the tables, float64
     on the CPU. After an EOS token they are ignored: the rollout replaces them.

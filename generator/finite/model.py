@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from generator.actions import Action
-from generator.coupling.streams import Savings
-from generator.finite.kernels import FiniteKernels
-from generator.finite.study_systems import file_systems, study_systems
-from generator.finite.system import FiniteSystem
-from generator.identity import ActionIdentity
-from schema.document import Document
-from schema.errors import OperationError
-from schema.sampling import FULL_SOFTMAX, SamplingLaw
-from schema.study import Study
+from kvdrift.generator.actions import Action
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.finite.kernels import FiniteKernels
+from kvdrift.generator.finite.study_systems import file_systems, study_systems
+from kvdrift.generator.finite.system import FiniteSystem
+from kvdrift.generator.identity import ActionIdentity
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.study import Study
 
 
 @dataclass(frozen=True)
 class FiniteModel:
-    """A study's systems by document, as a ``Model`` of ``generator.generation.model``; ``law`` is that of their tables.
+    """A study's systems by document, as a ``Model`` (``kvdrift.generator.generation.model``); ``law`` is their tables'.
 
     ``file`` has all systems of the study's file, of which the study may take more later; None if systems are drawn.
     """
@@ -73,7 +73,7 @@ class FiniteModel:
 
 @dataclass(frozen=True)
 class PreparedSystem:
-    """One system and its actions, as a ``PreparedDocument`` of ``generator.generation.model``."""
+    """One system and its actions, as a ``PreparedDocument`` of ``kvdrift.generator.generation.model``."""
 
     system: FiniteSystem
     actions: list[str]

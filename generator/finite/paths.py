@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.finite.system import FiniteSystem, FloatArray
-from schema.errors import InputError
+from kvdrift.generator.finite.system import FiniteSystem, FloatArray
+from kvdrift.schema.errors import InputError
 
 LARGEST_ENUMERATION = 2**20
 """Most pairs of histories at one position, about 200 MB: enough for V = 4, H = 5 and for V = 2, H = 10."""

@@ -10,14 +10,14 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from generator.finite.enumeration import exact_rows
-from generator.finite.families import mixture_system
-from generator.finite.system import FiniteSystem
-from generator.finite.tables import read_system_file
-from schema.document import SPLITS, Document
-from schema.errors import InputError
-from schema.sampling import FULL_SOFTMAX, SamplingLaw
-from schema.study import FINITE_STATE, DocumentsSection, Study
+from kvdrift.generator.finite.enumeration import exact_rows
+from kvdrift.generator.finite.families import mixture_system
+from kvdrift.generator.finite.system import FiniteSystem
+from kvdrift.generator.finite.tables import read_system_file
+from kvdrift.schema.document import SPLITS, Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.study import FINITE_STATE, DocumentsSection, Study
 
 Strata = dict[str, dict[str, list[FiniteSystem]]]
 """Systems by split and stratum."""
@@ -86,7 +86,7 @@ def _deployed(system: FiniteSystem, law: SamplingLaw) -> FiniteSystem:
     """Return the system with tables of the law by which tokens are drawn."""
     if law == FULL_SOFTMAX:
         return system
-    from generator.coupling.sampling import deployed_table  # noqa: PLC0415 - torch is not loaded for the tables' own law
+    from kvdrift.generator.coupling.sampling import deployed_table  # noqa: PLC0415 - torch is not loaded for the tables' own law
 
     return replace(
         system,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from schema.errors import InputError, nearest
+from kvdrift.schema.errors import InputError, nearest
 
 FloatArray = NDArray[np.float64]
 Laws = tuple[FloatArray, ...]

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from generator.finite.system import FiniteSystem, FloatArray, Laws, check_shape, history_of
-from schema.errors import InputError, nearest, reading
+from kvdrift.generator.finite.system import FiniteSystem, FloatArray, Laws, check_shape, history_of
+from kvdrift.schema.errors import InputError, nearest, reading
 
 _KEYS = ("alphabet", "horizon", "eos", "reference", "actions")
 

@@ -1,6 +1,6 @@
 """Generate documents' units: the steps for a document, the interface of a model, and the rows of units."""
 
-from generator.generation.units import (
+from kvdrift.generator.generation.units import (
     PendingUnit,
     StoppedError,
     StudyLaw,

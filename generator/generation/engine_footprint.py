@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from generator.engines.model import EngineModel, streams_at_once
-from generator.transformer.memory import available_bytes
+from kvdrift.generator.engines.model import EngineModel, streams_at_once
+from kvdrift.generator.transformer.memory import available_bytes
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from generator.documents.ends import TextEnds
-from generator.engines.again import Again
-from generator.engines.engine import Engine, Side
-from generator.engines.http.engine import Servers, ServerSide, check_same_model, check_slots
-from generator.engines.http.settings import OPENAI, Requests
-from generator.engines.llama_cpp import LlamaCpp
-from generator.engines.model import EngineModel
-from generator.transformer.files.fingerprints import file_sha256, tokenizer_sha256
-from generator.transformer.files.local_folders import gguf_file, model_location, tokenizer_location
-from generator.transformer.files.text_ends import (
+from kvdrift.generator.documents.ends import TextEnds
+from kvdrift.generator.engines.again import Again
+from kvdrift.generator.engines.engine import Engine, Side
+from kvdrift.generator.engines.http.engine import Servers, ServerSide, check_same_model, check_slots
+from kvdrift.generator.engines.http.settings import OPENAI, Requests
+from kvdrift.generator.engines.llama_cpp import LlamaCpp
+from kvdrift.generator.engines.model import EngineModel
+from kvdrift.generator.transformer.files.fingerprints import file_sha256, tokenizer_sha256
+from kvdrift.generator.transformer.files.local_folders import gguf_file, model_location, tokenizer_location
+from kvdrift.generator.transformer.files.text_ends import (
     ENDS_OF_LLAMA_CPP,
     SERVER,
     NamedToken,
@@ -24,9 +24,9 @@ from generator.transformer.files.text_ends import (
     joined_ends,
     model_ends,
 )
-from generator.transformer.other_weights.named import check_equal_tokens
-from schema.errors import InputError, nearest
-from schema.study import FLOOR_ACTION, HTTP, KERNEL_FLOOR_ACTION, LLAMA_CPP, ActionSection, ModelSection, Study
+from kvdrift.generator.transformer.other_weights.named import check_equal_tokens
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.study import FLOOR_ACTION, HTTP, KERNEL_FLOOR_ACTION, LLAMA_CPP, ActionSection, ModelSection, Study
 
 ENGINES: Final[dict[str, Callable[[], Engine]]] = {LLAMA_CPP: partial(LlamaCpp, file_sha256)}
 """Engines in this process."""

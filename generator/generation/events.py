@@ -13,11 +13,11 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from generator.coupling.residual_branching import ResidualBranches
-from generator.coupling.rollout import CoupledSteps
-from schema.errors import OperationError
-from schema.study import ModelSection
-from schema.tables import BRANCH, COUPLED, EVENTS, SCAN
+from kvdrift.generator.coupling.residual_branching import ResidualBranches
+from kvdrift.generator.coupling.rollout import CoupledSteps
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.study import ModelSection
+from kvdrift.schema.tables import BRANCH, COUPLED, EVENTS, SCAN
 
 Decoded = TypeVar("Decoded", CoupledSteps, ResidualBranches)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self
 
-from generator.actions import Action
-from generator.coupling.kernels import StreamKernels
-from generator.coupling.streams import Savings
-from generator.identity import ActionIdentity
-from log.prompts import KeptEntries
-from schema.document import Document
-from schema.sampling import SamplingLaw
+from kvdrift.generator.actions import Action
+from kvdrift.generator.coupling.kernels import StreamKernels
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.identity import ActionIdentity
+from kvdrift.log.prompts import KeptEntries
+from kvdrift.schema.document import Document
+from kvdrift.schema.sampling import SamplingLaw
 
 
 class Model(Protocol):

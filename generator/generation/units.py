@@ -22,19 +22,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.actions import Action
-from generator.coupling.residual_branching import PURPOSES, ResidualBranches, branch_replicates
-from generator.coupling.rollout import ActionReplicates, CoupledSteps, DocumentReplicates, rollout_documents
-from generator.coupling.streams import ALL_SAVINGS, Savings
-from generator.coupling.uniforms import uniform_table
-from generator.generation.events import event_rows, join_replicates, versions_on
-from generator.generation.model import Model, PreparedDocument
-from generator.transformer.memory import is_memory_shortage
-from log.store import Unit
-from schema.document import Document
-from schema.errors import OperationError, first_line
-from schema.sampling import FULL_SOFTMAX, SamplingLaw
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.actions import Action
+from kvdrift.generator.coupling.residual_branching import PURPOSES, ResidualBranches, branch_replicates
+from kvdrift.generator.coupling.rollout import ActionReplicates, CoupledSteps, DocumentReplicates, rollout_documents
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.coupling.uniforms import uniform_table
+from kvdrift.generator.generation.events import event_rows, join_replicates, versions_on
+from kvdrift.generator.generation.model import Model, PreparedDocument
+from kvdrift.generator.transformer.memory import is_memory_shortage
+from kvdrift.log.store import Unit
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import OperationError, first_line
+from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.tables import PLAIN, SWRB
 
 _Place = tuple[int, int]  # of an item: its document's in the group, and its own there, from 1
 THREADS = 2  # more wait for the interpreter's lock, which a small model needs about half of the time

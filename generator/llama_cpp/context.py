@@ -28,11 +28,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.llama_cpp.settings import CACHE_TYPES, ContextSettings
-from generator.llama_cpp.structures import Batch
-from generator.llama_cpp.weights import NOT_CAUSAL, Weights, check_decoded
-from schema.errors import InputError, OperationError
-from schema.free_processors import FREE_PROCESSORS
+from kvdrift.generator.llama_cpp.settings import CACHE_TYPES, ContextSettings
+from kvdrift.generator.llama_cpp.structures import Batch
+from kvdrift.generator.llama_cpp.weights import NOT_CAUSAL, Weights, check_decoded
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.free_processors import FREE_PROCESSORS
 
 T = TypeVar("T")
 

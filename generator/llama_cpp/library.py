@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from generator.llama_cpp.structures import (
+from kvdrift.generator.llama_cpp.structures import (
     CONTEXT_DEFAULTS,
     MODEL_DEFAULTS,
     Batch,
@@ -26,7 +26,7 @@ from generator.llama_cpp.structures import (
     expected_defaults,
     written_defaults,
 )
-from schema.errors import InputError, OperationError
+from kvdrift.schema.errors import InputError, OperationError
 
 PACKAGE: Final = "xllamacpp"
 KNOWN: Final = {"2026.10.11549": "0.6.0-dev"}

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from schema.errors import InputError, nearest
-from schema.study import EXACT_TYPES
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.study import EXACT_TYPES
 
 CACHE_TYPES: Final = {
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20,

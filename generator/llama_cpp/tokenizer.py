@@ -12,8 +12,8 @@ from ctypes import c_int32
 from pathlib import Path
 from typing import Any
 
-from generator.llama_cpp.weights import Weights, check_is_gguf
-from schema.errors import InputError
+from kvdrift.generator.llama_cpp.weights import Weights, check_is_gguf
+from kvdrift.schema.errors import InputError
 
 _CONTROL, _USER_DEFINED = 1 << 3, 1 << 4  # of llama.cpp's kinds of tokens
 _TOKEN_BYTES = 16  # about what the text of a token takes; a call that needs more says how much

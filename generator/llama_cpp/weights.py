@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from generator.llama_cpp.library import Library, library
-from generator.llama_cpp.settings import BYTES
-from schema.errors import InputError, OperationError
+from kvdrift.generator.llama_cpp.library import Library, library
+from kvdrift.generator.llama_cpp.settings import BYTES
+from kvdrift.schema.errors import InputError, OperationError
 
 _TEXT = 1 << 16  # bytes of a value of the file's metadata; a chat template may be long
 _NO_VOCABULARY = 0

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from generator.selectors.expected_attention import ExpectedAttention
-from generator.selectors.full import Full
-from generator.selectors.h2o import H2O
-from generator.selectors.keydiff import KeyDiff
-from generator.selectors.knorm import Knorm
-from generator.selectors.kvpress import PREFIX, build_kvpress
-from generator.selectors.numerics import Numerics
-from generator.selectors.own.building import build, check_statistics
-from generator.selectors.own.classes import default_parameters
-from generator.selectors.own.kinds import SELECTOR_KIND
-from generator.selectors.parameters import Value
-from generator.selectors.pyramidkv import PyramidKV
-from generator.selectors.random_entries import RandomEntries
-from generator.selectors.recent import Recent
-from generator.selectors.selector import ScoringSelector, Selector
-from generator.selectors.snapkv import SnapKV
-from generator.selectors.tova import TOVA
-from schema.errors import InputError
+from kvdrift.generator.selectors.expected_attention import ExpectedAttention
+from kvdrift.generator.selectors.full import Full
+from kvdrift.generator.selectors.h2o import H2O
+from kvdrift.generator.selectors.keydiff import KeyDiff
+from kvdrift.generator.selectors.knorm import Knorm
+from kvdrift.generator.selectors.kvpress import PREFIX, build_kvpress
+from kvdrift.generator.selectors.numerics import Numerics
+from kvdrift.generator.selectors.own.building import build, check_statistics
+from kvdrift.generator.selectors.own.classes import default_parameters
+from kvdrift.generator.selectors.own.kinds import SELECTOR_KIND
+from kvdrift.generator.selectors.parameters import Value
+from kvdrift.generator.selectors.pyramidkv import PyramidKV
+from kvdrift.generator.selectors.random_entries import RandomEntries
+from kvdrift.generator.selectors.recent import Recent
+from kvdrift.generator.selectors.selector import ScoringSelector, Selector
+from kvdrift.generator.selectors.snapkv import SnapKV
+from kvdrift.generator.selectors.tova import TOVA
+from kvdrift.schema.errors import InputError
 
 SELECTORS: dict[str, type[Selector]] = {
     "full": Full,

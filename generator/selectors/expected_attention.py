@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from generator.attention.layer_terms import capped
-from generator.attention.recording import PromptLayer
-from generator.attention.statistics import QueryChunk, Rotary, Statistic
-from generator.selectors.parameters import at_least
-from generator.selectors.selector import ScoringSelector
+from kvdrift.generator.attention.layer_terms import capped
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.statistics import QueryChunk, Rotary, Statistic
+from kvdrift.generator.selectors.parameters import at_least
+from kvdrift.generator.selectors.selector import ScoringSelector
 
 _BLOCK = 1024  # queries widened to float64 at once
 _NODES = 32  # of the quadrature of an expectation

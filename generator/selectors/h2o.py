@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from generator.attention.layer_terms import capped
-from generator.attention.recording import PromptLayer
-from generator.attention.statistics import QueryChunk, Statistic
-from generator.selectors.selector import Selector, check_finite
+from kvdrift.generator.attention.layer_terms import capped
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.statistics import QueryChunk, Statistic
+from kvdrift.generator.selectors.selector import Selector, check_finite
 
 _LOGITS = 2**24  # attention logits held at once, over all heads: 64 MiB; on a GPU it may be more
 _GPU_SHARE = 256  # a GPU holds no more of them at once than this part of its memory

@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from generator.attention.recording import PromptLayer
-from generator.selectors.selector import ScoringSelector
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.selectors.selector import ScoringSelector
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from generator.attention.recording import PromptLayer
-from generator.selectors.selector import ScoringSelector
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.selectors.selector import ScoringSelector
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from generator.attention.recording import PromptLayer
-from generator.attention.statistics import QueryChunk, Statistic
-from generator.selectors.kvpress_presses import PRESSES, REFUSED_PRESSES, VERSION, Press, load_kvpress
-from generator.selectors.parameters import Value, check_types, unknown
-from generator.selectors.selector import Selector
-from schema.errors import InputError, OperationError, nearest
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.statistics import QueryChunk, Statistic
+from kvdrift.generator.selectors.kvpress_presses import PRESSES, REFUSED_PRESSES, VERSION, Press, load_kvpress
+from kvdrift.generator.selectors.parameters import Value, check_types, unknown
+from kvdrift.generator.selectors.selector import Selector
+from kvdrift.schema.errors import InputError, OperationError, nearest
 
 PREFIX = "kvpress:"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from types import ModuleType
 
-from schema.errors import InputError
+from kvdrift.schema.errors import InputError
 
 VERSION = "0.5.5"
 

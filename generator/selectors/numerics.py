@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from generator.attention.holding import DTYPES, AsComputed, Holding, InDtype
-from generator.selectors.full import Full
-from generator.selectors.parameters import at_least
-from schema.errors import InputError, nearest
+from kvdrift.generator.attention.holding import DTYPES, AsComputed, Holding, InDtype
+from kvdrift.generator.selectors.full import Full
+from kvdrift.generator.selectors.parameters import at_least
+from kvdrift.schema.errors import InputError, nearest
 
 _OWN = "model"  # the dtype that the model computes in
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-from schema.errors import InputError
+from kvdrift.schema.errors import InputError
 
 Value = int | float | str | bool
 

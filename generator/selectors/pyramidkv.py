@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-from generator.selectors.parameters import at_least
-from generator.selectors.snapkv import SnapKV
+from kvdrift.generator.selectors.parameters import at_least
+from kvdrift.generator.selectors.snapkv import SnapKV
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from generator.attention.recording import PromptLayer
-from generator.selectors.parameters import at_least
-from generator.selectors.selector import ScoringSelector
-from schema.keyed_random import keyed_generator
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.selectors.parameters import at_least
+from kvdrift.generator.selectors.selector import ScoringSelector
+from kvdrift.schema.keyed_random import keyed_generator
 
 
 @dataclass(frozen=True)

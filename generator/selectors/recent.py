@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from generator.attention.recording import PromptLayer
-from generator.selectors.parameters import at_least
-from generator.selectors.selector import Selector
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.selectors.parameters import at_least
+from kvdrift.generator.selectors.selector import Selector
 
 
 @dataclass(frozen=True)

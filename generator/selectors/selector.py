@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from generator.attention.recording import PromptLayer
-from generator.attention.statistics import Statistic
-from schema.errors import OperationError
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.statistics import Statistic
+from kvdrift.schema.errors import OperationError
 
 
 class Selector(ABC):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, pad
 
-from generator.attention.layer_terms import capped
-from generator.attention.recording import PromptLayer
-from generator.selectors.parameters import at_least
-from generator.selectors.selector import ScoringSelector
-from schema.errors import InputError
+from kvdrift.generator.attention.layer_terms import capped
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.selectors.parameters import at_least
+from kvdrift.generator.selectors.selector import ScoringSelector
+from kvdrift.schema.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from generator.attention.recording import PromptLayer
-from generator.selectors.selector import ScoringSelector
-from generator.selectors.snapkv import window_attention
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.selectors.selector import ScoringSelector
+from kvdrift.generator.selectors.snapkv import window_attention
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from urllib.parse import unquote
 
 from pyarrow import flight
 
-from generator.service.protocol import LENGTH_HEADER, ErrorKind, ErrorMessage
-from schema.errors import InputError, KvdriftError
+from kvdrift.generator.service.protocol import LENGTH_HEADER, ErrorKind, ErrorMessage
+from kvdrift.schema.errors import InputError, KvdriftError
 
 log = logging.getLogger("kvdrift.serve")
 

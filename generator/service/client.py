@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyarrow import flight
 from pydantic import ValidationError
 
-from generator.service.credentials import token_certificate
-from generator.service.protocol import (
+from kvdrift.generator.service.credentials import token_certificate
+from kvdrift.generator.service.protocol import (
     IDENTITY_ACTION,
     LENGTH_HEADER,
     ErrorKind,
@@ -25,9 +25,9 @@ from generator.service.protocol import (
     Identity,
     StreamMetadata,
 )
-from log.store import Unit
-from schema.errors import InputError, KvdriftError, OperationError
-from schema.tables import EVENTS
+from kvdrift.log.store import Unit
+from kvdrift.schema.errors import InputError, KvdriftError, OperationError
+from kvdrift.schema.tables import EVENTS
 
 TLS_SCHEME = "grpc+tls"
 SCHEMES = ("grpc", TLS_SCHEME)

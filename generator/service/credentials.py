@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from cryptography.x509.oid import NameOID
 
-from schema.errors import InputError
+from kvdrift.schema.errors import InputError
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _LEAST_TOKEN = 16  # characters; shorter ones can be guessed

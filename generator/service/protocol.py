@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from generator.identity import NUMERICS_VERSION, parts_sha256, written_tokens
-from log.prompts import KeptEntries
-from schema.document import Document
-from schema.errors import InputError
-from schema.sampling import SamplingLaw, Temperature, TopK, TopP
-from schema.study import CONTROL_ACTION, ActionSection, Study
-from schema.tables import SCHEMA_VERSION
+from kvdrift.generator.identity import NUMERICS_VERSION, parts_sha256, written_tokens
+from kvdrift.log.prompts import KeptEntries
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.sampling import SamplingLaw, Temperature, TopK, TopP
+from kvdrift.schema.study import CONTROL_ACTION, ActionSection, Study
+from kvdrift.schema.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from generator.generation import PendingUnit  # which imports torch; a client needs none
+    from kvdrift.generator.generation import PendingUnit  # which imports torch; a client needs none
 
 # 2: revisions of actions
 # 3: identities of units

@@ -12,21 +12,21 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from generator.identity import NUMERICS_VERSION, ActionIdentity, GpuKinds, ModelIdentity
-from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed
-from generator.service.protocol import MAX_EVENTS, PROTOCOL, GenerationRequest, Identity
-from generator.transformer.files.fingerprints import tokenizer_sha256
-from generator.transformer.files.local_folders import model_location
-from generator.transformer.files.text_ends import joined_ends
-from log.store import Unit
-from schema.document import Document
-from schema.errors import InputError, NobodyLeftError, OperationError, nearest
-from schema.study import TRANSFORMER, Study
-from schema.tables import SCHEMA_VERSION
+from kvdrift.generator.identity import NUMERICS_VERSION, ActionIdentity, GpuKinds, ModelIdentity
+from kvdrift.generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed
+from kvdrift.generator.service.protocol import MAX_EVENTS, PROTOCOL, GenerationRequest, Identity
+from kvdrift.generator.transformer.files.fingerprints import tokenizer_sha256
+from kvdrift.generator.transformer.files.local_folders import model_location
+from kvdrift.generator.transformer.files.text_ends import joined_ends
+from kvdrift.log.store import Unit
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError, NobodyLeftError, OperationError, nearest
+from kvdrift.schema.study import TRANSFORMER, Study
+from kvdrift.schema.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from generator.actions import Action
-    from generator.generation import PendingUnit, Work
+    from kvdrift.generator.actions import Action
+    from kvdrift.generator.generation import PendingUnit, Work
 
 _LOSSES = 5  # in a row: then the endpoint counts as gone
 _LOOK_SECONDS = 0.2

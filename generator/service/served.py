@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from generator.codecs import CODECS
-from generator.codecs.generated import GeneratedEntries
-from generator.generation.events import versions_on
-from generator.identity import NUMERICS_VERSION, source_of
-from generator.selectors import SELECTORS
-from generator.selectors.kvpress import PREFIX
-from generator.selectors.own.names import load_installed
-from generator.selectors.policies import POLICIES
-from generator.service.protocol import PROTOCOL, Identity, PendingMessage
-from generator.transformer.model import LoadedModel
-from schema.errors import InputError
-from schema.tables import SCHEMA_VERSION
+from kvdrift.generator.codecs import CODECS
+from kvdrift.generator.codecs.generated import GeneratedEntries
+from kvdrift.generator.generation.events import versions_on
+from kvdrift.generator.identity import NUMERICS_VERSION, source_of
+from kvdrift.generator.selectors import SELECTORS
+from kvdrift.generator.selectors.kvpress import PREFIX
+from kvdrift.generator.selectors.own.names import load_installed
+from kvdrift.generator.selectors.policies import POLICIES
+from kvdrift.generator.service.protocol import PROTOCOL, Identity, PendingMessage
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import SCHEMA_VERSION
 
 OPTION = "--allow-module"
 

@@ -17,12 +17,12 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyarrow import flight
 
-from generator.actions import build_action
-from generator.generation import PendingUnit, StoppedError, StudyLaw, generate_units
-from generator.identity import parts_sha256
-from generator.service.admission import Gate, answered, failure, refusal, too_long, unavailability
-from generator.service.credentials import token_certificate
-from generator.service.protocol import (
+from kvdrift.generator.actions import build_action
+from kvdrift.generator.generation import PendingUnit, StoppedError, StudyLaw, generate_units
+from kvdrift.generator.identity import parts_sha256
+from kvdrift.generator.service.admission import Gate, answered, failure, refusal, too_long, unavailability
+from kvdrift.generator.service.credentials import token_certificate
+from kvdrift.generator.service.protocol import (
     HEARTBEAT_SECONDS,
     IDENTITY_ACTION,
     GenerationRequest,
@@ -32,13 +32,13 @@ from generator.service.protocol import (
     StreamMetadata,
     plain_record,
 )
-from generator.service.served import check_modules
-from generator.transformer.decoder import is_device_lost
-from generator.transformer.model import LoadedModel
-from log.store import Unit
-from schema.document import Document
-from schema.errors import InputError, OperationError, first_line
-from schema.tables import EVENTS
+from kvdrift.generator.service.served import check_modules
+from kvdrift.generator.transformer.decoder import is_device_lost
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.log.store import Unit
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError, OperationError, first_line
+from kvdrift.schema.tables import EVENTS
 
 _BATCH_ROWS = 2**16
 

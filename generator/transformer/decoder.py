@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from generator.attention.layer_traits import UNKNOWN, LayerTraits
-from generator.attention.row_invariance import RowInvariance, TriedSteps
-from generator.attention.threads import at_most, torch_threads
-from generator.transformer.memory import ModelShape
-from schema.document import Document
-from schema.errors import InputError
-from schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.generator.attention.layer_traits import UNKNOWN, LayerTraits
+from kvdrift.generator.attention.row_invariance import RowInvariance, TriedSteps
+from kvdrift.generator.attention.threads import at_most, torch_threads
+from kvdrift.generator.transformer.memory import ModelShape
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
 
 # With fewer parameters, handing a matrix product to a second thread takes longer than computing it, and on a busy
 # machine many times longer.

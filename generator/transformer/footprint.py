@@ -11,11 +11,17 @@ from pathlib import Path
 
 import torch
 
-from generator.attention.holding import DTYPES, Holding, bytes_as_stored
-from generator.attention.shared_prefix import PrefixLayer
-from generator.transformer.files.local_folders import local_configuration, safetensors_files
-from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes, inner_width, replicates_within
-from schema.errors import InputError
+from kvdrift.generator.attention.holding import DTYPES, Holding, bytes_as_stored
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.transformer.files.local_folders import local_configuration, safetensors_files
+from kvdrift.generator.transformer.memory import (
+    PREFILL_CHUNK,
+    ModelShape,
+    available_bytes,
+    inner_width,
+    replicates_within,
+)
+from kvdrift.schema.errors import InputError
 
 _INDEX_BYTES = 4  # kept indices are int32
 _EXTENT_BYTES = 16  # prompt length and kept entries of a layer, int64

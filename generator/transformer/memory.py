@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from generator.attention.holding import DTYPES
-from generator.attention.parts import CHUNK
-from generator.attention.streams.states import layer_state_bytes, layers_without_attention, state_bytes
-from schema.tables import SWRB
+from kvdrift.generator.attention.holding import DTYPES
+from kvdrift.generator.attention.parts import CHUNK
+from kvdrift.generator.attention.streams.states import layer_state_bytes, layers_without_attention, state_bytes
+from kvdrift.schema.tables import SWRB
 
 # Prompt tokens processed at once: enough for matrix products, and their memory is small beside any model's weights. The
 # number does not depend on the memory that is free, since other chunks round differently.

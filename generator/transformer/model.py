@@ -6,11 +6,11 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from generator.actions import Action
-from generator.identity import ActionIdentity, ModelIdentity
-from generator.transformer.decoder import Decoder, check_prompt, is_small
-from generator.transformer.prompts.prefilled import PrefilledPrompt
-from schema.document import Document
+from kvdrift.generator.actions import Action
+from kvdrift.generator.identity import ActionIdentity, ModelIdentity
+from kvdrift.generator.transformer.decoder import Decoder, check_prompt, is_small
+from kvdrift.generator.transformer.prompts.prefilled import PrefilledPrompt
+from kvdrift.schema.document import Document
 
 _UNKNOWN = ModelIdentity(None, None)
 _PAIRS_AT_ONCE = 96  # with more, what a position computes leaves a core's cache
@@ -18,7 +18,7 @@ _PAIRS_AT_ONCE = 96  # with more, what a position computes leaves a core's cache
 
 @dataclass(frozen=True)
 class LoadedModel(Decoder):
-    """``generator.generation.model.Model`` of a transformer.
+    """``kvdrift.generator.generation.model.Model`` of a transformer.
 
     ``files`` are fingerprints of the files that it was loaded from, and ``stored_bytes`` those of its weight files;
     they are unknown if it was made in memory.

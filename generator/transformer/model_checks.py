@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from generator.attention.holding import DTYPES
-from generator.attention.layer_traits import LayerTraits
-from generator.transformer.files.configuration import (
+from kvdrift.generator.attention.holding import DTYPES
+from kvdrift.generator.attention.layer_traits import LayerTraits
+from kvdrift.generator.transformer.files.configuration import (
     check_supported,
     known_by_family,
     read_configuration,
 )
-from generator.transformer.files.fingerprints import model_identity
-from generator.transformer.files.local_folders import (
+from kvdrift.generator.transformer.files.fingerprints import model_identity
+from kvdrift.generator.transformer.files.local_folders import (
     ARCHITECTURES,
     has_local_weights,
     is_multimodal,
@@ -24,10 +24,10 @@ from generator.transformer.files.local_folders import (
     local_folder,
     model_source,
 )
-from generator.transformer.files.remembered_proofs import remembered
-from generator.transformer.files.stored_tensors import check_tensors
-from generator.transformer.files.text_ends import configured_ends
-from schema.errors import InputError, first_line, nearest
+from kvdrift.generator.transformer.files.remembered_proofs import remembered
+from kvdrift.generator.transformer.files.stored_tensors import check_tensors
+from kvdrift.generator.transformer.files.text_ends import configured_ends
+from kvdrift.schema.errors import InputError, first_line, nearest
 
 
 def check_model(

@@ -5,12 +5,12 @@ A selector's window and statistics show what it needs. A selector that looks at 
 
 from __future__ import annotations
 
-from generator.actions import Action
-from generator.attention.layer_traits import LayerTraits
-from generator.selectors import Selector
-from generator.selectors.expected_attention import QueryMoments
-from generator.selectors.kvpress import AttentionInputs
-from schema.errors import InputError
+from kvdrift.generator.actions import Action
+from kvdrift.generator.attention.layer_traits import LayerTraits
+from kvdrift.generator.selectors import Selector
+from kvdrift.generator.selectors.expected_attention import QueryMoments
+from kvdrift.generator.selectors.kvpress import AttentionInputs
+from kvdrift.schema.errors import InputError
 
 _OF_KVPRESS = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gemma3_text")  # types whose modules kvpress knows
 

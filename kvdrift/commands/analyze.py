@@ -13,11 +13,11 @@ def analyze(store: StoreArgument) -> None:
     Continuations of documents with answers are scored first, and tokens get their texts, if the model's tokenizer can
     be loaded.
     """
-    from flows.scheduling.recomputing import estimate_stored
     from kvdrift.console import ConsoleProgress
-    from log.store import Store
-    from log.studies import stored_studies
-    from sql.catalog_file import refresh_catalog
+    from kvdrift.flows.scheduling.recomputing import estimate_stored
+    from kvdrift.log.store import Store
+    from kvdrift.log.studies import stored_studies
+    from kvdrift.sql.catalog_file import refresh_catalog
 
     opened = Store.open(store)
     made, written = 0, False

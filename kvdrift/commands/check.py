@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from kvdrift import completion
-from schema.errors import InputError, KvdriftError, OperationError
+from kvdrift.schema.errors import InputError, KvdriftError, OperationError
 
 if TYPE_CHECKING:
-    from generator.engines.promises import Promise, Unknown
-    from generator.selectors.parameters import Value
+    from kvdrift.generator.engines.promises import Promise, Unknown
+    from kvdrift.generator.selectors.parameters import Value
 
 
 _WIDTH = 10  # columns for the name of an engine's check
@@ -55,14 +55,14 @@ def check(
 
     A module is found in the working folder, or else among installed modules. Exit code 1: a check fails.
     """
-    from generator.generation.engine_models import ENGINES
+    from kvdrift.generator.generation.engine_models import ENGINES
 
     if name in ENGINES:
         _check_engine(name, weights)
     if name.endswith(".toml"):
         _check_study(Path(name))
-    from generator.checks.families import checks_of, tried_of
-    from generator.checks.source_notes import source_notes
+    from kvdrift.generator.checks.families import checks_of, tried_of
+    from kvdrift.generator.checks.source_notes import source_notes
 
     tried = tried_of(name, dict(map(_parameter, parameter or [])), Path.cwd(), kind)
     checks, holds = checks_of(tried), list[bool | None]()
@@ -77,9 +77,9 @@ def check(
 
 def _check_engine(name: str, weights: Path | None) -> NoReturn:
     """Check an engine's adapter, and end with the exit code."""
-    from generator.engines.promises import PROMISES
-    from generator.generation.engine_models import ENGINES
-    from generator.transformer.files.local_folders import EMBEDDED_GGUF
+    from kvdrift.generator.engines.promises import PROMISES
+    from kvdrift.generator.generation.engine_models import ENGINES
+    from kvdrift.generator.transformer.files.local_folders import EMBEDDED_GGUF
 
     engine, file = ENGINES[name](), EMBEDDED_GGUF / "tiny-F32.gguf" if weights is None else weights
     _end(name, [_kept(one, partial(one.function, engine, file)) for one in PROMISES])
@@ -87,11 +87,11 @@ def _check_engine(name: str, weights: Path | None) -> NoReturn:
 
 def _check_study(path: Path) -> NoReturn:
     """Check the servers of a study file, or the engine's adapter with the file's weights; end with the exit code."""
-    from generator.engines.http.engine import ServerSide
-    from generator.engines.server_promises import SERVER_PROMISES
-    from generator.generation.engine_models import engine_model
-    from generator.transformer.files.local_folders import gguf_file
-    from schema.study import FLOOR_ACTION, HTTP, load_studies
+    from kvdrift.generator.engines.http.engine import ServerSide
+    from kvdrift.generator.engines.server_promises import SERVER_PROMISES
+    from kvdrift.generator.generation.engine_models import engine_model
+    from kvdrift.generator.transformer.files.local_folders import gguf_file
+    from kvdrift.schema.study import FLOOR_ACTION, HTTP, load_studies
 
     study = load_studies(path)[0]
     if study.model.engine is None:
@@ -110,7 +110,7 @@ def _kept(
     promise: Promise[...], function: Callable[[], str | Unknown], faults: type[KvdriftError] = OperationError
 ) -> bool | None:
     """Print and return whether a promise holds, None if unknown; an error of class ``faults`` means no."""
-    from generator.engines.promises import Unknown
+    from kvdrift.generator.engines.promises import Unknown
 
     holds: bool | None
     try:

@@ -10,8 +10,8 @@ import typer
 from kvdrift.options import StoreArgument
 
 if TYPE_CHECKING:
-    from log.store import Store
-    from transforms.compaction import CompactedTable
+    from kvdrift.log.store import Store
+    from kvdrift.transforms.compaction import CompactedTable
 
 
 _WEEK = 7
@@ -30,10 +30,10 @@ def compact(
     files stay, since readers of earlier versions need them; --vacuum later deletes them, and these versions with them.
     """
     from kvdrift.console import ConsoleProgress
-    from log.store import Store
-    from sql.catalog_file import refresh_catalog
-    from transforms.compaction import compact as compacted
-    from transforms.pipeline import run_derivation
+    from kvdrift.log.store import Store
+    from kvdrift.sql.catalog_file import refresh_catalog
+    from kvdrift.transforms.compaction import compact as compacted
+    from kvdrift.transforms.pipeline import run_derivation
 
     opened = Store.open(store)
     with ConsoleProgress() as console:
@@ -53,7 +53,7 @@ def compact(
 
 
 def _delete(store: Store, days: float) -> None:
-    from schema.tables import TABLES
+    from kvdrift.schema.tables import TABLES
 
     replaced = f"replaced at least {days:g} days ago"
     deleted = 0

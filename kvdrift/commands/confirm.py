@@ -32,10 +32,10 @@ def confirm(
 
     If the new study runs in the same store, its plan is prespecified.
     """
-    from flows.plan.confirmation import write_confirmation
-    from flows.run.options import default_location
-    from log.store import Store
-    from schema.study import load_studies
+    from kvdrift.flows.plan.confirmation import write_confirmation
+    from kvdrift.flows.run.options import default_location
+    from kvdrift.log.store import Store
+    from kvdrift.schema.study import load_studies
 
     opened = Store.open(store if store is not None else default_location(load_studies(study)))
     made = write_confirmation(study, action, opened, output)

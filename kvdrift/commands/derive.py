@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvdrift.options import ClusterOption, NoCompactOption, StoreArgument
-from schema.errors import InputError
+from kvdrift.schema.errors import InputError
 
 if TYPE_CHECKING:
-    from transforms.segments import DerivationReport
+    from kvdrift.transforms.segments import DerivationReport
 
 
 def derive(
@@ -54,22 +54,22 @@ def _derive(runner: str, options: list[str], cluster: str | None, location: str)
 
         with ConsoleProgress() as console:
             console.doing("deriving")
-            from transforms.pipeline import run_derivation
+            from kvdrift.transforms.pipeline import run_derivation
 
             flags = [f"--{option.lstrip('-')}" for option in options]
             return run_derivation(location, runner, flags, console.derived)
-    from flows.cluster.address import ClusterAddress
-    from flows.cluster.connection import Cluster
-    from flows.cluster.derivation import derive_on
+    from kvdrift.flows.cluster.address import ClusterAddress
+    from kvdrift.flows.cluster.connection import Cluster
+    from kvdrift.flows.cluster.derivation import derive_on
 
     with Cluster(ClusterAddress.parse(cluster), partial(typer.echo, err=True)) as connection:
         return derive_on(connection, location)
 
 
 def _once(location: str, derive: Callable[[str], DerivationReport], *, compacts: bool) -> str:
-    from log.store import Store
-    from schema.location import is_local
-    from sql.catalog_file import may_write_catalog, refresh_catalog
+    from kvdrift.log.store import Store
+    from kvdrift.schema.location import is_local
+    from kvdrift.sql.catalog_file import may_write_catalog, refresh_catalog
 
     report, store = derive(location), Store.open(location)
     nothing = f"nothing to derive: events version {report.events_version} is covered"
@@ -92,7 +92,7 @@ def _watching(location: str, interval: float, *, compacts: bool) -> str:
 
     bound_memory()
     from kvdrift.live.upkeep import Upkeep
-    from transforms.watch import watch
+    from kvdrift.transforms.watch import watch
 
     gc.freeze()  # what has been imported stays, and need not be searched each time
     stopped: list[int] = []

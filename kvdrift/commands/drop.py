@@ -23,9 +23,9 @@ def drop(
     ] = None,
 ) -> None:
     """Drop an action that no plan names: no view shows it any more. Its events stay in the log."""
-    from flows.run.revisions import drop_action
-    from log.store import Store
-    from sql.catalog_file import refresh_catalog
+    from kvdrift.flows.run.revisions import drop_action
+    from kvdrift.log.store import Store
+    from kvdrift.sql.catalog_file import refresh_catalog
 
     Store.open(store)  # refuses a folder without a store, which the next line would make into a store
     opened = Store.create(store)

@@ -29,9 +29,9 @@ def forget(
     of past runs; run or analyze makes estimates and reports again from the documents that are left. The document does
     not come back, even if its source still has it. Copies of the store elsewhere stay as they are.
     """
-    from flows.run.forgetting import find_removal, remove_document
-    from log.store import Store
-    from schema.errors import InputError
+    from kvdrift.flows.run.forgetting import find_removal, remove_document
+    from kvdrift.log.store import Store
+    from kvdrift.schema.errors import InputError
 
     removal = find_removal(Store.open(store), document, study)
     studies = sorted({key[0] for key in removal.keys})

@@ -10,11 +10,11 @@ import typer
 
 from kvdrift import completion
 from kvdrift.options import ModelOption, StoreArgument, StudyOption
-from schema.errors import printable
+from kvdrift.schema.errors import printable
 
 if TYPE_CHECKING:
-    from flows.estimate.gate_question import Verdict
-    from log.store import Store
+    from kvdrift.flows.estimate.gate_question import Verdict
+    from kvdrift.log.store import Store
 
 
 def gate(
@@ -67,12 +67,12 @@ def gate(
     code is 2 for a mistake or a study that is not finished, 4 for a failure. A JUnit file has a failure for worse, a
     skipped test for unresolved, and an error without an answer.
     """
-    from flows.estimate.gate import gate_stored
-    from flows.estimate.gate_question import LARGER_FLOOR, GateQuestion
-    from log.store import Store
-    from schema.errors import InputError
-    from schema.study import POOLED
-    from stats.endpoints import Decision
+    from kvdrift.flows.estimate.gate import gate_stored
+    from kvdrift.flows.estimate.gate_question import LARGER_FLOOR, GateQuestion
+    from kvdrift.log.store import Store
+    from kvdrift.schema.errors import InputError
+    from kvdrift.schema.study import POOLED
+    from kvdrift.stats.endpoints import Decision
 
     if (baseline is None) != over_floor:
         wrong = "--baseline and --over-floor" if over_floor else "neither --baseline nor --over-floor"
@@ -94,8 +94,8 @@ def gate(
 
 def _to_page(store: Store, verdict: Verdict, fields: dict[str, Any]) -> None:
     """Write the answer to the study's report; if the page may not be written, leave the page and print a line."""
-    from flows.pages.reports import report_folder
-    from report.gates import record_gate
+    from kvdrift.flows.pages.reports import report_folder
+    from kvdrift.report.gates import record_gate
 
     study, model = verdict.question.study or "", verdict.question.model
     for folder in dict.fromkeys([report_folder(store, study, model), report_folder(store, study)]):
@@ -109,11 +109,11 @@ def _to_page(store: Store, verdict: Verdict, fields: dict[str, Any]) -> None:
 
 def _line(verdict: Verdict, *, named: bool) -> str:
     """Return the answer in one line for people; ``named`` adds the study's name, needed if the store has several."""
-    from report.printing.numbers import count, fixed, scaled
-    from report.printing.numbers import level as percent
-    from report.reading.estimates import FEW_CLUSTERS
-    from schema.study import POOLED
-    from stats.registry import Higher, Scale
+    from kvdrift.report.printing.numbers import count, fixed, scaled
+    from kvdrift.report.printing.numbers import level as percent
+    from kvdrift.report.reading.estimates import FEW_CLUSTERS
+    from kvdrift.schema.study import POOLED
+    from kvdrift.stats.registry import Higher, Scale
 
     asked, contrast = verdict.question, verdict.contrast
     shown = [verdict.estimate, verdict.low, verdict.high]
@@ -150,8 +150,8 @@ def _line(verdict: Verdict, *, named: bool) -> str:
 
 def _between(verdict: Verdict, decimals: int) -> str:
     """Return the interval as printed, with enough digits that no end looks equal to the margin unless equal."""
-    from report.printing.numbers import scaled, sure_decimals
-    from stats.registry import Higher
+    from kvdrift.report.printing.numbers import scaled, sure_decimals
+    from kvdrift.stats.registry import Higher
 
     low, high, scale = verdict.low, verdict.high, verdict.contrast.scale
     if low is None or high is None:
@@ -166,11 +166,11 @@ def _between(verdict: Verdict, decimals: int) -> str:
 def _fields(verdict: Verdict, store: Store) -> dict[str, Any]:
     """Return the answer as the fields of ``--json``."""
     import kvdrift
+    from kvdrift.log.last_times import last_times
+    from kvdrift.log.sizes import store_size
+    from kvdrift.log.waiting import count_waiting
+    from kvdrift.report.reading.estimates import FEW_CLUSTERS
     from kvdrift.times import iso, last_of_study
-    from log.last_times import last_times
-    from log.sizes import store_size
-    from log.waiting import count_waiting
-    from report.reading.estimates import FEW_CLUSTERS
 
     asked, times = verdict.question, last_times(store.location)
     study, model = str(asked.study), str(asked.model)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schema.errors import InputError, printable
+from kvdrift.schema.errors import InputError, printable
 
 if TYPE_CHECKING:
-    from ingestion.report import IngestReport, Tally
+    from kvdrift.ingestion.report import IngestReport, Tally
 
 NAMED_FINDINGS = 20  # findings of one kind that are printed; the rest are counted
 _WORTH_A_BAR = 500_000  # events
@@ -68,8 +68,8 @@ def ingest(
         report = _pieces(store, files, documents, facts, horizon, interval if watch else None)
         typer.echo(summary(report, store))
         raise typer.Exit(InputError.exit_code if report.findings else 0)
-    from ingestion.ingest import ingest as ingested
     from kvdrift.console import ConsoleProgress
+    from kvdrift.ingestion.ingest import ingest as ingested
 
     with ConsoleProgress() as console:
         seen = 0
@@ -100,7 +100,7 @@ def _pieces(
     interval: float | None,
 ) -> IngestReport:
     """Take files that may hold pieces of replicates: once, or repeatedly if ``interval`` is given."""
-    from transforms.streams.live_files import ingest_pieces
+    from kvdrift.transforms.streams.live_files import ingest_pieces
 
     stopped = threading.Event()
 

@@ -10,10 +10,10 @@ import typer
 
 from kvdrift import completion
 from kvdrift.options import JsonOption
-from schema.errors import InputError, nearest
+from kvdrift.schema.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from generator.selectors.own.kinds import PartKind
+    from kvdrift.generator.selectors.own.kinds import PartKind
 
 
 def list_(
@@ -39,31 +39,31 @@ def list_(
 
 
 def _selectors() -> list[tuple[str, str]]:
-    from generator.selectors import SELECTORS
-    from generator.selectors.kvpress import PREFIX, KVPress
-    from generator.selectors.kvpress_presses import PRESSES
-    from generator.selectors.own.kinds import SELECTOR_KIND
+    from kvdrift.generator.selectors import SELECTORS
+    from kvdrift.generator.selectors.kvpress import PREFIX, KVPress
+    from kvdrift.generator.selectors.kvpress_presses import PRESSES
+    from kvdrift.generator.selectors.own.kinds import SELECTOR_KIND
 
     rows = _of_kind(SELECTOR_KIND, SELECTORS)
     return [*rows, (f"{PREFIX}NAME", f"{KVPress.summary}, with its options: {', '.join(PRESSES)}")]
 
 
 def _codecs() -> list[tuple[str, str]]:
-    from generator.actions import CODEC_KIND
-    from generator.codecs import CODECS
+    from kvdrift.generator.actions import CODEC_KIND
+    from kvdrift.generator.codecs import CODECS
 
     return _of_kind(CODEC_KIND, CODECS)
 
 
 def _policies() -> list[tuple[str, str]]:
-    from generator.selectors.policies import POLICIES, POLICY_KIND
+    from kvdrift.generator.selectors.policies import POLICIES, POLICY_KIND
 
     return _of_kind(POLICY_KIND, POLICIES)
 
 
 def _of_kind(part: PartKind[Any], known: Mapping[str, type[Any]]) -> list[tuple[str, str]]:
     """List the package's classes, the classes of entry points, and the form in which a study names a user's class."""
-    from generator.selectors.own.names import distribution_of, entry_point, entry_point_names, own_class
+    from kvdrift.generator.selectors.own.names import distribution_of, entry_point, entry_point_names, own_class
 
     rows = [(name, _described(kind)) for name, kind in known.items()]
     for name in entry_point_names(part):
@@ -81,15 +81,15 @@ def _of_kind(part: PartKind[Any], known: Mapping[str, type[Any]]) -> list[tuple[
 
 def _described(kind: type[Any]) -> str:
     """Describe a class: its summary, its parameters and its paper."""
-    from generator.selectors.own.classes import default_parameters
+    from kvdrift.generator.selectors.own.classes import default_parameters
 
     parameters = [f"{key} = {value}" for key, value in default_parameters(kind).items()]
     return "; ".join([kind.summary, *parameters, *([kind.paper] if kind.paper else [])])
 
 
 def _tasks() -> list[tuple[str, str]]:
-    from generator.documents.registry import SOURCES
-    from schema.study import FINITE_STATE
+    from kvdrift.generator.documents.registry import SOURCES
+    from kvdrift.schema.study import FINITE_STATE
 
     rows = []
     for name, source in SOURCES.items():
@@ -103,15 +103,20 @@ def _tasks() -> list[tuple[str, str]]:
 
 
 def _views() -> list[tuple[str, str]]:
-    from sql.catalog import describe_views
+    from kvdrift.sql.catalog import describe_views
 
     return [(view.view, f"{view.description} ({', '.join(view.columns)})") for view in describe_views()]
 
 
 def _models() -> list[tuple[str, str]]:
-    from generator.transformer.files.local_folders import ARCHITECTURES, EMBEDDED_ID, cached_models, has_local_weights
-    from generator.transformer.files.remembered_proofs import results
-    from schema.study import FINITE_STATE
+    from kvdrift.generator.transformer.files.local_folders import (
+        ARCHITECTURES,
+        EMBEDDED_ID,
+        cached_models,
+        has_local_weights,
+    )
+    from kvdrift.generator.transformer.files.remembered_proofs import results
+    from kvdrift.schema.study import FINITE_STATE
 
     rows = [
         (EMBEDDED_ID, "the embedded model: retrieves records from prompts of the embedded source, no download"),
@@ -136,8 +141,8 @@ def _models() -> list[tuple[str, str]]:
 
 
 def _quantities() -> list[tuple[str, str]]:
-    from stats.endpoints import decidable_quantities
-    from stats.quantities import PAIR_QUANTITIES
+    from kvdrift.stats.endpoints import decidable_quantities
+    from kvdrift.stats.quantities import PAIR_QUANTITIES
 
     decidable = decidable_quantities()
     return [

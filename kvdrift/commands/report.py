@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kvdrift.options import seconds_of
-from schema.errors import InputError, nearest
+from kvdrift.schema.errors import InputError, nearest
 
 REPORT_FORMATS = ("html", "latex")
 
@@ -90,8 +90,8 @@ def report(
 
 
 def _prune(location: str, seconds: float, study: str | None) -> None:
-    from flows.pages.pruning import prune_pages
-    from log.store import Store
+    from kvdrift.flows.pages.pruning import prune_pages
+    from kvdrift.log.store import Store
 
     pruned = False
     for page in prune_pages(Store.open(location), seconds, study):
@@ -103,8 +103,8 @@ def _prune(location: str, seconds: float, study: str | None) -> None:
 
 
 def _compare(stores: list[str], output: Path | None, study: str | None, *, latex: bool) -> Path:
-    from flows.pages.side_by_side.pages import comparison_folder, write_comparison
     from kvdrift.console import ConsoleProgress
+    from kvdrift.flows.pages.side_by_side.pages import comparison_folder, write_comparison
 
     if latex:
         raise InputError("--format latex: a comparison writes only CSV tables; leave out --format")
@@ -118,10 +118,10 @@ def report_pages(location: str, output: Path | None, study: str | None, *, latex
 
     ``output`` is the folder of the page, or of the pages' folders if there are several; in the store by default.
     """
-    from flows.pages.reports import own_model, page_beside, page_folder, write_report
-    from generator.transformer.files.tokenizer import token_reader
-    from log.store import Store
-    from log.studies import model_revisions, stored_studies
+    from kvdrift.flows.pages.reports import own_model, page_beside, page_folder, write_report
+    from kvdrift.generator.transformer.files.tokenizer import token_reader
+    from kvdrift.log.store import Store
+    from kvdrift.log.studies import model_revisions, stored_studies
 
     store = Store.open(location)
     chosen, revisions, pages = stored_studies(store, study), model_revisions(store), []

@@ -19,12 +19,12 @@ from kvdrift.options import (
     StudyStoreOption,
     TokenOption,
 )
-from schema.errors import KvdriftError, printable
+from kvdrift.schema.errors import KvdriftError, printable
 
 if TYPE_CHECKING:
     from kvdrift.console import ConsoleProgress
     from kvdrift.log_lines import LogLines
-    from schema.study import Study
+    from kvdrift.schema.study import Study
 
 
 def run(
@@ -81,17 +81,17 @@ def run(
     """
     with _listener(log_json, at_once=dry_run) as console:
         console.doing(f"loading what {study.name} needs")  # importing these libraries takes seconds
-        from flows.run.options import named_service, named_workers
-        from schema.study import load_studies
+        from kvdrift.flows.run.options import named_service, named_workers
+        from kvdrift.schema.study import load_studies
 
         studies = load_studies(study)
         address = named_service(endpoint or [], token_file, tls_root_certs, endpoint_timeout)
         workers = named_workers(studies, cluster, gpus, served=address is not None)
     if dry_run:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a dry run downloads nothing
-        from flows.run.options import default_location
         from kvdrift.dry_run.description import describe_studies
-        from schema.location import absolute
+        from kvdrift.flows.run.options import default_location
+        from kvdrift.schema.location import absolute
 
         location = absolute(store if store is not None else default_location(studies))
         on_gpus = len(workers.workers or ()) if workers is not None and gpus is not None else 0
@@ -105,7 +105,7 @@ def run(
     try:
         with _listener(log_json) as console:
             console.doing("loading libraries, checking documents and model, and starting")
-            from flows.run.study_file import run_file
+            from kvdrift.flows.run.study_file import run_file
 
             outcome = run_file(
                 studies, store, address, console, limit, redo or [], plan_only=plan_only, replan=replan,
@@ -115,9 +115,9 @@ def run(
         _say_what_is_kept(studies, store, log_json=log_json)
         raise
     if plan_only and not outcome.documents_left:
-        from flows.plan.agreement import require_plan
+        from kvdrift.flows.plan.agreement import require_plan
+        from kvdrift.log.store import Store
         from kvdrift.plan_lines import plan_lines
-        from log.store import Store
 
         opened = Store.open(outcome.location)
         for one in studies:
@@ -145,10 +145,10 @@ def _listener(log_json: bool, *, at_once: bool = False) -> ConsoleProgress | Log
 
 def _say_what_is_kept(studies: Sequence[Study], location: str | None, *, log_json: bool) -> None:
     """Print on standard error what the store of an interrupted run holds; print nothing if no store was begun."""
-    from flows.run.options import default_location
+    from kvdrift.flows.run.options import default_location
+    from kvdrift.log.store import Store
     from kvdrift.log_lines import write_line
-    from log.store import Store
-    from schema.location import absolute
+    from kvdrift.schema.location import absolute
 
     store = absolute(location if location is not None else default_location(studies))
     with suppress(KvdriftError):  # there is no store yet

@@ -14,7 +14,7 @@ from kvdrift.options import (
     StudyStoreOption,
     TokenOption,
 )
-from schema.errors import InputError
+from kvdrift.schema.errors import InputError
 
 _POOL = "kvdrift"
 
@@ -55,13 +55,13 @@ def schedule(
     The server is that of PREFECT_API_URL or of the active Prefect profile. Only one run of a deployment works at a
     time; others wait.
     """
-    from flows.cluster.address import check_gpus
-    from flows.run.options import default_location, named_service, named_workers
-    from flows.scheduling.deployments import StudySchedule, check_cron, deploy, users_server
-    from flows.scheduling.deployments import serve as serve_deployment
-    from flows.scheduling.notifications import OVERDUE
-    from schema.location import absolute
-    from schema.study import load_studies
+    from kvdrift.flows.cluster.address import check_gpus
+    from kvdrift.flows.run.options import default_location, named_service, named_workers
+    from kvdrift.flows.scheduling.deployments import StudySchedule, check_cron, deploy, users_server
+    from kvdrift.flows.scheduling.deployments import serve as serve_deployment
+    from kvdrift.flows.scheduling.notifications import OVERDUE
+    from kvdrift.schema.location import absolute
+    from kvdrift.schema.study import load_studies
 
     if serve and work_pool is not None:
         raise InputError(f"--work-pool {work_pool}: --serve also chooses the process that runs it; give one")

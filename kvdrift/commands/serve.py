@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvdrift.options import TokenOption
-from schema.errors import InputError, OperationError
+from kvdrift.schema.errors import InputError, OperationError
 
 if TYPE_CHECKING:
-    from generator.service.server import GenerationService
+    from kvdrift.generator.service.server import GenerationService
 
 
 def serve(
@@ -49,23 +49,23 @@ def serve(
     """Serve a model to studies run with --endpoint, until interrupted."""
     if (tls_cert is None) != (tls_key is None):
         raise InputError("--tls-cert and --tls-key: give both or neither")
-    from generator.service.client import is_loopback
+    from kvdrift.generator.service.client import is_loopback
 
     if not is_loopback(host) and (token_file is None or tls_cert is None):
         raise InputError(
             f"--host {host}: others can reach it; give --token-file, --tls-cert and --tls-key, or --host 127.0.0.1"
         )
-    from generator.service.credentials import read_pem, read_token
+    from kvdrift.generator.service.credentials import read_pem, read_token
 
     token = None if token_file is None else read_token(token_file)
     certificate = None
     if tls_cert is not None and tls_key is not None:
         certificate = (read_pem("--tls-cert", tls_cert), read_pem("--tls-key", tls_key))
-    from generator.service.client import TLS_SCHEME
-    from generator.service.served import identity_of, load_modules
-    from generator.service.server import GenerationService
-    from generator.transformer.fused.layers import slower
-    from generator.transformer.loading import load_model
+    from kvdrift.generator.service.client import TLS_SCHEME
+    from kvdrift.generator.service.served import identity_of, load_modules
+    from kvdrift.generator.service.server import GenerationService
+    from kvdrift.generator.transformer.fused.layers import slower
+    from kvdrift.generator.transformer.loading import load_model
 
     allowed = load_modules(allow_module or ())
     loaded = load_model(
@@ -104,7 +104,7 @@ def _serve_until_interrupted(service: GenerationService, ready: str) -> None:
 
 
 def _log_to_standard_error() -> None:
-    from generator.service.admission import log
+    from kvdrift.generator.service.admission import log
 
     handler = logging.StreamHandler()
     formatter = logging.Formatter("%(asctime)sZ kvdrift: %(message)s", "%Y-%m-%dT%H:%M:%S")

@@ -10,12 +10,12 @@ import typer
 
 from kvdrift import completion
 from kvdrift.options import ModelOption, StoreArgument, StudyOption
-from schema.errors import InputError, alike, printable
+from kvdrift.schema.errors import InputError, alike, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sql.catalog import Views
+    from kvdrift.sql.catalog import Views
 
 
 _PAIR = ("study", "model", "doc", "action", "action_revision", "replicate")
@@ -51,13 +51,13 @@ def show(
 
     If the model's tokenizer is not on this machine, tokens are printed as numbers.
     """
-    from generator.transformer.files.tokenizer import token_reader
+    from kvdrift.generator.transformer.files.tokenizer import token_reader
+    from kvdrift.log.store import Store
+    from kvdrift.log.studies import chosen_study, model_revisions
     from kvdrift.queries.formats import print_table
     from kvdrift.queries.lost_lines import record_lines, record_rows
-    from log.store import Store
-    from log.studies import chosen_study, model_revisions
-    from schema.study.described import described_action
-    from sql.catalog import open_views
+    from kvdrift.schema.study.described import described_action
+    from kvdrift.sql.catalog import open_views
 
     opened = Store.open(store)
     study, model = chosen_study(opened, study, model)

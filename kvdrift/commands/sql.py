@@ -11,12 +11,12 @@ import typer
 
 from kvdrift import completion
 from kvdrift.options import StoreArgument
-from schema.errors import InputError, nearest
+from kvdrift.schema.errors import InputError, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sql.catalog import Views
+    from kvdrift.sql.catalog import Views
 
 QUERY_FORMATS = ("table", "csv", "json", "parquet", "latex")
 _ENDINGS = {".csv": "csv", ".json": "json", ".parquet": "parquet", ".tex": "latex", ".txt": "table"}
@@ -56,10 +56,10 @@ def sql(
 
     Queries can only read: a statement that writes, or that reaches a file outside the store or the network, is refused.
     """
+    from kvdrift.log.store import Store
     from kvdrift.queries.prompt import Prompt
-    from log.store import Store
-    from sql.catalog import open_views
-    from sql.read_only import read_only
+    from kvdrift.sql.catalog import open_views
+    from kvdrift.sql.read_only import read_only
 
     if context.args:
         whole = " ".join([query or "", *context.args]).replace('"', '\\"')

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvdrift.options import JsonOption, StoreArgument
+from kvdrift.schema.errors import InputError, printable
 from kvdrift.times import iso, last_of_study
-from schema.errors import InputError, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from flows.estimate.scores import Scoring
-    from flows.plan.frozen_plan import FrozenPlan
-    from log.counts import Counts, Holdings
-    from log.store import Store
-    from schema.rows import Wide
+    from kvdrift.flows.estimate.scores import Scoring
+    from kvdrift.flows.plan.frozen_plan import FrozenPlan
+    from kvdrift.log.counts import Counts, Holdings
+    from kvdrift.log.store import Store
+    from kvdrift.schema.rows import Wide
 
 Row = dict[str, Any]
 
@@ -44,14 +44,14 @@ def status(
     With --watch: done and planned units, rate, time left, and the divergence so far, which is preliminary. It only
     reads, and does not disturb writers of the store.
     """
-    from log.store import Store
+    from kvdrift.log.store import Store
 
     if as_json and metrics:
         raise InputError("--json and --metrics: two forms of one status; give one of the two")
     if watch and (as_json or metrics):
         raise InputError(f"--{'json' if as_json else 'metrics'}: prints the status once; leave --watch out")
     if watch:
-        from flows.estimate.live import LiveStore
+        from kvdrift.flows.estimate.live import LiveStore
         from kvdrift.live.display import show_live
 
         live = LiveStore(Store.open(store))
@@ -71,7 +71,7 @@ def status(
 
 def status_lines(store: Store) -> Iterator[str]:
     """Describe a store, and each study and model in it."""
-    from log.waiting import Waiting
+    from kvdrift.log.waiting import Waiting
 
     held = store_status(store)
     yield f"store: {held['store']}"
@@ -91,10 +91,10 @@ def status_lines(store: Store) -> Iterator[str]:
 
 def store_status(store: Store) -> Row:
     """Return a store's content and the work left, for the store and for each study and model in it, as plain values."""
-    from flows.estimate.scores import Scoring
-    from log.last_times import last_times
-    from log.sizes import store_size
-    from log.waiting import count_waiting
+    from kvdrift.flows.estimate.scores import Scoring
+    from kvdrift.log.last_times import last_times
+    from kvdrift.log.sizes import store_size
+    from kvdrift.log.waiting import count_waiting
 
     times, waiting = last_times(store.location), count_waiting(store)
     version = store.version("events")
@@ -137,12 +137,12 @@ def _study_status(
     *,
     several: bool,
 ) -> Row:
-    from flows.estimate.answers import answers_are_current
-    from flows.estimate.current import estimated_version
-    from flows.pages.reports import report_folder, report_is_current
-    from flows.plan.frozen_plan import find_plan
-    from flows.plan.looks_taken import LooksTaken, look_line, wanted_by_stratum
-    from log.units.revisions import current_actions
+    from kvdrift.flows.estimate.answers import answers_are_current
+    from kvdrift.flows.estimate.current import estimated_version
+    from kvdrift.flows.pages.reports import report_folder, report_is_current
+    from kvdrift.flows.plan.frozen_plan import find_plan
+    from kvdrift.flows.plan.looks_taken import LooksTaken, look_line, wanted_by_stratum
+    from kvdrift.log.units.revisions import current_actions
 
     plan, version = find_plan(store, study, model), store.data_version("events")
     ours = any((row["study"], row["model"]) == (study, model) for row in store.read("studies").to_pylist())
@@ -248,8 +248,8 @@ def _pending(
     actions: Mapping[str, Row], counts: Counts, plan: FrozenPlan | None, by_now: Mapping[str, int]
 ) -> list[Row]:
     """List the units that the present actions lack, by split and action."""
-    from flows.plan.left import Cell, units_done
-    from schema.study import EXTERNAL
+    from kvdrift.flows.plan.left import Cell, units_done
+    from kvdrift.schema.study import EXTERNAL
 
     covered = Counter[Cell]()
     for (place, held), count in counts.current.items():

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvdrift.options import JsonOption, StoreArgument, seconds_of
-from schema.errors import InputError, OperationError
+from kvdrift.schema.errors import InputError, OperationError
 
 if TYPE_CHECKING:
-    from log.store import Store
-    from schema.progress import Progress
-    from verification.files import Fault, Verified
+    from kvdrift.log.store import Store
+    from kvdrift.schema.progress import Progress
+    from kvdrift.verification.files import Fault, Verified
 
 
 NAMED_FAULTS = 20  # faults of one check that are printed; the rest are counted
@@ -46,9 +46,9 @@ def verify(
     STORE/.checked says which files were found whole, and when; STORE/.last when the store was last verified.
     """
     from kvdrift.console import ConsoleProgress
-    from log.last_times import record_check
-    from log.store import Store
-    from verification.files import number_of
+    from kvdrift.log.last_times import record_check
+    from kvdrift.log.store import Store
+    from kvdrift.verification.files import number_of
 
     within = None if since is None else seconds_of(since, "--since")
     if repair and since is not None:
@@ -90,8 +90,8 @@ def _fields(location: str, checks: Sequence[Verified], repaired: Sequence[str]) 
 
 def _repair(location: str, tell: Callable[[str], None], faults: Sequence[Fault] = ()) -> list[str]:
     """Repair a store; print each repair and return their lines."""
-    from log.store import Store
-    from verification.repair import repair
+    from kvdrift.log.store import Store
+    from kvdrift.verification.repair import repair
 
     lines = []
     for line in repair(Store(location), faults):
@@ -105,9 +105,9 @@ def _verified(store: Store, console: Progress, tell: Callable[[str], None], with
 
     With ``within``, files are only read, and only those not found whole in the last ``within`` seconds.
     """
-    from verification.files import number_of
-    from verification.whole_store import scrub
-    from verification.whole_store import verify as verified
+    from kvdrift.verification.files import number_of
+    from kvdrift.verification.whole_store import scrub
+    from kvdrift.verification.whole_store import verify as verified
 
     found: list[Verified] = []
     for check in verified(store, console) if within is None else scrub(store, within):

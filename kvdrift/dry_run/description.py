@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from flows.generate.local import LocalGenerator
-from flows.generate.storing import storing
-from flows.material import SharedMaterial
-from flows.run.checks import check_study
-from flows.run.comparison import check_agrees
-from flows.run.forecast import Forecast, SplitForecast, check_gpu_here, forecast
-from flows.run.remarks import remarks
-from flows.run.revisions import begun_revisions
-from flows.run.study_run import StudyRun
-from generator.actions import Action
 from kvdrift.dry_run.ends import end_lines
 from kvdrift.dry_run.needs import binary, need_lines
-from log.units.revisions import newest_revisions
-from schema.progress import SILENT
-from schema.study import FINITE_STATE, FLOOR_ACTION, Study
-from schema.tables import SWRB
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.storing import storing
+from kvdrift.flows.material import SharedMaterial
+from kvdrift.flows.run.checks import check_study
+from kvdrift.flows.run.comparison import check_agrees
+from kvdrift.flows.run.forecast import Forecast, SplitForecast, check_gpu_here, forecast
+from kvdrift.flows.run.remarks import remarks
+from kvdrift.flows.run.revisions import begun_revisions
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.actions import Action
+from kvdrift.log.units.revisions import newest_revisions
+from kvdrift.schema.progress import SILENT
+from kvdrift.schema.study import FINITE_STATE, FLOOR_ACTION, Study
+from kvdrift.schema.tables import SWRB
 
 # Approximate bytes in the store for a unit and an event, with their derived rows, folders and logs (quickstart).
 _UNIT_BYTES = 25_000

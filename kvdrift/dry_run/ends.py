@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from generator.generation.engine_models import engine_model
-from generator.transformer.files.local_folders import local_configuration, model_location
-from generator.transformer.files.text_ends import end_texts, text_ends
-from schema.study import FINITE_STATE, Study
+from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.generator.transformer.files.local_folders import local_configuration, model_location
+from kvdrift.generator.transformer.files.text_ends import end_texts, text_ends
+from kvdrift.schema.study import FINITE_STATE, Study
 
 
 def end_lines(study: Study) -> Iterator[str]:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 
-from flows.material import Material
-from flows.run.forecast import Forecast
-from generator.engines.http.cost import position_cost
-from generator.engines.http.engine import ServerSide
-from generator.engines.model import EngineModel
-from generator.generation.engine_footprint import EngineFootprint, engine_footprint
-from generator.generation.engine_models import engine_model
-from generator.transformer.files.local_folders import has_local_weights, local_configuration, model_location
-from generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
-from generator.transformer.other_weights.named import weights_location, with_own_weights
 from kvdrift.dry_run.timing import Seconds, StudyTime, study_time
-from schema.errors import KvdriftError
-from schema.study import CONTROL_REPLICATES, FLOOR_ACTION, HTTP, Study
-from schema.study.described import described_action
-from schema.tables import PLAIN, SWRB
+from kvdrift.flows.material import Material
+from kvdrift.flows.run.forecast import Forecast
+from kvdrift.generator.engines.http.cost import position_cost
+from kvdrift.generator.engines.http.engine import ServerSide
+from kvdrift.generator.engines.model import EngineModel
+from kvdrift.generator.generation.engine_footprint import EngineFootprint, engine_footprint
+from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.generator.transformer.files.local_folders import has_local_weights, local_configuration, model_location
+from kvdrift.generator.transformer.footprint import Footprint, MemoryPlan, local_footprint, memory_here, plan_memory
+from kvdrift.generator.transformer.other_weights.named import weights_location, with_own_weights
+from kvdrift.schema.errors import KvdriftError
+from kvdrift.schema.study import CONTROL_REPLICATES, FLOOR_ACTION, HTTP, Study
+from kvdrift.schema.study.described import described_action
+from kvdrift.schema.tables import PLAIN, SWRB
 
 _BESIDE_SECONDS = 20.0  # of imports, a plan, estimates and a report of a few actions, measured on two cores
 _NEARLY = 0.8  # share of the longest prompt that is as good as the whole

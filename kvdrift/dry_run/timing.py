@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flows.material import Material, check_retentions
-from flows.run.forecast import SplitForecast
-from generator.engines.model import EngineModel
-from generator.generation import PendingUnit, generate_units
-from generator.generation.engine_models import engine_model
-from schema.document import Document
-from schema.errors import InputError
-from schema.keyed_random import keyed_generator
-from schema.tables import SWRB
+from kvdrift.flows.material import Material, check_retentions
+from kvdrift.flows.run.forecast import SplitForecast
+from kvdrift.generator.engines.model import EngineModel
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.keyed_random import keyed_generator
+from kvdrift.schema.tables import SWRB
 
 if TYPE_CHECKING:
-    from generator.transformer.model import LoadedModel
-    from generator.transformer.other_weights.model import ModelWithOthers
+    from kvdrift.generator.transformer.model import LoadedModel
+    from kvdrift.generator.transformer.other_weights.model import ModelWithOthers
 
 BUDGET_SECONDS = 75.0  # approximate time that loading and measuring may take
 _PROBE_TOKENS, _PROBE_POSITIONS = 64, 4
@@ -267,7 +267,7 @@ class _Trial:
 
 
 def _load(material: Material, say: Callable[[str], None]) -> LoadedModel | ModelWithOthers | EngineModel:
-    from generator.transformer.other_weights.model import load_transformer
+    from kvdrift.generator.transformer.other_weights.model import load_transformer
 
     study = material.study
     return load_transformer(study, say) if study.model.engine is None else engine_model(study)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from schema.errors import printable
+from kvdrift.schema.errors import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from flows.estimate.live import StudyLook
+    from kvdrift.flows.estimate.live import StudyLook
 
 _NAMED = "95% intervals as if the study ended now; preliminary"
 
@@ -61,7 +61,7 @@ def _is_finished(looks: list[StudyLook]) -> bool:
 
 def progress_text(look: StudyLook) -> str:
     """Return the progress of a study as text: units done of those planned, and trajectories derived."""
-    from flows.plan.looks_taken import look_line
+    from kvdrift.flows.plan.looks_taken import look_line
 
     if not look.work:
         return f"{look.stored:,} units, {look.derived:,} trajectories derived"

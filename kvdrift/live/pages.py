@@ -10,15 +10,15 @@ from pathlib import Path
 
 import typer
 
-from flows.estimate.live import LiveStore, StudyLook
-from flows.pages.reports import end_preliminary, page_folder, write_preliminary
-from generator.transformer.files.tokenizer import token_reader
+from kvdrift.flows.estimate.live import LiveStore, StudyLook
+from kvdrift.flows.pages.reports import end_preliminary, page_folder, write_preliminary
+from kvdrift.generator.transformer.files.tokenizer import token_reader
 from kvdrift.live.display import progress_text
-from log.store import Store
-from log.studies import model_revisions
-from report.reading.content import TokenReader
-from schema.errors import InputError, nearest
-from transforms.pipeline import run_derivation
+from kvdrift.log.store import Store
+from kvdrift.log.studies import model_revisions
+from kvdrift.report.reading.content import TokenReader
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.transforms.pipeline import run_derivation
 
 _FOLDER = "live"  # in the folder of the study's report
 

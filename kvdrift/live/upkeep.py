@@ -10,9 +10,9 @@ import time
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 
-from schema.errors import KvdriftError, OperationError, first_line
-from schema.location import absolute, is_local
-from schema.own_process import OwnProcesses
+from kvdrift.schema.errors import KvdriftError, OperationError, first_line
+from kvdrift.schema.location import absolute, is_local
+from kvdrift.schema.own_process import OwnProcesses
 
 _SHARE = 29  # an upkeep is followed by a pause of at least this many times its own duration
 _NICE = 10
@@ -72,8 +72,8 @@ class Upkeep:
 
 def keep_up(location: str, *, compacts: bool) -> None:
     """Merge small files if it ``compacts``, and write the catalogue."""
-    from log.store import Store
-    from sql.catalog_file import refresh_catalog
+    from kvdrift.log.store import Store
+    from kvdrift.sql.catalog_file import refresh_catalog
 
     store = Store.open(location)
     if compacts:

@@ -14,8 +14,8 @@ import pyarrow.parquet
 from rich.console import Console
 from rich.table import Table
 
-from report.printing.latex import escape
-from schema.errors import InputError
+from kvdrift.report.printing.latex import escape
+from kvdrift.schema.errors import InputError
 
 _UNBOUNDED = 10_000  # columns of text: wider than any table
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sql.catalog import Views
+    from kvdrift.sql.catalog import Views
 
 
 _AROUND = 8  # tokens shown on either side of a record, within its line

@@ -17,15 +17,15 @@ import pyarrow as pa
 import typer
 
 from kvdrift.queries.running import rows_of
-from schema.errors import InputError, KvdriftError, nearest
-from sql.catalog import Contract, describe_views
-from sql.contracts import contracts
+from kvdrift.schema.errors import InputError, KvdriftError, nearest
+from kvdrift.sql.catalog import Contract, describe_views
+from kvdrift.sql.contracts import contracts
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import Completer
 
-    from sql.catalog import Views
+    from kvdrift.sql.catalog import Views
 
 _LEAVE = (".quit", ".exit", "quit", "exit")
 _HELP = """\

@@ -6,13 +6,13 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from schema.errors import alike
-from sql.contracts import contracts
+from kvdrift.schema.errors import alike
+from kvdrift.sql.contracts import contracts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sql.catalog import Views
+    from kvdrift.sql.catalog import Views
 
 _NAMES = (("documents", "doc"), ("documents", "stratum"), ("documents", "split"), ("actions", "action"))
 _TEXTS = re.compile(r"'([^']+)'")

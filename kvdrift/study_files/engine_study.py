@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.llama_cpp.settings import ContextSettings
-from generator.transformer.files.local_folders import EMBEDDED_GGUF, EMBEDDED_ID, GGUF, gguf_file
+from kvdrift.generator.llama_cpp.settings import ContextSettings
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_GGUF, EMBEDDED_ID, GGUF, gguf_file
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.study import HTTP, KERNEL_FLOOR_ACTION, LLAMA_CPP, ModelSection
 from kvdrift.study_files.commented import Table
-from schema.errors import InputError, nearest
-from schema.study import HTTP, KERNEL_FLOOR_ACTION, LLAMA_CPP, ModelSection
 
 _EMBEDDED = "kvdrift/tiny-F32.gguf"
 _CACHE_TYPES = ("q8_0", "q4_0")

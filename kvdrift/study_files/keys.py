@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from schema.study import Study
-from schema.study.section import Section
+from kvdrift.schema.study import Study
+from kvdrift.schema.study.section import Section
 
 _KINDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "object": "table"}
 _EXPONENT = 63

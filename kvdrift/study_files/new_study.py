@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.material import check_retentions, checked_actions
-from generator.documents.registry import SOURCES, check_source
-from generator.transformer.files.local_folders import EMBEDDED_ID, GGUF, check_hub_id, local_folder
+from kvdrift.flows.material import check_retentions, checked_actions
+from kvdrift.generator.documents.registry import SOURCES, check_source
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID, GGUF, check_hub_id, local_folder
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.study import load_studies
 from kvdrift.study_files.commented import Draft, Table, commented_study
 from kvdrift.study_files.engine_study import EngineChoice
 from kvdrift.study_files.own_prompts import OwnPrompts, own_prompts
 from kvdrift.study_files.text_models import TextModel, text_model
-from schema.errors import InputError, nearest
-from schema.study import load_studies
 
 DEFAULT_ACTIONS = ("snapkv-half=snapkv:1/2", "recent-half=recent:1/2")
 _HORIZON = 64

@@ -11,15 +11,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.documents.files import read_rows
-from generator.documents.jsonl import TASK, cluster_of, cluster_splits
-from generator.documents.registry import SOURCES
-from generator.documents.splits import divided
+from kvdrift.generator.documents.files import read_rows
+from kvdrift.generator.documents.jsonl import TASK, cluster_of, cluster_splits
+from kvdrift.generator.documents.registry import SOURCES
+from kvdrift.generator.documents.splits import divided
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import DocumentsSection
+from kvdrift.schema.study.reading import expanded
 from kvdrift.study_files.commented import Table
 from kvdrift.study_files.text_models import TextModel
-from schema.errors import InputError
-from schema.study import DocumentsSection
-from schema.study.reading import expanded
 
 _LEAST = 2  # documents of a stratum in each split
 _MOST = {"development": 8, "evaluation": 48}  # documents of a stratum that is read from a file

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from generator.codecs import CODECS
-from generator.documents.registry import SOURCES
-from generator.selectors import SELECTORS, default_parameters
-from generator.selectors.policies import POLICIES
-from generator.transformer.files.local_folders import EMBEDDED_ID
+from kvdrift.generator.codecs import CODECS
+from kvdrift.generator.documents.registry import SOURCES
+from kvdrift.generator.selectors import SELECTORS, default_parameters
+from kvdrift.generator.selectors.policies import POLICIES
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
+from kvdrift.schema.study import CONTROL_ACTION, FINITE_STATE
 from kvdrift.study_files.keys import Heading, Key, headings, toml
 from kvdrift.study_files.new_study import new_study
-from schema.study import CONTROL_ACTION, FINITE_STATE
 
 _INTRODUCTION = """\
 # The study file

@@ -7,13 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from generator.documents.prompts import Tokenizer
-from generator.llama_cpp.library import INSTALL, PACKAGE
-from generator.llama_cpp.weights import check_is_gguf, gguf_facts
-from generator.transformer.files.configuration import position_limit
-from generator.transformer.files.local_folders import GGUF, local_folder, model_folder
-from generator.transformer.files.tokenizer import is_on_hub, load_tokenizer
-from schema.errors import InputError
+from kvdrift.generator.documents.prompts import Tokenizer
+from kvdrift.generator.llama_cpp.library import INSTALL, PACKAGE
+from kvdrift.generator.llama_cpp.weights import check_is_gguf, gguf_facts
+from kvdrift.generator.transformer.files.configuration import position_limit
+from kvdrift.generator.transformer.files.local_folders import GGUF, local_folder, model_folder
+from kvdrift.generator.transformer.files.tokenizer import is_on_hub, load_tokenizer
+from kvdrift.schema.errors import InputError
 
 
 @dataclass(frozen=True)

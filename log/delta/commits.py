@@ -18,13 +18,13 @@ import pyarrow.fs
 from deltalake import Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
-from schema.location import filesystem_of, join
-from schema.tables import SCHEMA_VERSION, TABLES
+from kvdrift.schema.location import filesystem_of, join
+from kvdrift.schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from log.delta.parquet_files import StoredFile
+    from kvdrift.log.delta.parquet_files import StoredFile
 
 
 REPAIR = "REPAIR"

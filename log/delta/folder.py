@@ -1,7 +1,7 @@
 """One folder of Delta Lake tables: make and upgrade tables, and commit Parquet files that are in place.
 
-This module knows paths, bytes and commits, but not the meaning of rows. ``log.units`` says which rows may be appended,
-and ``log.store`` which rows are visible when.
+This module knows paths, bytes and commits, but not the meaning of rows. ``kvdrift.log.units`` says which rows may be
+appended, and ``kvdrift.log.store`` which rows are visible when.
 
 Schema versions: a table carries its version as a property. An upgrade first raises the version, which keeps the writers
 of older versions out, and then adds the new columns. The metadata of each new column names the last table version
@@ -20,18 +20,18 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from log.delta.commits import Commit, write_first_commit
-from log.delta.durability import make_folder, sync
-from log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile, replace_file
-from log.delta.reading import TableReading
-from log.delta.retries import AT_ONCE, ATTEMPTS, has_gap, listed, wait_after
-from log.delta.snapshot import Snapshot, added_columns, lacking_columns
-from log.delta.table_log import CHECKPOINT_EVERY, empty_commit
-from log.delta.versions import VERSION_KEY
-from schema.errors import InputError, KvdriftError, OperationError, first_line, is_disk_fault
-from schema.location import join
-from schema.locking import in_turn, written
-from schema.tables import SCHEMA_VERSION, TABLES
+from kvdrift.log.delta.commits import Commit, write_first_commit
+from kvdrift.log.delta.durability import make_folder, sync
+from kvdrift.log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile, replace_file
+from kvdrift.log.delta.reading import TableReading
+from kvdrift.log.delta.retries import AT_ONCE, ATTEMPTS, has_gap, listed, wait_after
+from kvdrift.log.delta.snapshot import Snapshot, added_columns, lacking_columns
+from kvdrift.log.delta.table_log import CHECKPOINT_EVERY, empty_commit
+from kvdrift.log.delta.versions import VERSION_KEY
+from kvdrift.schema.errors import InputError, KvdriftError, OperationError, first_line, is_disk_fault
+from kvdrift.schema.location import join
+from kvdrift.schema.locking import in_turn, written
+from kvdrift.schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -43,7 +43,7 @@ _REMOTE_CHECKPOINTS = {"delta.checkpointInterval": "5"}  # versions; behind a UR
 
 
 class DeltaFolder(TableReading):
-    """The tables of ``schema.tables`` under one local folder or object-store URL: versions, rows and commits."""
+    """The tables of ``kvdrift.schema.tables`` in a local folder or behind a URL: versions, rows and commits."""
 
     def __init__(self, location: str | Path) -> None:
         """Keep a location, without accessing it."""

@@ -8,7 +8,7 @@ import pyarrow.dataset
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from schema.errors import reading
+from kvdrift.schema.errors import reading
 
 
 def live_files(location: str) -> list[tuple[str, dict[str, Any]]]:

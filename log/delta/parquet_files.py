@@ -13,9 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schema.errors import InputError, KvdriftError, OperationError, first_line, is_forbidden
-from schema.location import absolute, filesystem_of, is_local, join
-from schema.locking import hold, sweep
+from kvdrift.schema.errors import InputError, KvdriftError, OperationError, first_line, is_forbidden
+from kvdrift.schema.location import absolute, filesystem_of, is_local, join
+from kvdrift.schema.locking import hold, sweep
 
 ROW_GROUP_ROWS = 1 << 17  # readers of few rows skip whole row groups; threads share them
 

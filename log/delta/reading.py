@@ -11,17 +11,17 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
-from log.delta.commits import changes_rows
-from log.delta.durability import side_by_side
-from log.delta.versions import TableVersions
-from schema.errors import InputError, first_line
-from schema.location import join
-from schema.tables import TABLES
+from kvdrift.log.delta.commits import changes_rows
+from kvdrift.log.delta.durability import side_by_side
+from kvdrift.log.delta.versions import TableVersions
+from kvdrift.schema.errors import InputError, first_line
+from kvdrift.schema.location import join
+from kvdrift.schema.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from log.delta.snapshot import Snapshot
+    from kvdrift.log.delta.snapshot import Snapshot
 
 _DAMAGED = (pa.ArrowException, OSError, ValueError)  # ValueError: nulls in a column that must have none
 

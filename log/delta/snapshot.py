@@ -10,11 +10,11 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.schema import Field as DeltaField
 
-from log.delta.parquet_files import StoredFile
-from log.delta.retries import listed
-from log.delta.table_log import LogState, TableLog
-from schema.location import join
-from schema.tables import TABLES
+from kvdrift.log.delta.parquet_files import StoredFile
+from kvdrift.log.delta.retries import listed
+from kvdrift.log.delta.table_log import LogState, TableLog
+from kvdrift.schema.location import join
+from kvdrift.schema.tables import TABLES
 
 _FILE = ("path", "size_bytes", "num_records")  # what is taken of each visible file: the fields of a ``StoredFile``
 _ADDED = (*_FILE, "modification_time")

@@ -21,10 +21,10 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from log.delta.commits import REPAIR, Commit
-from log.delta.durability import side_by_side, sync, sync_names
-from log.delta.parquet_files import content_digest
-from schema.tables import TABLES
+from kvdrift.log.delta.commits import REPAIR, Commit
+from kvdrift.log.delta.durability import side_by_side, sync, sync_names
+from kvdrift.log.delta.parquet_files import content_digest
+from kvdrift.schema.tables import TABLES
 
 # Versions between checkpoints: a commit opens its table, which reads the log files since the last one.
 CHECKPOINT_EVERY = 20

@@ -10,12 +10,12 @@ from urllib.parse import unquote
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from log.delta.parquet_files import DataFiles
-from log.delta.snapshot import OpenTables, Snapshot
-from log.delta.table_log import LocalDisk, LogState, lost_commits
-from schema.errors import DamagedStoreError, InputError, MissingStoreError, first_line
-from schema.location import join
-from schema.tables import SCHEMA_VERSION, TABLES
+from kvdrift.log.delta.parquet_files import DataFiles
+from kvdrift.log.delta.snapshot import OpenTables, Snapshot
+from kvdrift.log.delta.table_log import LocalDisk, LogState, lost_commits
+from kvdrift.schema.errors import DamagedStoreError, InputError, MissingStoreError, first_line
+from kvdrift.schema.location import join
+from kvdrift.schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ _HELD_VERSIONS = 4  # of a table: the latest ones, and those that others were ma
 
 
 class TableVersions(DataFiles):
-    """The versions of the tables of ``schema.tables`` under one local folder or object-store URL.
+    """The versions of the tables of ``kvdrift.schema.tables`` under one local folder or object-store URL.
 
     A loaded version is used again while its log file is unchanged.
     """

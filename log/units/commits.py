@@ -10,7 +10,7 @@ between two commits of one writer.
 
 A commit also has the id of each study and model of which the store's current units do not say a condition that the
 commit's units say. So two writers cannot begin one study with two horizons, seeds or models: the second compares again
-(``log.units.conditions``).
+(``kvdrift.log.units.conditions``).
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.delta.commits import Commit, guards
-from log.delta.durability import side_by_side
-from log.units import conditions
-from log.units.contradictions import ContradictionError
-from log.units.kept_sets import COMPARED, check_alike
-from log.units.records import as_rows, footer_of, missing_records
-from log.units.unit import SPAN, conform_unit, group_of, unit_name, unit_number
-from schema.errors import InputError
-from schema.rows import Hashes, row_hashes
-from schema.tables import ACTIONS, EVENTS, GROUP_KEY
+from kvdrift.log.delta.commits import Commit, guards
+from kvdrift.log.delta.durability import side_by_side
+from kvdrift.log.units import conditions
+from kvdrift.log.units.contradictions import ContradictionError
+from kvdrift.log.units.kept_sets import COMPARED, check_alike
+from kvdrift.log.units.records import as_rows, footer_of, missing_records
+from kvdrift.log.units.unit import SPAN, conform_unit, group_of, unit_name, unit_number
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.rows import Hashes, row_hashes
+from kvdrift.schema.tables import ACTIONS, EVENTS, GROUP_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from log.delta.folder import DeltaFolder
-    from log.delta.parquet_files import StoredFile
-    from log.delta.snapshot import Snapshot
-    from log.units.rows import UnitRows
-    from log.units.unit import Unit
+    from kvdrift.log.delta.folder import DeltaFolder
+    from kvdrift.log.delta.parquet_files import StoredFile
+    from kvdrift.log.delta.snapshot import Snapshot
+    from kvdrift.log.units.rows import UnitRows
+    from kvdrift.log.units.unit import Unit
 
 _READ = tuple(dict.fromkeys((*SPAN, *COMPARED, "events_sha256")))
 ROW_GROUP_ROWS = 1 << 13  # of small tables, in which a writer looks for the rows of a few units

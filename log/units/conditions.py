@@ -2,8 +2,8 @@
 
 Trajectories of different horizons, seeds or models must not be pooled. A commit of units is refused if a condition
 differs from that of stored units or of the study's row in ``studies``. Sampling has no column in ``units``: the row of
-``studies`` has it, and a second row with other values is refused (``log.small_tables``). A null is unknown and is never
-compared, since other generators do not say all of these.
+``studies`` has it, and a second row with other values is refused (``kvdrift.log.small_tables``). A null is unknown and
+is never compared, since other generators do not say all of these.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from log.units.revisions import current_revision
-from schema.errors import UnlikeUnitsError
+from kvdrift.log.units.revisions import current_revision
+from kvdrift.schema.errors import UnlikeUnitsError
 
 CONDITIONS: Final = ("horizon", "seed", "weights_sha256", "tokenizer_sha256", "numerics", "eos_tokens")
 """The columns of ``units`` in which current units of a study and model must not differ."""

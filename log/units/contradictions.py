@@ -9,15 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from log.units.unit import in_order, unit_name
-from schema.errors import InputError
-from schema.location import filesystem_of, join
-from schema.tables import PAIR_COLUMNS
+from kvdrift.log.units.unit import in_order, unit_name
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.location import filesystem_of, join
+from kvdrift.schema.tables import PAIR_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from log.readable_store import ReadableStore
+    from kvdrift.log.readable_store import ReadableStore
 
 FOLDER = "set-aside/contradictions"
 """The folder of a store with the events of units that contradicted the store, a Parquet file for each unit."""

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.delta.commits import Commit, transactions
-from log.units.numbers import keys_of, with_numbers
-from schema.tables import TABLES
+from kvdrift.log.delta.commits import Commit, transactions
+from kvdrift.log.units.numbers import keys_of, with_numbers
+from kvdrift.schema.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from log.delta.folder import DeltaFolder
-    from log.delta.parquet_files import StoredFile
-    from log.delta.snapshot import Snapshot
-    from log.units.rows import UnitRows
+    from kvdrift.log.delta.folder import DeltaFolder
+    from kvdrift.log.delta.parquet_files import StoredFile
+    from kvdrift.log.delta.snapshot import Snapshot
+    from kvdrift.log.units.rows import UnitRows
 
 _GUARD = "kvdrift.derived"  # the application id that all commits of a derived table share
 

@@ -9,16 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.units.numbers import keys_of, with_numbers
-from log.units.unit import in_order
-from schema.errors import InputError
+from kvdrift.log.units.numbers import keys_of, with_numbers
+from kvdrift.log.units.unit import in_order
+from kvdrift.schema.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from log.delta.folder import DeltaFolder
-    from log.delta.parquet_files import StoredFile
-    from log.delta.snapshot import Snapshot
+    from kvdrift.log.delta.folder import DeltaFolder
+    from kvdrift.log.delta.parquet_files import StoredFile
+    from kvdrift.log.delta.snapshot import Snapshot
 
 
 _AT_ONCE = 256  # files that one scan looks into: Arrow holds their footers

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from schema.errors import UnlikeUnitsError
-from schema.tables import GROUP_KEY
+from kvdrift.schema.errors import UnlikeUnitsError
+from kvdrift.schema.tables import GROUP_KEY
 
 ALIKE: Final = {"kept_sha256": "keep unlike entries", "read_checksums": "read unlike entries"}
 """The columns that are equal within a kept set, each with the words about units that differ in the column."""

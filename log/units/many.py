@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from log.conform import conform
-from log.units.unit import complete_record, unit_name, unit_number
-from schema.errors import InputError
-from schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
+from kvdrift.log.conform import conform
+from kvdrift.log.units.unit import complete_record, unit_name, unit_number
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import EVENTS, GROUP_KEY, PAIR_COLUMNS
 
 _VALUES: Final = tuple(name for name in PAIR_COLUMNS if name not in GROUP_KEY)
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.units.unit import SPAN, unit_number
-from schema.rows import Wide, combined_codes
-from schema.tables import COUPLED, EVENTS, GROUP_KEY, PLAIN, SWRB, UNIT_MOMENTS
+from kvdrift.log.units.unit import SPAN, unit_number
+from kvdrift.schema.rows import Wide, combined_codes
+from kvdrift.schema.tables import COUPLED, EVENTS, GROUP_KEY, PLAIN, SWRB, UNIT_MOMENTS
 
 NUMBERED: Final = ("events", "unit_moments", "trajectories", "steps", "branchings", "branching_depths")
 """The tables whose rows belong to units."""

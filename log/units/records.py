@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.units.numbers import with_numbers
-from log.units.unit import counted_events, unit_number
-from schema.errors import InputError
-from schema.tables import COUPLED, EVENTS, GROUP_KEY, PLAIN, SWRB, UNITS
+from kvdrift.log.units.numbers import with_numbers
+from kvdrift.log.units.unit import counted_events, unit_number
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import COUPLED, EVENTS, GROUP_KEY, PLAIN, SWRB, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from log.delta.folder import DeltaFolder
-    from log.delta.snapshot import Snapshot
-    from log.units.rows import UnitRows
+    from kvdrift.log.delta.folder import DeltaFolder
+    from kvdrift.log.delta.snapshot import Snapshot
+    from kvdrift.log.units.rows import UnitRows
 
 FOOTER: Final = "kvdrift.records"
 _FOOTER_OF_ONE, _FOOTER_OF_PACK = b"kvdrift.unit", b"kvdrift.units"  # schema versions before 11

@@ -15,17 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.units.numbers import NUMBERED, keys_of, numbers_of, with_numbers
-from log.units.unit import DERIVED, SPAN
-from schema.rows import Flags, Wide
-from schema.tables import PLAIN, UNITS
+from kvdrift.log.units.numbers import NUMBERED, keys_of, numbers_of, with_numbers
+from kvdrift.log.units.unit import DERIVED, SPAN
+from kvdrift.schema.rows import Flags, Wide
+from kvdrift.schema.tables import PLAIN, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from log.delta.folder import DeltaFolder
-    from log.delta.snapshot import Snapshot
-    from schema.errors import DamagedStoreError
+    from kvdrift.log.delta.folder import DeltaFolder
+    from kvdrift.log.delta.snapshot import Snapshot
+    from kvdrift.schema.errors import DamagedStoreError
 
 COUNTED: Final = ("unit", "estimator", "replicates", "horizon", "event_rows")
 """The columns of ``units`` that are counted."""

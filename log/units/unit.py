@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from log.conform import conform
-from log.prompts import KeptEntries
-from log.units.whole import whole_unit
-from schema.errors import InputError, nearest
-from schema.tables import BRANCH, COUPLED, EVENTS, GROUP_KEY, PLAIN, SCAN, SWRB, UNITS
+from kvdrift.log.conform import conform
+from kvdrift.log.prompts import KeptEntries
+from kvdrift.log.units.whole import whole_unit
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.tables import BRANCH, COUPLED, EVENTS, GROUP_KEY, PLAIN, SCAN, SWRB, UNITS
 
 KINDS: Final = (COUPLED, SCAN, BRANCH)
 _INT32_END = 2**31

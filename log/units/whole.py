@@ -1,8 +1,8 @@
 """Check that a unit has exactly its events: whole coupled pairs, or whole scans with their residual branches.
 
 The store and the derivation rely on these checks: which rows a unit has and, in an SWRB unit, how a scan and its branch
-belong together (definitions page, "Residual-branch conditional Monte Carlo"). ``ingestion.checks`` checks whether the
-values of a log follow the definitions.
+belong together (definitions page, "Residual-branch conditional Monte Carlo"). ``kvdrift.ingestion.checks`` checks
+whether the values of a log follow the definitions.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schema.errors import InputError
-from schema.rows import run_begins
-from schema.tables import BRANCH, COUPLED, PLAIN, SCAN, SWRB
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.rows import run_begins
+from kvdrift.schema.tables import BRANCH, COUPLED, PLAIN, SCAN, SWRB
 
 NOTHING_DRAWN = -1  # the token of a scan's last position where survival reached 0 there
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from report.reading.content import PageContent
-from report.reading.source import StudyRows, ViewRow
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.source import StudyRows, ViewRow
 
 Ints = NDArray[np.int64]
 

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from report.explorer.outcomes import Ints, Outcomes
-from report.explorer.prompts import Prompt, pack_prompts
-from report.explorer.sample import Sample
-from report.explorer.streams import SCORED, Streams
+from kvdrift.report.explorer.outcomes import Ints, Outcomes
+from kvdrift.report.explorer.prompts import Prompt, pack_prompts
+from kvdrift.report.explorer.sample import Sample
+from kvdrift.report.explorer.streams import SCORED, Streams
 
 
 @dataclass(frozen=True)

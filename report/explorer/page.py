@@ -9,12 +9,12 @@ from pathlib import Path
 
 import jinja2
 
-from report.explorer.outcomes import read_outcomes
-from report.explorer.packing import pack
-from report.explorer.prompts import read_prompts
-from report.explorer.sample import choose
-from report.explorer.streams import read_streams
-from report.reading.content import PageContent
+from kvdrift.report.explorer.outcomes import read_outcomes
+from kvdrift.report.explorer.packing import pack
+from kvdrift.report.explorer.prompts import read_prompts
+from kvdrift.report.explorer.sample import choose
+from kvdrift.report.explorer.streams import read_streams
+from kvdrift.report.reading.content import PageContent
 
 EXPLORER = "trajectories.html"
 

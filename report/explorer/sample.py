@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from report.explorer.outcomes import Ints, Outcomes
+from kvdrift.report.explorer.outcomes import Ints, Outcomes
 
 POSITIONS: Final = 250_000
 """The most positions in the explorer.

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from report.explorer.outcomes import Ints, Outcomes
-from report.explorer.sample import REPLICATES_AT_ONCE
-from report.reading.source import StudyRows, ViewRow
-from schema.errors import OperationError
-from schema.tables import COUPLED
+from kvdrift.report.explorer.outcomes import Ints, Outcomes
+from kvdrift.report.explorer.sample import REPLICATES_AT_ONCE
+from kvdrift.report.reading.source import StudyRows, ViewRow
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.tables import COUPLED
 
 _EVENTS = ("doc", "action", "replicate", "t", "x_token", "y_token", "delta", "f")
 SCORED = ("score_x", "score_y", "span_first", "span_last")

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from report.printing.canvas import Axes, Figure, legend_patch, new_figure
-from report.printing.estimate_tables import contrast_rows_table
-from report.printing.numbers import MISSING, count, decimals_of, fixed, level, sure_decimals
-from report.printing.palette import ACTION_COLOURS, INK, QUIET, SHADE
-from report.printing.section import Drawing, Section
-from report.printing.strokes import WIDTH, published_handle, zero_line
-from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
-from report.reading.content import PageContent
-from report.reading.published import PublishedStudy, PublishedVerdict
-from report.reading.source import ViewRow
-from schema.windows import Windows
+from kvdrift.report.printing.canvas import Axes, Figure, legend_patch, new_figure
+from kvdrift.report.printing.estimate_tables import contrast_rows_table
+from kvdrift.report.printing.numbers import MISSING, count, decimals_of, fixed, level, sure_decimals
+from kvdrift.report.printing.palette import ACTION_COLOURS, INK, QUIET, SHADE
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.strokes import WIDTH, published_handle, zero_line
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.published import PublishedStudy, PublishedVerdict
+from kvdrift.report.reading.source import ViewRow
+from kvdrift.schema.windows import Windows
 
 _CANDIDATES = {"stratum_action_mean": "cell mean", "flat": "flat, uncalibrated", "ridge": "ridge"}
 _COLOURS = {"equivalent": ACTION_COLOURS[0], "different": ACTION_COLOURS[1]}

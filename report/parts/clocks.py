@@ -5,12 +5,21 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from report.printing.canvas import ActionStyle, Axes, Figure, action_styles, legend_line, library, new_figure, shown
-from report.printing.estimate_tables import CellColumn, EstimateColumn, action_table, action_tables, columns_of
-from report.printing.numbers import MISSING, count
-from report.printing.palette import QUIET, SHADE
-from report.printing.section import Drawing, Section
-from report.printing.strokes import (
+from kvdrift.report.printing.canvas import (
+    ActionStyle,
+    Axes,
+    Figure,
+    action_styles,
+    legend_line,
+    library,
+    new_figure,
+    shown,
+)
+from kvdrift.report.printing.estimate_tables import CellColumn, EstimateColumn, action_table, action_tables, columns_of
+from kvdrift.report.printing.numbers import MISSING, count
+from kvdrift.report.printing.palette import QUIET, SHADE
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.strokes import (
     PALE,
     TOGETHER,
     WIDTH,
@@ -26,11 +35,11 @@ from report.printing.strokes import (
     upright,
     zero_line,
 )
-from report.printing.tables import Cell, Column
-from report.reading.content import PageContent
-from report.reading.estimates import Estimate
-from schema.study import POOLED
-from schema.windows import Windows
+from kvdrift.report.printing.tables import Cell, Column
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.schema.study import POOLED
+from kvdrift.schema.windows import Windows
 
 PRE_EOS = (
     "early_pre_eos", "late_pre_eos", "late_minus_early_pre_eos", "early_pre_eos_fraction", "late_pre_eos_fraction",

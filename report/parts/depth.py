@@ -11,16 +11,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from report.printing.canvas import ActionStyle, Axes, Figure, Line2D, action_styles, legend_line, new_figure, shown
-from report.printing.numbers import count, decimals_of, fixed, interval, level
-from report.printing.palette import QUIET
-from report.printing.section import Drawing, Section
-from report.printing.strokes import BAND, WIDTH, percent_axis, position_axis, zero_line
-from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
-from report.reading.content import PageContent
-from report.reading.source import ViewRow
-from schema.windows import Windows
-from stats.registry import Scale
+from kvdrift.report.printing.canvas import (
+    ActionStyle,
+    Axes,
+    Figure,
+    Line2D,
+    action_styles,
+    legend_line,
+    new_figure,
+    shown,
+)
+from kvdrift.report.printing.numbers import count, decimals_of, fixed, interval, level
+from kvdrift.report.printing.palette import QUIET
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.strokes import BAND, WIDTH, percent_axis, position_axis, zero_line
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.source import ViewRow
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.registry import Scale
 
 _FEW = 5
 ACROSS = 3  # panels in a row

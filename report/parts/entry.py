@@ -7,12 +7,12 @@ import textwrap
 from functools import partial
 from typing import Any
 
-from report.printing.canvas import Axes, Figure, action_styles, legend_line, new_figure, shown
-from report.printing.estimate_tables import EstimateColumn, action_tables
-from report.printing.numbers import count
-from report.printing.palette import INK, QUIET, RULE
-from report.printing.section import Drawing, Section
-from report.printing.strokes import (
+from kvdrift.report.printing.canvas import Axes, Figure, action_styles, legend_line, new_figure, shown
+from kvdrift.report.printing.estimate_tables import EstimateColumn, action_tables
+from kvdrift.report.printing.numbers import count
+from kvdrift.report.printing.palette import INK, QUIET, RULE
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.strokes import (
     TOGETHER,
     WIDTH,
     action_legend,
@@ -23,8 +23,8 @@ from report.printing.strokes import (
     published_handle,
     published_points,
 )
-from report.reading.content import PageContent
-from report.reading.estimates import Estimate
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate
 
 _ACROSS = 4  # panels in a row
 _LETTERS = 26  # letters in a line of a panel's title

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from report.printing.estimate_tables import EstimateColumn, action_table, action_tables, columns_of
-from report.printing.palette import TERM_COLOURS
-from report.printing.section import Drawing, Section
-from report.printing.term_bars import Terms, term_drawings
-from report.reading.content import PageContent
+from kvdrift.report.printing.estimate_tables import EstimateColumn, action_table, action_tables, columns_of
+from kvdrift.report.printing.palette import TERM_COLOURS
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.term_bars import Terms, term_drawings
+from kvdrift.report.reading.content import PageContent
 
 SETS = ("before either EOS", "at the first EOS", "one side has ended", "both have ended")
 CONTRAST = ("rollout_tv_gap", "fixed_history_gap", "history_gap", "pre_eos", "eos_related", "eos_share")

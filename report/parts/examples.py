@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from report.printing.section import Section
-from report.reading.content import PageContent, TokenReader
-from report.reading.source import ViewRow
-from schema.tables import COUPLED
+from kvdrift.report.printing.section import Section
+from kvdrift.report.reading.content import PageContent, TokenReader
+from kvdrift.report.reading.source import ViewRow
+from kvdrift.schema.tables import COUPLED
 
 REPLICATE = 0
 _STRATA = 3

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from report.printing.estimate_tables import action_tables, columns_of, contrast_rows_table
-from report.printing.numbers import MISSING, fixed
-from report.printing.palette import TERM_COLOURS
-from report.printing.section import Section
-from report.printing.tables import Cell, PrintedTable, TableRow
-from report.printing.term_bars import Terms, term_drawings
-from report.reading.content import PageContent
-from schema.study import POOLED
-from stats.quantities import QUANTITIES
-from stats.registry import DIFFERENCE
+from kvdrift.report.printing.estimate_tables import action_tables, columns_of, contrast_rows_table
+from kvdrift.report.printing.numbers import MISSING, fixed
+from kvdrift.report.printing.palette import TERM_COLOURS
+from kvdrift.report.printing.section import Section
+from kvdrift.report.printing.tables import Cell, PrintedTable, TableRow
+from kvdrift.report.printing.term_bars import Terms, term_drawings
+from kvdrift.report.reading.content import PageContent
+from kvdrift.schema.study import POOLED
+from kvdrift.stats.quantities import QUANTITIES
+from kvdrift.stats.registry import DIFFERENCE
 
 GAP = ("gap", "occurrence_term", "exposure_term", "rate_term", "occurrence_share", "exposure_share", "rate_share")
 TERMS = Terms(

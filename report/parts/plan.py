@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from report.printing.canvas import Figure, new_figure
-from report.printing.estimate_tables import estimate_cells, marks, status_note
-from report.printing.numbers import MISSING, count, duration, fixed, level
-from report.printing.palette import INK, QUIET
-from report.printing.section import Drawing, Section
-from report.printing.strokes import WIDTH
-from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
-from report.reading.content import PageContent
-from report.reading.estimates import Estimate
-from schema.frozen_text import with_measured
-from stats.quantities import ALL_QUANTITIES
-from stats.quantities.answers import ANSWER_QUANTITIES
-from stats.reduction.saving import saving
-from stats.registry import Quantity, Scale
-from stats.resampling.intervals import PRESPECIFIED, SEEN
+from kvdrift.report.printing.canvas import Figure, new_figure
+from kvdrift.report.printing.estimate_tables import estimate_cells, marks, status_note
+from kvdrift.report.printing.numbers import MISSING, count, duration, fixed, level
+from kvdrift.report.printing.palette import INK, QUIET
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.strokes import WIDTH
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.schema.frozen_text import with_measured
+from kvdrift.stats.quantities import ALL_QUANTITIES
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.reduction.saving import saving
+from kvdrift.stats.registry import Quantity, Scale
+from kvdrift.stats.resampling.intervals import PRESPECIFIED, SEEN
 
 # Labels of the plan's entries: first the decisions, then the numbers that they rest on.
 _CHOSEN = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 
-from report.printing.estimate_tables import action_table, action_tables, columns_of
-from report.printing.numbers import fixed, in_text
-from report.printing.section import Section
-from report.reading.content import PageContent
-from stats.registry import Scale
+from kvdrift.report.printing.estimate_tables import action_table, action_tables, columns_of
+from kvdrift.report.printing.numbers import fixed, in_text
+from kvdrift.report.printing.section import Section
+from kvdrift.report.reading.content import PageContent
+from kvdrift.stats.registry import Scale
 
 _DECOMPOSITION = (
     "mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "mismatch_rate", "divergence_probability",

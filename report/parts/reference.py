@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from shlex import quote
 
-from report.printing.section import Section
-from report.printing.wording import capital
-from report.reading.content import PageContent
-from report.reading.estimates import FEW_CLUSTERS
-from report.reading.study_text import study_text
-from schema.location import folder_name
+from kvdrift.report.printing.section import Section
+from kvdrift.report.printing.wording import capital
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import FEW_CLUSTERS
+from kvdrift.report.reading.study_text import study_text
+from kvdrift.schema.location import folder_name
 
 DEFINITIONS = """
 <p>X is the reference’s continuation, Y {{ facts.other }}’s continuation, and H = {{ windows.horizon }} the horizon. P and Q are their next-token laws{% if facts.other_law %}, as tokens are drawn by them: {{ facts.other_law }}{% endif %}. {% if facts.law and facts.law.greedy %}A greedy law is all on one token, so δ and f are 0 or 1, and all replicates of a document are the same. {% endif %}I<sub>t</sub> = 1 where X<sub>t</sub> ≠ Y<sub>t</sub>, and τ is the first such t. M averages over a document’s replicates, then over documents, then over strata, each with equal weight. A ratio is a ratio of such means.</p>

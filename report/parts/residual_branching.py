@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from report.parts.depth import (
+from kvdrift.report.parts.depth import (
     ACROSS,
     by_depth,
     depth_table,
@@ -19,20 +19,20 @@ from report.parts.depth import (
     window_lines,
     window_panels,
 )
-from report.printing.canvas import ActionStyle, Axes, Figure, action_styles, legend_line, new_figure
-from report.printing.estimate_tables import CellColumn, EstimateColumn, action_table, action_tables, columns_of
-from report.printing.numbers import MISSING, count, decimals_of, fixed, in_text
-from report.printing.palette import INK, QUIET
-from report.printing.section import Drawing, Section
-from report.printing.strokes import WIDTH, action_legend, errors, log_axis
-from report.printing.tables import Cell, Column, PrintedTable
-from report.printing.wording import listed
-from report.reading.content import PageContent
-from report.reading.estimates import Estimate, ReportedEstimates
-from report.reading.source import ViewRow
-from schema.study import POOLED
-from schema.windows import Windows
-from stats.registry import Scale
+from kvdrift.report.printing.canvas import ActionStyle, Axes, Figure, action_styles, legend_line, new_figure
+from kvdrift.report.printing.estimate_tables import CellColumn, EstimateColumn, action_table, action_tables, columns_of
+from kvdrift.report.printing.numbers import MISSING, count, decimals_of, fixed, in_text
+from kvdrift.report.printing.palette import INK, QUIET
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.strokes import WIDTH, action_legend, errors, log_axis
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable
+from kvdrift.report.printing.wording import listed
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate, ReportedEstimates
+from kvdrift.report.reading.source import ViewRow
+from kvdrift.schema.study import POOLED
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.registry import Scale
 
 PAYS, LOSES, OPEN = "pays", "does not pay", "undecided"
 

@@ -11,20 +11,20 @@ from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any
 
-from report.printing.canvas import Axes, Figure, new_figure
-from report.printing.numbers import count, fixed, level, sure_decimals
-from report.printing.palette import INK, QUIET
-from report.printing.section import Drawing, Section
-from report.printing.strokes import WIDTH
-from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
-from report.reading.content import PageContent
-from report.reading.source import ViewRow
-from stats.ends import STUDENTIZED
-from stats.quantities import ALL_QUANTITIES
-from stats.registry import Scale
-from stats.sequential.repeated import STUDENT
-from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, Resolution
-from stats.sequential.unbiased import LookSaid, median_unbiased
+from kvdrift.report.printing.canvas import Axes, Figure, new_figure
+from kvdrift.report.printing.numbers import count, fixed, level, sure_decimals
+from kvdrift.report.printing.palette import INK, QUIET
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.strokes import WIDTH
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.source import ViewRow
+from kvdrift.stats.ends import STUDENTIZED
+from kvdrift.stats.quantities import ALL_QUANTITIES
+from kvdrift.stats.registry import Scale
+from kvdrift.stats.sequential.repeated import STUDENT
+from kvdrift.stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, Resolution
+from kvdrift.stats.sequential.unbiased import LookSaid, median_unbiased
 
 _BY_ERRORS = (STUDENT, STUDENTIZED)  # kinds of intervals that reach some standard errors to each side
 _ACROSS = 3  # panels in a row

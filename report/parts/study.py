@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from report.printing.estimate_tables import NOISE_FLOOR
-from report.printing.numbers import MISSING, count, count_range, duration, level, size
-from report.printing.section import Section
-from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
-from report.reading.content import PageContent
-from report.reading.estimates import ReportedEstimates
-from report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts
-from report.reading.storage import Storage, mean, total
-from schema.study.described import described_action
+from kvdrift.report.printing.estimate_tables import NOISE_FLOOR
+from kvdrift.report.printing.numbers import MISSING, count, count_range, duration, level, size
+from kvdrift.report.printing.section import Section
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import ReportedEstimates
+from kvdrift.report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts
+from kvdrift.report.reading.storage import Storage, mean, total
+from kvdrift.schema.study.described import described_action
 
 TEMPLATE = """
 {% if facts.finite %}

@@ -14,19 +14,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from report.printing.canvas import Axes, Figure, legend_line, library, new_figure
-from report.printing.estimate_tables import estimate_cells
-from report.printing.numbers import MISSING, count, fixed, significant
-from report.printing.palette import ACTION_COLOURS, INK, QUIET
-from report.printing.section import Drawing, Section
-from report.printing.strokes import WIDTH, log_axis, published_handle, round_ticks
-from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
-from report.reading.content import PageContent
-from report.reading.estimates import ReportedEstimates
-from report.reading.facts import natural
-from report.reading.systems import ESTIMATORS, System, Systems, read_systems
-from schema.tables import PLAIN, SWRB
-from stats.registry import Scale
+from kvdrift.report.printing.canvas import Axes, Figure, legend_line, library, new_figure
+from kvdrift.report.printing.estimate_tables import estimate_cells
+from kvdrift.report.printing.numbers import MISSING, count, fixed, significant
+from kvdrift.report.printing.palette import ACTION_COLOURS, INK, QUIET
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.strokes import WIDTH, log_axis, published_handle, round_ticks
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import ReportedEstimates
+from kvdrift.report.reading.facts import natural
+from kvdrift.report.reading.systems import ESTIMATORS, System, Systems, read_systems
+from kvdrift.schema.tables import PLAIN, SWRB
+from kvdrift.stats.registry import Scale
 
 _STYLES = {PLAIN: (ACTION_COLOURS[1], "s", "coupled pairs"), SWRB: (ACTION_COLOURS[0], "o", "SWRB")}
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from report.printing.palette import ACTION_COLOURS, INK, PAPER, QUIET, RULE, with_properties
+from kvdrift.report.printing.palette import ACTION_COLOURS, INK, PAPER, QUIET, RULE, with_properties
 
 if TYPE_CHECKING:
     import matplotlib.axes

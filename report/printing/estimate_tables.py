@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from report.printing.numbers import MISSING, decimals_for, interval, level, scaled
-from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
-from report.reading.content import PageContent
-from report.reading.estimates import ESTIMATE_COLUMNS, FEW_CLUSTERS, Estimate, ReportedEstimates
-from schema.study import POOLED
-from stats.quantities import ALL_QUANTITIES, SIMULTANEOUS_OF
-from stats.registry import DIFFERENCE, Scale
-from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
+from kvdrift.report.printing.numbers import MISSING, decimals_for, interval, level, scaled
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import ESTIMATE_COLUMNS, FEW_CLUSTERS, Estimate, ReportedEstimates
+from kvdrift.schema.study import POOLED
+from kvdrift.stats.quantities import ALL_QUANTITIES, SIMULTANEOUS_OF
+from kvdrift.stats.registry import DIFFERENCE, Scale
+from kvdrift.stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 NOISE_FLOOR = "noise floor"  # printed under the name of an action that differs by numerics alone
 

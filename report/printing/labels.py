@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from report.printing.canvas import Axes, library
-from report.printing.palette import INK, QUIET
-from report.printing.strokes import moved_aside
+from kvdrift.report.printing.canvas import Axes, library
+from kvdrift.report.printing.palette import INK, QUIET
+from kvdrift.report.printing.strokes import moved_aside
 
 _SIZE = 8  # height of a name, in points
 _HALF = 4.5  # half the width of a mark, in points

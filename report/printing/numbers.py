@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
 
-from report.reading.estimates import Estimate
-from stats.ends import error_of_ends
-from stats.registry import Scale
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.stats.ends import error_of_ends
+from kvdrift.stats.registry import Scale
 
 MISSING = "–"
 _BYTE_STEP = 1024

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from report.printing.canvas import Figure
-from report.printing.tables import PrintedTable
+from kvdrift.report.printing.canvas import Figure
+from kvdrift.report.printing.tables import PrintedTable
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from report.printing.canvas import ActionStyle, Axes, Axis, Figure, Line2D, legend_line, library
-from report.printing.palette import ACTION_COLOURS, INK, QUIET
-from report.reading.estimates import Estimate
+from kvdrift.report.printing.canvas import ActionStyle, Axes, Axis, Figure, Line2D, legend_line, library
+from kvdrift.report.printing.palette import ACTION_COLOURS, INK, QUIET
+from kvdrift.report.reading.estimates import Estimate
 
 WIDTH = 9.0
 BAND = 0.16

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from report.printing.numbers import MISSING
+from kvdrift.report.printing.numbers import MISSING
 
 _FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.])")  # signs that begin a formula in a spreadsheet; +0.5 is a number
 

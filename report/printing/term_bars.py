@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from report.printing.canvas import Axes, Figure, Line2D, Patch, legend_patch, new_figure
-from report.printing.numbers import MISSING, decimals_for, fixed, interval, scaled
-from report.printing.palette import INK, QUIET
-from report.printing.section import Drawing
-from report.printing.strokes import WIDTH, errors, published_handle
-from report.reading.content import PageContent
-from report.reading.estimates import Estimate, ReportedEstimates
-from schema.study import POOLED
-from stats.registry import Scale
+from kvdrift.report.printing.canvas import Axes, Figure, Line2D, Patch, legend_patch, new_figure
+from kvdrift.report.printing.numbers import MISSING, decimals_for, fixed, interval, scaled
+from kvdrift.report.printing.palette import INK, QUIET
+from kvdrift.report.printing.section import Drawing
+from kvdrift.report.printing.strokes import WIDTH, errors, published_handle
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate, ReportedEstimates
+from kvdrift.schema.study import POOLED
+from kvdrift.stats.registry import Scale
 
 
 @dataclass(frozen=True)

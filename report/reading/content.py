@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from report.reading.estimates import ReportedEstimates, read_estimates
-from report.reading.facts import DEVELOPMENT, EVALUATION, Facts, natural, read_facts
-from report.reading.published import PublishedStudy, read_published
-from report.reading.source import Provenance, StudyRows, ViewRow
-from schema.errors import InputError, nearest
-from schema.study import POOLED
-from schema.windows import Windows
+from kvdrift.report.reading.estimates import ReportedEstimates, read_estimates
+from kvdrift.report.reading.facts import DEVELOPMENT, EVALUATION, Facts, natural, read_facts
+from kvdrift.report.reading.published import PublishedStudy, read_published
+from kvdrift.report.reading.source import Provenance, StudyRows, ViewRow
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.study import POOLED
+from kvdrift.schema.windows import Windows
 
 TokenReader = Callable[[int], str]
 
@@ -90,7 +90,7 @@ def read_content(
     latex: bool,
     preliminary: str = "",
 ) -> PageContent:
-    """Read the content of a page; the arguments are those of ``report.page.build_report``."""
+    """Read the content of a page; the arguments are those of ``kvdrift.report.page.build_report``."""
     facts = read_facts(source)
     if not facts.compared:
         raise InputError(f"study '{facts.study}' has no action besides full-retention controls: nothing to report")

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from report.reading.source import StudyRows, ViewRow
-from schema.study import POOLED
-from stats.ends import SKEWED
-from stats.quantities import ALL_QUANTITIES, PAIR_QUANTITIES, SIMULTANEOUS_GAP
-from stats.registry import Quantity
-from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
+from kvdrift.report.reading.source import StudyRows, ViewRow
+from kvdrift.schema.study import POOLED
+from kvdrift.stats.ends import SKEWED
+from kvdrift.stats.quantities import ALL_QUANTITIES, PAIR_QUANTITIES, SIMULTANEOUS_GAP
+from kvdrift.stats.registry import Quantity
+from kvdrift.stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 FEW_CLUSTERS = 20  # intervals over fewer clusters are marked
 

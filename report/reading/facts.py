@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from report.reading.source import StudyRows, ViewRow
-from report.reading.storage import Storage, read_storage, total
-from schema.errors import InputError, nearest
-from schema.sampling import SamplingLaw
-from schema.study import FINITE_STATE, FLOOR_ACTION, NUMERICS
-from schema.study.described import described_action
-from schema.tables import SWRB
-from schema.windows import Windows
+from kvdrift.report.reading.source import StudyRows, ViewRow
+from kvdrift.report.reading.storage import Storage, read_storage, total
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.study import FINITE_STATE, FLOOR_ACTION, NUMERICS
+from kvdrift.schema.study.described import described_action
+from kvdrift.schema.tables import SWRB
+from kvdrift.schema.windows import Windows
 
 EVALUATION = "evaluation"
 DEVELOPMENT = "development"

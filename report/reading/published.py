@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from report.reading.estimates import Place, Published
-from report.reading.facts import Facts
-from report.reading.source import StudyRows, ViewRow
-from schema.sampling import FULL_SOFTMAX
-from schema.windows import Windows
+from kvdrift.report.reading.estimates import Place, Published
+from kvdrift.report.reading.facts import Facts
+from kvdrift.report.reading.source import StudyRows, ViewRow
+from kvdrift.schema.sampling import FULL_SOFTMAX
+from kvdrift.schema.windows import Windows
 
 _WINDOWS = Windows.of(128)  # the windows of both of the paper's studies
 _POINT = 0.01  # the paper prints errors of calibrations in percentage points

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from report.reading.source import ViewRow
-from schema.tables import PLAIN, SWRB
+from kvdrift.report.reading.source import ViewRow
+from kvdrift.schema.tables import PLAIN, SWRB
 
 _RESIDENT = 4  # index of the resident bytes; the parts before add up to the prompt's cache
 

@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from report.reading.facts import DEVELOPMENT, EVALUATION, Facts
-from report.reading.source import ViewRow
-from schema.study import FLOOR_ACTION, HTTP
-from schema.study.documents import stratum_of
-from schema.windows import Windows
+from kvdrift.report.reading.facts import DEVELOPMENT, EVALUATION, Facts
+from kvdrift.report.reading.source import ViewRow
+from kvdrift.schema.study import FLOOR_ACTION, HTTP
+from kvdrift.schema.study.documents import stratum_of
+from kvdrift.schema.windows import Windows
 
 _OWN_COLUMNS = ("window", "kernel", "sinks")  # parameters of selectors that have their own columns
 _NO_PARAMETERS = {"tova": ("window",)}  # for tova the window is always the last position

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from report.reading.content import PageContent
-from report.reading.facts import natural
-from report.reading.published import is_model
-from report.reading.source import ViewRow
-from schema.tables import PLAIN, SWRB
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.facts import natural
+from kvdrift.report.reading.published import is_model
+from kvdrift.report.reading.source import ViewRow
+from kvdrift.schema.tables import PLAIN, SWRB
 
 _STUDY, _HORIZON = "finite-state", 3  # the paper's study and horizon in the view ``published``
 ESTIMATORS = (PLAIN, SWRB)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from report.reading.content import PageContent
-from report.reading.estimates import Estimate
-from report.reading.source import ViewRow
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.reading.source import ViewRow
 
 _BUDGET = ("keep", "codec", "codec_parameters", "policy", "policy_parameters")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from report.printing.estimate_tables import QuantityColumns
-from report.printing.numbers import count, in_text
-from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
-from report.reading.estimates import Estimate
-from report.side_by_side.content import Comparison, Difference, Pairing
-from stats.registry import Scale
+from kvdrift.report.printing.estimate_tables import QuantityColumns
+from kvdrift.report.printing.numbers import count, in_text
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.side_by_side.content import Comparison, Difference, Pairing
+from kvdrift.stats.registry import Scale
 
 
 def differences_table(comparison: Comparison) -> PrintedTable | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from report.printing.canvas import Figure, action_styles, legend_line, new_figure
-from report.printing.labels import Mark, name_marks
-from report.printing.strokes import WIDTH, errors, moved_aside, percent_axis, round_ticks
-from report.side_by_side.leaderboard import Place
+from kvdrift.report.printing.canvas import Figure, action_styles, legend_line, new_figure
+from kvdrift.report.printing.labels import Mark, name_marks
+from kvdrift.report.printing.strokes import WIDTH, errors, moved_aside, percent_axis, round_ticks
+from kvdrift.report.side_by_side.leaderboard import Place
 
 _ASIDE = 8.0  # points between studies whose actions hold the same share
 _BETWEEN = 0.7  # fraction of that between two actions of the same share whose intervals overlap

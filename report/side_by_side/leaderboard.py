@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from report.printing.estimate_tables import QuantityColumns
-from report.printing.numbers import MISSING, count, count_range, fixed, size
-from report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
-from report.reading.estimates import Estimate
-from report.side_by_side.content import Comparison, Entry
+from kvdrift.report.printing.estimate_tables import QuantityColumns
+from kvdrift.report.printing.numbers import MISSING, count, count_range, fixed, size
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.side_by_side.content import Comparison, Entry
 
 _QUANTITIES = ("mismatch", "divergence_probability", "mean_entry", "exposure", "accuracy")
 

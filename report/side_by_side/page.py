@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from report.page import draw_figures, page_environment, relative_link
-from report.printing.numbers import count
-from report.printing.palette import properties
-from report.printing.section import Drawing
-from report.printing.tables import PrintedTable, label_column, table_row
-from report.printing.wording import meanings
-from report.side_by_side.content import Comparison, Entry
-from report.side_by_side.differences import difference_sentences, differences_table, obstacles
-from report.side_by_side.figure import drawn, leaderboard_figure
-from report.side_by_side.leaderboard import leaderboard, leaderboard_table, shown_quantities
-from report.side_by_side.temperatures import by_temperature, temperatures_figure, temperatures_table
+from kvdrift.report.page import draw_figures, page_environment, relative_link
+from kvdrift.report.printing.numbers import count
+from kvdrift.report.printing.palette import properties
+from kvdrift.report.printing.section import Drawing
+from kvdrift.report.printing.tables import PrintedTable, label_column, table_row
+from kvdrift.report.printing.wording import meanings
+from kvdrift.report.side_by_side.content import Comparison, Entry
+from kvdrift.report.side_by_side.differences import difference_sentences, differences_table, obstacles
+from kvdrift.report.side_by_side.figure import drawn, leaderboard_figure
+from kvdrift.report.side_by_side.leaderboard import leaderboard, leaderboard_table, shown_quantities
+from kvdrift.report.side_by_side.temperatures import by_temperature, temperatures_figure, temperatures_table
 
 
 def build_comparison(comparison: Comparison, folder: Path) -> Path:

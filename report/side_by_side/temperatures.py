@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from report.printing.canvas import Axes, Figure, action_styles, new_figure
-from report.printing.estimate_tables import QuantityColumns
-from report.printing.strokes import WIDTH, action_legend, errors, round_ticks
-from report.printing.tables import PrintedTable, label_column, table_row
-from report.reading.estimates import Estimate
-from report.side_by_side.content import Comparison, Entry
-from stats.quantities import ALL_QUANTITIES
+from kvdrift.report.printing.canvas import Axes, Figure, action_styles, new_figure
+from kvdrift.report.printing.estimate_tables import QuantityColumns
+from kvdrift.report.printing.strokes import WIDTH, action_legend, errors, round_ticks
+from kvdrift.report.printing.tables import PrintedTable, label_column, table_row
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.side_by_side.content import Comparison, Entry
+from kvdrift.stats.quantities import ALL_QUANTITIES
 
 _ROOM = 0.05  # margin beyond the lowest and the highest temperature
 _BESIDE = 0.02  # distance between two actions, as a fraction of the range of temperatures

@@ -4,7 +4,7 @@ Each section of a study file has a module here, in which every key says its mean
 several sections. ``reading`` reads a file, and ``mistakes`` makes one line of a file's faults.
 """
 
-from schema.study.actions import (
+from kvdrift.schema.study.actions import (
     CONTROL_ACTION,
     CONTROL_REPLICATES,
     EXTERNAL,
@@ -13,12 +13,12 @@ from schema.study.actions import (
     NUMERICS,
     ActionSection,
 )
-from schema.study.documents import DocumentsSection
-from schema.study.model import EXACT_TYPES, FINITE_STATE, HTTP, LLAMA_CPP, TRANSFORMER, ModelSection
-from schema.study.plan import FIXED, PlanSection
-from schema.study.reading import load_studies
-from schema.study.section import values_of
-from schema.study.whole import POOLED, Study
+from kvdrift.schema.study.documents import DocumentsSection
+from kvdrift.schema.study.model import EXACT_TYPES, FINITE_STATE, HTTP, LLAMA_CPP, TRANSFORMER, ModelSection
+from kvdrift.schema.study.plan import FIXED, PlanSection
+from kvdrift.schema.study.reading import load_studies
+from kvdrift.schema.study.section import values_of
+from kvdrift.schema.study.whole import POOLED, Study
 
 __all__ = [
     "CONTROL_ACTION", "CONTROL_REPLICATES", "EXACT_TYPES", "EXTERNAL", "FINITE_STATE", "FIXED", "FLOOR_ACTION",

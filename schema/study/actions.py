@@ -7,11 +7,11 @@ from typing import Any
 from pydantic import ConfigDict, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from schema.errors import InputError
-from schema.retention import Retention
-from schema.study.mistakes import missing
-from schema.study.model import FINITE_STATE, HTTP
-from schema.study.section import ActionName, Section, Value, meaning
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.study.mistakes import missing
+from kvdrift.schema.study.model import FINITE_STATE, HTTP
+from kvdrift.schema.study.section import ActionName, Section, Value, meaning
 
 CONTROL_ACTION = "full"
 CONTROL_REPLICATES = 2
@@ -29,7 +29,7 @@ _SIDE = ("settings", "weights", "url")  # keys of an engine's side
 Named = str | dict[str, Any]
 """A codec or policy as a study file names it: a name, or a table of a name and parameters.
 
-``generator.selectors.own.building`` checks names and types of the parameters, since it can say which there are.
+``kvdrift.generator.selectors.own.building`` checks names and types of the parameters, since it can say which there are.
 """
 
 
@@ -38,8 +38,8 @@ class ActionSection(Section):
 
     With a policy, ``keep`` is the policy's budget. An action of a finite-state system has only a name.
 
-    Every further key is a parameter of the selector; ``generator.selectors.build_selector`` checks these keys. The
-    parameters of a codec or a policy are in its own table.
+    Every further key is a parameter of the selector; ``kvdrift.generator.selectors.build_selector`` checks these keys.
+    The parameters of a codec or a policy are in its own table.
     """
 
     model_config = ConfigDict(extra="allow")

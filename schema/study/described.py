@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from schema.errors import InputError
-from schema.retention import Retention
-from schema.study.actions import FLOOR_ACTION, NUMERICS
-from schema.study.model import FINITE_STATE
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.study.actions import FLOOR_ACTION, NUMERICS
+from kvdrift.schema.study.model import FINITE_STATE
 
 _SHARES = {
     Fraction(1, 2): "half", Fraction(1, 3): "a third", Fraction(2, 3): "two thirds", Fraction(1, 4): "a quarter",

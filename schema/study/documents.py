@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from schema.study.section import MOST_TOKENS, PART, Documents, Name, Section, meaning
+from kvdrift.schema.study.section import MOST_TOKENS, PART, Documents, Name, Section, meaning
 
 
 class DocumentsSection(Section):
     """``[[documents]]``: one stratum.
 
-    ``generator.documents.registry.check_source`` checks which optional keys a source takes or needs. In a section read
-    from a file, ``path`` and ``exclude`` are absolute paths.
+    ``kvdrift.generator.documents.registry.check_source`` checks which optional keys a source takes or needs. In a
+    section read from a file, ``path`` and ``exclude`` are absolute paths.
     """
 
     source: str = meaning(

@@ -6,9 +6,9 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from schema.errors import InputError
-from schema.sampling import SamplingLaw, Temperature, TopK, TopP
-from schema.study.section import MOST_LISTED, Name, Section, Tokens, meaning
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.sampling import SamplingLaw, Temperature, TopK, TopP
+from kvdrift.schema.study.section import MOST_LISTED, Name, Section, Tokens, meaning
 
 LAW_KEYS: Final = ("temperature", "top_p", "top_k", "eos")
 """Keys added by later versions; settings and hashes include such a key only if it is not at its default."""

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from schema.errors import nearest
-from schema.study.section import PATTERNS
+from kvdrift.schema.errors import nearest
+from kvdrift.schema.study.section import PATTERNS
 
 
 def explained(problems: list[Any], whole: type[BaseModel]) -> str:

@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, PrivateAttr
 
-from schema.errors import InputError
-from schema.study.section import Section, Value, meaning
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study.section import Section, Value, meaning
 
 TRANSFORMER: Final = "transformer"
 FINITE_STATE: Final = "finite-state"
@@ -28,7 +28,7 @@ class ModelSection(Section):
     """``[model]``: a transformer and how to run it; or finite-state systems, drawn or read.
 
     ``id`` is the model's name in the store, as written in the study file. If ``id`` names a folder,
-    ``generator.transformer.files.local_folders`` finds it.
+    ``kvdrift.generator.transformer.files.local_folders`` finds it.
     """
 
     id: str = meaning(

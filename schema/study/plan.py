@@ -8,10 +8,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from schema.errors import InputError
-from schema.retention import exact_fraction
-from schema.study.section import MOST_DRAWS, MOST_LISTED, Pairs, Positive, Section, meaning
-from schema.tables import PLAIN
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.retention import exact_fraction
+from kvdrift.schema.study.section import MOST_DRAWS, MOST_LISTED, Pairs, Positive, Section, meaning
+from kvdrift.schema.tables import PLAIN
 
 FIXED: Final = "fixed"
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from schema.errors import InputError, reading
-from schema.location import check_regular, straight
-from schema.study.mistakes import explained
-from schema.study.section import MOST_LISTED
-from schema.study.sweeps import of_each_law, of_each_member
-from schema.study.whole import Study, check_distinct
+from kvdrift.schema.errors import InputError, reading
+from kvdrift.schema.location import check_regular, straight
+from kvdrift.schema.study.mistakes import explained
+from kvdrift.schema.study.section import MOST_LISTED
+from kvdrift.schema.study.sweeps import of_each_law, of_each_member
+from kvdrift.schema.study.whole import Study, check_distinct
 
 _READ_PATHS = ("path", "exclude")  # of [[documents]]
 

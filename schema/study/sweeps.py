@@ -9,9 +9,9 @@ import itertools
 import re
 from typing import Any, Final
 
-from schema.errors import InputError
-from schema.retention import Retention
-from schema.study.section import MOST_LISTED
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.study.section import MOST_LISTED
 
 SWEPT: Final = ("keep", "codec")
 """The keys of an action that may be lists, in the order of their values in a member's name."""

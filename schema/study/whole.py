@@ -10,16 +10,16 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from schema.errors import InputError, nearest
-from schema.sampling import SamplingLaw
-from schema.study.actions import CONTROL_ACTION, FLOOR_ACTION, KERNEL_FLOOR_ACTION, ActionSection
-from schema.study.documents import DocumentsSection
-from schema.study.horizon import LAW_KEYS, StudySection, WindowsSection
-from schema.study.mistakes import missing
-from schema.study.model import FINITE_STATE, ModelSection
-from schema.study.plan import PlanSection
-from schema.study.section import MOST_DOCUMENTS, MOST_EVENTS, MOST_LISTED, Section, meaning, values_of
-from schema.windows import Windows
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.study.actions import CONTROL_ACTION, FLOOR_ACTION, KERNEL_FLOOR_ACTION, ActionSection
+from kvdrift.schema.study.documents import DocumentsSection
+from kvdrift.schema.study.horizon import LAW_KEYS, StudySection, WindowsSection
+from kvdrift.schema.study.mistakes import missing
+from kvdrift.schema.study.model import FINITE_STATE, ModelSection
+from kvdrift.schema.study.plan import PlanSection
+from kvdrift.schema.study.section import MOST_DOCUMENTS, MOST_EVENTS, MOST_LISTED, Section, meaning, values_of
+from kvdrift.schema.windows import Windows
 
 POOLED = "pooled"
 

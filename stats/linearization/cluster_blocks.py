@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stats.clusters import linked_strata
-from stats.linearization.ordered_sums import ordered_sum
-from stats.moments import Float
-from stats.pooling import Pooling
-from stats.registry import Quantity
+from kvdrift.stats.clusters import linked_strata
+from kvdrift.stats.linearization.ordered_sums import ordered_sum
+from kvdrift.stats.moments import Float
+from kvdrift.stats.pooling import Pooling
+from kvdrift.stats.registry import Quantity
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stats.moments import DocumentMoments, Float
-from stats.pooling import evaluate
-from stats.registry import Array, Feature, Pooled, Quantity
+from kvdrift.stats.moments import DocumentMoments, Float
+from kvdrift.stats.pooling import evaluate
+from kvdrift.stats.registry import Array, Feature, Pooled, Quantity
 
 # Complex-step differentiation: f(m + ih) has imaginary part h f'(m) + O(h^3), without cancellation. Quantities are
 # rational functions of their moments, so any h whose cube underflows against h gives the derivative to rounding.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stats.moments import Float
+from kvdrift.stats.moments import Float
 
 
 def ordered_sum(values: Float) -> Float:

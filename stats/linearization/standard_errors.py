@@ -15,11 +15,11 @@ from itertools import combinations_with_replacement, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from stats.linearization.cluster_blocks import Block, ClusterBlocks
-from stats.linearization.gradients import constant_gradient, derivative, features_read
-from stats.moments import DocumentMoments, Float
-from stats.pooling import TILE_COLUMNS, TILE_WORK, Pooling
-from stats.registry import Feature, Pooled, Quantity
+from kvdrift.stats.linearization.cluster_blocks import Block, ClusterBlocks
+from kvdrift.stats.linearization.gradients import constant_gradient, derivative, features_read
+from kvdrift.stats.moments import DocumentMoments, Float
+from kvdrift.stats.pooling import TILE_COLUMNS, TILE_WORK, Pooling
+from kvdrift.stats.registry import Feature, Pooled, Quantity
 
 _ROUNDING = 1e-13  # a variance below this fraction of the terms that it is the difference of is 0
 
@@ -244,7 +244,8 @@ def _tiles(columns: Float) -> list[Float]:
 def _products(weights: Float, columns: Sequence[Float]) -> Float:
     """Multiply [B, C] by each of [subjects, C, V]: [subjects, B, V], in tiles that BLAS does not split over threads.
 
-    Subjects are multiplied separately, so that a subject's bits do not depend on other subjects; see ``stats.pooling``.
+    Subjects are multiplied separately, so that a subject's bits do not depend on other subjects; see
+    ``kvdrift.stats.pooling``.
     """
     draws, clusters = weights.shape
     subjects, _, width = columns[0].shape

@@ -2,8 +2,8 @@
 
 A quantity is a function with its label, meaning, scale, and SQL view. Module ``actions`` has the quantities of one
 action, ``contrasts`` those of two actions, ``answers`` those of answers, and ``estimator_costs`` those of residual
-branching. Names are the column names of the SQL views if those are unique. ``stats.registry`` says which operations a
-function may use.
+branching. Names are the column names of the SQL views if those are unique. ``kvdrift.stats.registry`` says which
+operations a function may use.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from schema.errors import InputError, nearest
-from stats.quantities.actions import ACTION_QUANTITIES
-from stats.quantities.answers import ANSWER_QUANTITIES
-from stats.quantities.contrasts import CONTRAST_QUANTITIES
-from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
-from stats.registry import Quantity, difference_of
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.stats.quantities.actions import ACTION_QUANTITIES
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.quantities.contrasts import CONTRAST_QUANTITIES
+from kvdrift.stats.quantities.estimator_costs import BRANCHING_QUANTITIES
+from kvdrift.stats.registry import Quantity, difference_of
 
 QUANTITIES: Mapping[str, Quantity] = {**ACTION_QUANTITIES, **CONTRAST_QUANTITIES}
 
@@ -30,7 +30,7 @@ DIFFERENCES: Mapping[str, Quantity] = {
 }
 
 SIMULTANEOUS_GAP = "gap_simultaneous"
-"""The gap of every pair of actions with intervals that hold for all pairs together: ``stats.simultaneous``."""
+"""The gap of every pair of actions with intervals that hold for all pairs together: ``kvdrift.stats.simultaneous``."""
 
 SIMULTANEOUS_OF: Mapping[str, str] = {name: f"{name}_simultaneous" for name in ("mismatch", "accuracy")}
 """Quantities of the members of sweeps with intervals that hold for all members together, by the quantity."""

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from stats.registry import Array, Higher, Pooled, Quantity, Range, Scale, action_quantity, moment, ratio, ratio_quantity
+from kvdrift.stats.registry import (
+    Array,
+    Higher,
+    Pooled,
+    Quantity,
+    Range,
+    Scale,
+    action_quantity,
+    moment,
+    ratio,
+    ratio_quantity,
+)
 
 WORSE, BETTER = Higher.WORSE, Higher.BETTER
 _PARTS, _BRANCH, _CLOCK = "decomposition", "branch_windows", "generation_clock"  # views

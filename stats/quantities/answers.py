@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stats.registry import Higher, Quantity, Scale, action_quantity, difference_of, moment, ratio_quantity
+from kvdrift.stats.registry import Higher, Quantity, Scale, action_quantity, difference_of, moment, ratio_quantity
 
 WORSE, BETTER = Higher.WORSE, Higher.BETTER
 _VIEW = "answers"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from stats.quantities.actions import ACTION_QUANTITIES, WORSE
-from stats.registry import Array, Pooled, Quantity, Range, Scale, contrast_quantity, difference_of, ratio
+from kvdrift.stats.quantities.actions import ACTION_QUANTITIES, WORSE
+from kvdrift.stats.registry import Array, Pooled, Quantity, Range, Scale, contrast_quantity, difference_of, ratio
 
 _TERMS, _EOS = "contrasts", "eos_contrasts"  # views
 _SECOND = Range.SECOND_DIFFERENCE

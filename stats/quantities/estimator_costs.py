@@ -1,4 +1,4 @@
-"""The quantities of residual branching (SWRB) beside coupled pairs; the estimates are made by ``stats.efficiency``.
+"""The quantities of residual branching (SWRB) beside coupled pairs, estimated by ``kvdrift.stats.efficiency``.
 
 Variances, evaluations and seconds are those of one replicate given its document (definitions, "Residual-branch
 conditional Monte Carlo").
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from stats.registry import Array, BranchingQuantity, Scale, Support, ratio
+from kvdrift.stats.registry import Array, BranchingQuantity, Scale, Support, ratio
 
 PERCENT = Scale.PERCENT
-_Moments = Mapping[str, Array]  # ``plain_`` or ``swrb_`` and a name of ``stats.efficiency.MEASURED`` -> [...]
+_Moments = Mapping[str, Array]  # ``plain_`` or ``swrb_`` and a name of ``kvdrift.stats.efficiency.MEASURED`` -> [...]
 
 
 def _ratio(above: str, below: str) -> Callable[[_Moments], Array]:

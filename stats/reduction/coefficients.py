@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stats.moments import Float, ReplicateMoments
-from stats.reduction.control_variates import CONTROLS, REDUCED, control_variates, reduced_scalars
+from kvdrift.stats.moments import Float, ReplicateMoments
+from kvdrift.stats.reduction.control_variates import CONTROLS, REDUCED, control_variates, reduced_scalars
 
 PENALTIES: Final = (0.001, 0.01, 0.1, 0.3, 1.0, np.inf)
 """Penalties, of scaled control variates: 1 halves the coefficient of one that is alone."""

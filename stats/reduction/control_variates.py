@@ -23,10 +23,10 @@ from typing import Final
 
 import numpy as np
 
-from schema.windows import Windows
-from stats.linearization.gradients import features_read
-from stats.moments import DocumentMoments, Float
-from stats.registry import Quantity
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.linearization.gradients import features_read
+from kvdrift.stats.moments import DocumentMoments, Float
+from kvdrift.stats.registry import Quantity
 
 CONTROLS: Final = ("block 1", "block 2", "block 3", "after divergence", "exposure")
 

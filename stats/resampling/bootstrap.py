@@ -1,8 +1,8 @@
 """Document bootstrap (definitions, "Bootstrap"): resampled documents, pooled moments, quantities of every draw.
 
-Documents are drawn by ``stats.clusters``, one draw for all actions, strata and quantities: draw i is a function of
-(seed, i) and of the set of documents alone, not of their order, nor of the number of draws. On one machine and build of
-BLAS, more draws leave the bits of the first ones, because products are taken over the same blocks of draws.
+Documents are drawn by ``kvdrift.stats.clusters``, one draw for all actions, strata and quantities: draw i is a function
+of (seed, i) and of the set of documents alone, not of their order, nor of the number of draws. On one machine and build
+of BLAS, more draws leave the bits of the first ones, because products are taken over the same blocks of draws.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stats.clusters import ClusterDraws
-from stats.ends import STUDENTIZED, Studentized
-from stats.linearization.cluster_blocks import ClusterBlocks
-from stats.linearization.standard_errors import StandardErrors
-from stats.moments import DocumentMoments, Float
-from stats.pooling import Pooling, evaluate
-from stats.quantities import QUANTITIES, quantity_named
-from stats.registry import Pooled, Quantity
-from stats.resampling.intervals import Estimates, Request, summarize
+from kvdrift.stats.clusters import ClusterDraws
+from kvdrift.stats.ends import STUDENTIZED, Studentized
+from kvdrift.stats.linearization.cluster_blocks import ClusterBlocks
+from kvdrift.stats.linearization.standard_errors import StandardErrors
+from kvdrift.stats.moments import DocumentMoments, Float
+from kvdrift.stats.pooling import Pooling, evaluate
+from kvdrift.stats.quantities import QUANTITIES, quantity_named
+from kvdrift.stats.registry import Pooled, Quantity
+from kvdrift.stats.resampling.intervals import Estimates, Request, summarize
 
 BLOCK = 256  # draws per matrix product; it decides the last bits of results, so it is no tuning knob
 _GROUP_BYTES = 400 * 2**20  # bytes of the draws of one group of quantities that `estimate` holds at once

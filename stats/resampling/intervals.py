@@ -1,6 +1,7 @@
 """Intervals of bootstrap draws, at pointwise or family-adjusted levels, as columns of ``results``.
 
-``stats.ends`` computes the ends. If a plan asks for the paper's method, the intervals are percentiles of the draws.
+``kvdrift.stats.ends`` computes the ends. If a plan asks for the paper's method, the intervals are percentiles of the
+draws.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schema.errors import InputError, nearest
-from stats.alike import Alike, alike_documents
-from stats.endpoints import Endpoint, Family
-from stats.ends import PERCENTILE, STUDENTIZED, Studentized, at_least, document_intervals, percentile_intervals
-from stats.linearization.cluster_blocks import ClusterBlocks
-from stats.moments import DocumentMoments, Float
-from stats.pooling import Pooling
-from stats.quantities import quantity_named
-from stats.registry import Between
+from kvdrift.schema.errors import InputError, nearest
+from kvdrift.stats.alike import Alike, alike_documents
+from kvdrift.stats.endpoints import Endpoint, Family
+from kvdrift.stats.ends import PERCENTILE, STUDENTIZED, Studentized, at_least, document_intervals, percentile_intervals
+from kvdrift.stats.linearization.cluster_blocks import ClusterBlocks
+from kvdrift.stats.moments import DocumentMoments, Float
+from kvdrift.stats.pooling import Pooling
+from kvdrift.stats.quantities import quantity_named
+from kvdrift.stats.registry import Between
 
 # The status of an estimate: planned before its documents' outcomes were known, or after, or not planned.
 PRESPECIFIED, SEEN, EXPLORATORY = "prespecified", "seen", "exploratory"

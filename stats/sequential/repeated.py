@@ -17,16 +17,16 @@ from typing import Final
 import numpy as np
 from scipy.special import ndtr, stdtrit
 
-from stats.alike import Alike, alike_documents
-from stats.endpoints import Endpoint
-from stats.ends import ALIKE, STUDENTIZED, Studentized, distance_quantiles, document_intervals, expanded_tails
-from stats.linearization.cluster_blocks import ClusterBlocks
-from stats.moments import DocumentMoments
-from stats.pooling import Pooling
-from stats.quantities import quantity_named
-from stats.registry import Between
-from stats.resampling.bootstrap import observed, observed_errors, resampled
-from stats.resampling.intervals import whole_clusters
+from kvdrift.stats.alike import Alike, alike_documents
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.ends import ALIKE, STUDENTIZED, Studentized, distance_quantiles, document_intervals, expanded_tails
+from kvdrift.stats.linearization.cluster_blocks import ClusterBlocks
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.pooling import Pooling
+from kvdrift.stats.quantities import quantity_named
+from kvdrift.stats.registry import Between
+from kvdrift.stats.resampling.bootstrap import observed, observed_errors, resampled
+from kvdrift.stats.resampling.intervals import whole_clusters
 
 STUDENT: Final = "student"
 
@@ -61,8 +61,8 @@ def repeated_intervals(
     """Estimate endpoints at a look, with their repeated confidence intervals.
 
     An interval is at least as wide as alike documents leave open, at every look. Unbounded numbers have no interval at
-    a look, unless draws resolve the tail; see ``stats.ends.document_intervals``. At the last look such endpoints have
-    expanded percentiles, as they have without looks.
+    a look, unless draws resolve the tail; see ``kvdrift.stats.ends.document_intervals``. At the last look such
+    endpoints have expanded percentiles, as they have without looks.
 
     Args:
         moments: the moments of the look's documents.

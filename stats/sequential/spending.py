@@ -16,8 +16,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
-from schema.errors import InputError
-from stats.moments import Float
+from kvdrift.schema.errors import InputError
+from kvdrift.stats.moments import Float
 
 _LARGEST = 38.0  # standard errors beyond which the normal tail is 0 in double precision
 _TINY = 1e-320

@@ -19,8 +19,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, Resolution
-from stats.sequential.spending import density_after, integration_points
+from kvdrift.stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, Resolution
+from kvdrift.stats.sequential.spending import density_after, integration_points
 
 _FARTHEST = 12.0  # range of the search for the truth on either side of the estimate, in standard errors
 

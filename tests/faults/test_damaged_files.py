@@ -15,11 +15,11 @@ from faults.outcomes import REFUSED, SURVIVED, tell
 from fixtures.command import call
 from fixtures.refusals import refused
 
-from log.checked_files import MEMORY
-from log.store import Store
-from schema.errors import DamagedStoreError
-from schema.tables import TABLES
-from verification.whole_store import verify
+from kvdrift.log.checked_files import MEMORY
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import DamagedStoreError
+from kvdrift.schema.tables import TABLES
+from kvdrift.verification.whole_store import verify
 
 FLIPPED = 30
 FLIPPED_ANYWHERE = 300

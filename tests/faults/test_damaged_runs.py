@@ -16,10 +16,10 @@ from fixtures.small_study import finish, run_of
 from fixtures.stored_rows import assert_alike, unmeasured
 from fixtures.study_files import load_study
 
-from log.store import Store
-from schema.errors import KvdriftError
-from schema.tables import TABLES
-from verification.repair import repair
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import KvdriftError
+from kvdrift.schema.tables import TABLES
+from kvdrift.verification.repair import repair
 
 RANDOM_STATES = 25
 

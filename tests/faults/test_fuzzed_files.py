@@ -21,17 +21,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from generator.checks.random_models import ARCHITECTURES, save_random_model
-from generator.documents.files import read_object, read_rows
-from generator.finite.tables import read_system_file
-from generator.transformer.files.configuration import head_size, position_limit, vocabulary_size
-from generator.transformer.loading import load_model
-from generator.transformer.model_checks import check_model
-from ingestion.documents import read_documents
-from ingestion.facts import read_facts_file
-from ingestion.files import EventFile
-from schema.errors import InputError
-from schema.study import load_studies
+from kvdrift.generator.checks.random_models import ARCHITECTURES, save_random_model
+from kvdrift.generator.documents.files import read_object, read_rows
+from kvdrift.generator.finite.tables import read_system_file
+from kvdrift.generator.transformer.files.configuration import head_size, position_limit, vocabulary_size
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.model_checks import check_model
+from kvdrift.ingestion.documents import read_documents
+from kvdrift.ingestion.facts import read_facts_file
+from kvdrift.ingestion.files import EventFile
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import load_studies
 
 LONGEST = 2_100  # characters of a line
 

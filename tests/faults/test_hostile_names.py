@@ -12,7 +12,7 @@ from faults.outcomes import SURVIVED, tell
 from fixtures.command import call
 from fixtures.event_logs import make_log, write
 
-from log.store import Store
+from kvdrift.log.store import Store
 
 HOSTILE = (
     "../../../x",

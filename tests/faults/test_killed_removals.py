@@ -10,12 +10,12 @@ import pytest
 from faults.outcomes import SURVIVED, tell
 from fixtures.removed_documents import DOC, grown, state, traces
 
-from flows.run import forgetting
-from flows.run.forgetting import find_removal, remove_document
-from log.delta import folder as delta_folder
-from log.delta.table_log import TableLog
-from log.store import Store
-from verification.logs import check_logs
+from kvdrift.flows.run import forgetting
+from kvdrift.flows.run.forgetting import find_removal, remove_document
+from kvdrift.log.delta import folder as delta_folder
+from kvdrift.log.delta.table_log import TableLog
+from kvdrift.log.store import Store
+from kvdrift.verification.logs import check_logs
 
 
 def steps(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:

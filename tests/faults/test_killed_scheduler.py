@@ -12,7 +12,7 @@ from fixtures.dask_cluster import DaskCluster
 from fixtures.processes import Command, run_command
 from fixtures.stored_rows import unmeasured
 
-from log.store import Store
+from kvdrift.log.store import Store
 
 KILLED_AT = (1, 2, 4)  # visible units
 

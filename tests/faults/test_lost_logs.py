@@ -12,20 +12,20 @@ import pytest
 from fixtures.command import call
 from fixtures.refusals import refused
 
-from flows.estimate.current import estimates_are_current
-from flows.estimate.scores import score_stored
-from flows.generate.tokens import record_tokens
-from log.delta.commits import changes_rows
-from log.delta.table_log import RELIED_ON, TableLog
-from log.store import Store
-from schema.errors import DamagedStoreError
-from schema.tables import TABLES
-from sql.catalog import open_views
-from transforms.compaction import compact
-from transforms.segments import commit, derive_segment, pending
-from verification.files import Verified
-from verification.logs import check_leftovers, check_logs
-from verification.repair import repair
+from kvdrift.flows.estimate.current import estimates_are_current
+from kvdrift.flows.estimate.scores import score_stored
+from kvdrift.flows.generate.tokens import record_tokens
+from kvdrift.log.delta.commits import changes_rows
+from kvdrift.log.delta.table_log import RELIED_ON, TableLog
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import DamagedStoreError
+from kvdrift.schema.tables import TABLES
+from kvdrift.sql.catalog import open_views
+from kvdrift.transforms.compaction import compact
+from kvdrift.transforms.segments import commit, derive_segment, pending
+from kvdrift.verification.files import Verified
+from kvdrift.verification.logs import check_leftovers, check_logs
+from kvdrift.verification.repair import repair
 
 DERIVED = ("unit_moments", "trajectories", "steps")
 COMPUTED = ("looks", "results", "calibration")

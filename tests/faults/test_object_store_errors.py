@@ -11,10 +11,10 @@ from fixtures.stored_rows import rows
 from fixtures.stored_units import make_unit
 
 from benchmarks.s3_server import S3Server, s3_server
-from log.store import Store
-from schema.errors import KvdriftError
-from transforms.pipeline import run_derivation
-from verification.whole_store import verify
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import KvdriftError
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.verification.whole_store import verify
 
 REQUESTS = range(1, 41)
 

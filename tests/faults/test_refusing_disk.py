@@ -16,7 +16,7 @@ from fixtures.small_study import run_of
 from fixtures.stored_rows import rows
 from fixtures.study_files import load_study
 
-from flows.run import stages
+from kvdrift.flows.run import stages
 
 FULL_FROM = (1, 400, 3300, 4700, 5300)  # of about 6,000 changes of a run, most of the orchestration's
 

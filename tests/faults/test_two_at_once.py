@@ -21,11 +21,11 @@ from fixtures.small_study import run_of
 from fixtures.stored_rows import assert_alike, rows, unmeasured
 from fixtures.study_files import load_study
 
-from flows.run import stages
-from log.delta.commits import Commit
-from log.delta.folder import DeltaFolder
-from log.delta.snapshot import Snapshot
-from log.store import Store
+from kvdrift.flows.run import stages
+from kvdrift.log.delta.commits import Commit
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.snapshot import Snapshot
+from kvdrift.log.store import Store
 
 TIMES = 5
 

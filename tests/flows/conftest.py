@@ -11,8 +11,8 @@ from fixtures.small_study import changed_run, finish, run_of, write_study
 from fixtures.study_files import load_study
 from fixtures.table_systems import PLANNED, copy_study, table_system, write_systems
 
-from flows.run import stages
-from flows.run.study_run import StudyRun
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.study_run import StudyRun
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def reported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         laws = ({"one": 0.5 + 0.04 * number, "two": 0.8 - 0.03 * number} for number in range(8))
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            patch.setattr("report.page.save", lambda *_: "<svg></svg>")
+            patch.setattr("kvdrift.report.page.save", lambda *_: "<svg></svg>")
             write_systems(folder / "tables.json", [table_system(4, 0.5, actions) for actions in laws])
             study = changed_run(folder, "store", PLANNED)
             finish(study)

@@ -16,26 +16,34 @@ import pytest
 from fixtures.stored_units import make_unit, units_of
 
 from benchmarks.synthetic_study import MODEL, STUDY, Sizes, document_rows, write_study
-from flows.estimate.answers import answer_moments
-from flows.estimate.estimation import document_moments, replicate_moments
-from flows.estimate.parts import Analysis, AnalysisPart, Subject, estimate_part, in_sequence, parts_of, subjects_of
-from flows.estimate.scores import known_answers
-from flows.estimate.stored import analyze_stored
-from flows.orchestration.server import orchestration
-from flows.plan.frozen_plan import find_plan
 from kvdrift.command import main
-from log.store import Store, Unit
-from schema.errors import InputError
-from schema.tables import ACTIONS, DOCUMENTS
-from sql.catalog import MOMENT_VIEWS, open_views, view_texts
-from stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
-from stats.reduction.coefficients import fit_coefficients
-from stats.reduction.control_variates import CONTROLS, REDUCED, is_reduced, reduced_documents
-from stats.resampling import bootstrap
-from stats.resampling.bootstrap import estimate
-from stats.resampling.intervals import COLUMNS, Estimates, Request
-from stats.simultaneous import simultaneous_gaps
-from transforms.pipeline import run_derivation
+from kvdrift.flows.estimate.answers import answer_moments
+from kvdrift.flows.estimate.estimation import document_moments, replicate_moments
+from kvdrift.flows.estimate.parts import (
+    Analysis,
+    AnalysisPart,
+    Subject,
+    estimate_part,
+    in_sequence,
+    parts_of,
+    subjects_of,
+)
+from kvdrift.flows.estimate.scores import known_answers
+from kvdrift.flows.estimate.stored import analyze_stored
+from kvdrift.flows.orchestration.server import orchestration
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import ACTIONS, DOCUMENTS
+from kvdrift.sql.catalog import MOMENT_VIEWS, open_views, view_texts
+from kvdrift.stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
+from kvdrift.stats.reduction.coefficients import fit_coefficients
+from kvdrift.stats.reduction.control_variates import CONTROLS, REDUCED, is_reduced, reduced_documents
+from kvdrift.stats.resampling import bootstrap
+from kvdrift.stats.resampling.bootstrap import estimate
+from kvdrift.stats.resampling.intervals import COLUMNS, Estimates, Request
+from kvdrift.stats.simultaneous import simultaneous_gaps
+from kvdrift.transforms.pipeline import run_derivation
 
 DRAWS = ((("gap", "mismatch"), 300), (tuple(name for name in QUANTITIES if name not in {"gap", "mismatch"}), 60))
 SIZES = Sizes(strata=2, documents=4, actions=2, replicates=3, horizon=16)
@@ -141,7 +149,7 @@ def test_many_tasks_of_a_flow_lock_no_database(
         # Prefect reads its environment when it is imported.
         from prefect import flow  # noqa: PLC0415
 
-        from flows.run.tasks import estimate_in_tasks  # noqa: PLC0415
+        from kvdrift.flows.run.tasks import estimate_in_tasks  # noqa: PLC0415
 
         @flow(validate_parameters=False)
         def mapping(parts: list[AnalysisPart]) -> list[Estimates]:

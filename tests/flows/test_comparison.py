@@ -15,18 +15,18 @@ from fixtures.refusals import refused
 from fixtures.small_study import ADDED_ACTION, TEXT, finish, run_of, write_study
 from fixtures.study_files import load_study
 
-from flows.plan.frozen_plan import find_plan
-from flows.run.comparison import check_agrees
-from flows.run.differences import Difference, Kind, differences
-from flows.run.forecast import forecast
-from flows.run.stages import is_planned
-from flows.run.study_run import StudyRun
-from log.store import Store
-from schema.document import SPLITS, split_of
-from schema.errors import PlanError
-from schema.frozen_text import frozen_sha256, frozen_text
-from schema.tables import ACTIONS, PLANS
-from sql.catalog import open_views
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.flows.run.comparison import check_agrees
+from kvdrift.flows.run.differences import Difference, Kind, differences
+from kvdrift.flows.run.forecast import forecast
+from kvdrift.flows.run.stages import is_planned
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.log.store import Store
+from kvdrift.schema.document import SPLITS, split_of
+from kvdrift.schema.errors import PlanError
+from kvdrift.schema.frozen_text import frozen_sha256, frozen_text
+from kvdrift.schema.tables import ACTIONS, PLANS
+from kvdrift.sql.catalog import open_views
 
 KEEP = 'selector = "recent"\nkeep = "1/2"'
 

@@ -14,17 +14,17 @@ from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.stored_units import HORIZON, make_unit
 from fixtures.study_files import load_study
 
-from flows import material
-from flows.material import gather_material
-from flows.plan.confirmation import write_confirmation
-from flows.plan.freezing import freeze_plan
-from flows.plan.frozen_plan import find_plan
-from flows.plan.seen import SeenDocuments, seen_actions
-from log.store import Store
-from log.units.revisions import current_actions
-from schema.document import Document
-from schema.errors import InputError
-from schema.tables import ACTIONS, DOCUMENTS, STUDIES
+from kvdrift.flows import material
+from kvdrift.flows.material import gather_material
+from kvdrift.flows.plan.confirmation import write_confirmation
+from kvdrift.flows.plan.freezing import freeze_plan
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.flows.plan.seen import SeenDocuments, seen_actions
+from kvdrift.log.store import Store
+from kvdrift.log.units.revisions import current_actions
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import ACTIONS, DOCUMENTS, STUDIES
 
 RENAMED = ('name = "small"', 'name = "other"')
 

@@ -14,17 +14,17 @@ from fixtures.own_files import prompts, write_own_study
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 
-from flows.estimate.gate import gate_stored
-from flows.estimate.gate_question import GateQuestion
-from flows.estimate.scores import Scoring
-from flows.run import stages
-from flows.run.comparison import check_agrees
-from flows.run.forecast import forecast
-from flows.run.study_run import StudyRun
-from generator.embedded import vocabulary
-from sql.catalog import open_views
-from stats.quantities.answers import ANSWER_QUANTITIES
-from verification.whole_store import verify
+from kvdrift.flows.estimate.gate import gate_stored
+from kvdrift.flows.estimate.gate_question import GateQuestion
+from kvdrift.flows.estimate.scores import Scoring
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.comparison import check_agrees
+from kvdrift.flows.run.forecast import forecast
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.embedded import vocabulary
+from kvdrift.sql.catalog import open_views
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.verification.whole_store import verify
 
 Rows = list[dict[str, Any]]
 PLAN = (

@@ -13,15 +13,15 @@ from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.study_files import load_study
 from oracles.plain_laws import plain_law
 
-from flows.plan.agreement import grown_plan, require_plan
-from flows.plan.size import NOTHING, size_bounds
-from flows.run.remarks import remarks
-from generator.finite.study_systems import study_systems
-from schema.errors import InputError
-from schema.frozen_text import with_measured
-from schema.sampling import FULL_SOFTMAX, SamplingLaw
-from schema.study import load_studies
-from sql.catalog import open_views
+from kvdrift.flows.plan.agreement import grown_plan, require_plan
+from kvdrift.flows.plan.size import NOTHING, size_bounds
+from kvdrift.flows.run.remarks import remarks
+from kvdrift.generator.finite.study_systems import study_systems
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.frozen_text import with_measured
+from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.study import load_studies
+from kvdrift.sql.catalog import open_views
 
 HALF = ("seed = 24", "seed = 24\ntemperature = 0.5")
 

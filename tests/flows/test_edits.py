@@ -16,14 +16,14 @@ from fixtures.refusals import refused
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
-from flows.run import stages
-from flows.run.comparison import check_agrees
-from flows.run.differences import Kind, differences
-from flows.run.revisions import redo_actions
-from flows.run.study_run import DocumentLimit, StudyRun
-from schema.document import SPLITS, split_of
-from schema.errors import KvdriftError, UnlikeUnitsError
-from sql.catalog import open_views
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.comparison import check_agrees
+from kvdrift.flows.run.differences import Kind, differences
+from kvdrift.flows.run.revisions import redo_actions
+from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
+from kvdrift.schema.document import SPLITS, split_of
+from kvdrift.schema.errors import KvdriftError, UnlikeUnitsError
+from kvdrift.sql.catalog import open_views
 
 pytestmark = pytest.mark.slow
 

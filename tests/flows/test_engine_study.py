@@ -16,15 +16,15 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows.run import stages
-from flows.run.checks import floor_line
-from generator.generation import engine_models
-from log.store import Store
-from schema.errors import ControlError, InputError
-from schema.study import Study
-from sql.catalog import open_views
-from stats.quantities import SIMULTANEOUS_GAP
-from verification.whole_store import verify
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.checks import floor_line
+from kvdrift.generator.generation import engine_models
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import ControlError, InputError
+from kvdrift.schema.study import Study
+from kvdrift.sql.catalog import open_views
+from kvdrift.stats.quantities import SIMULTANEOUS_GAP
+from kvdrift.verification.whole_store import verify
 
 KERNEL = ("[plan]", '[[actions]]\nname = "kernel-floor"\nsettings = { kernel = 3 }\n\n[plan]')
 ONE_BY_ONE = ("settings = { bits = 12 }", "settings = { bits = 12, rows = 1 }")

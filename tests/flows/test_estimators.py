@@ -10,11 +10,11 @@ from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.study_files import load_study
 from fixtures.table_systems import study_of_tables, table_system, write_systems
 
-from flows.plan.frozen_plan import find_plan
-from flows.run import stages
-from flows.run.study_run import StudyRun
-from schema.errors import InputError, PlanError
-from sql.catalog import open_views
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.schema.errors import InputError, PlanError
+from kvdrift.sql.catalog import open_views
 
 SWRB = ("replicates = 5", 'estimator = "swrb"\nreplicates = 5')
 TABLES = (

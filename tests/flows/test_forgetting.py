@@ -19,14 +19,14 @@ from fixtures.small_study import finish, run_of
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
-from flows.plan.frozen_plan import FrozenPlan, find_plan
-from flows.plan.looks_taken import LooksTaken
-from flows.run.forgetting import find_removal, without_document
-from log.forgotten import FORGOTTEN
-from log.store import Store
-from schema.errors import InputError
-from schema.frozen_text import frozen_sha256, wanted_documents
-from schema.tables import TABLES
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.flows.plan.looks_taken import LooksTaken
+from kvdrift.flows.run.forgetting import find_removal, without_document
+from kvdrift.log.forgotten import FORGOTTEN
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.frozen_text import frozen_sha256, wanted_documents
+from kvdrift.schema.tables import TABLES
 
 
 @pytest.fixture(scope="module")

@@ -17,23 +17,23 @@ from fixtures.refusals import refused
 from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
-from flows.cluster.generator import ClusterGenerator
-from flows.generate.local import LocalGenerator
-from flows.generate.storing import Generate, storing
-from flows.run import stages
-from flows.run.forecast import check_gpu_here, gpus_of_units
-from flows.run.study_run import DocumentLimit, StudyRun
-from generator.attention.row_invariance import TriedSteps
-from generator.documents.ends import TextEnds
-from generator.finite.model import FiniteModel
-from generator.generation import Work
-from generator.generation.events import library_versions
-from generator.identity import GpuKinds
-from log.store import Store, Unit
-from schema.errors import InputError, OperationError
-from schema.progress import SILENT
-from schema.sampling import FULL_SOFTMAX
-from schema.study import Study, load_studies
+from kvdrift.flows.cluster.generator import ClusterGenerator
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.storing import Generate, storing
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.forecast import check_gpu_here, gpus_of_units
+from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
+from kvdrift.generator.attention.row_invariance import TriedSteps
+from kvdrift.generator.documents.ends import TextEnds
+from kvdrift.generator.finite.model import FiniteModel
+from kvdrift.generator.generation import Work
+from kvdrift.generator.generation.events import library_versions
+from kvdrift.generator.identity import GpuKinds
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.progress import SILENT
+from kvdrift.schema.sampling import FULL_SOFTMAX
+from kvdrift.schema.study import Study, load_studies
 
 
 class Weights:
@@ -64,8 +64,8 @@ def test_a_model_is_released_before_the_next_one_is_loaded(tmp_path: Path, monke
         loaded.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr("generator.transformer.other_weights.model.load_model", load)
-    monkeypatch.setattr("flows.generate.local.text_ends", lambda _: TextEnds({}))
+    monkeypatch.setattr("kvdrift.generator.transformer.other_weights.model.load_model", load)
+    monkeypatch.setattr("kvdrift.flows.generate.local.text_ends", lambda _: TextEnds({}))
     generator = LocalGenerator()
     assert generator.model(one) is generator.model(one)
     assert len(loaded) == 1
@@ -106,7 +106,7 @@ def test_a_limit_is_shared_by_the_studies_of_a_file(tmp_path: Path) -> None:
 
 def test_two_threads_that_are_interrupted_are_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl-C behind the first document, stored units stay, and no thread is left."""
-    monkeypatch.setattr("generator.transformer.model._PAIRS_AT_ONCE", 1)
+    monkeypatch.setattr("kvdrift.generator.transformer.model._PAIRS_AT_ONCE", 1)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
 
     class Interrupting(type(SILENT)):
@@ -185,10 +185,12 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudyRun:
     """A study with units of NVIDIA X; the machine that goes on has NVIDIA Y."""
     run = run_of(load_study(write_finite_study(tmp_path)), tmp_path / "store")
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("generator.generation.units.versions_on", lambda _: {**library_versions(), "gpu": "NVIDIA X"})
+        elsewhere.setattr(
+            "kvdrift.generator.generation.units.versions_on", lambda _: {**library_versions(), "gpu": "NVIDIA X"}
+        )
         stages.prepare(run)
         stages.develop(run)
-    monkeypatch.setattr("flows.run.forecast.gpu_here", lambda _: "NVIDIA Y")
+    monkeypatch.setattr("kvdrift.flows.run.forecast.gpu_here", lambda _: "NVIDIA Y")
     return run
 
 
@@ -223,12 +225,12 @@ def test_nothing_is_refused_on_a_cpu_or_the_same_kind_or_where_nothing_is_to_be_
     begun: StudyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for here in (None, "NVIDIA X"):
-        monkeypatch.setattr("flows.run.forecast.gpu_here", lambda _, here=here: here)
+        monkeypatch.setattr("kvdrift.flows.run.forecast.gpu_here", lambda _, here=here: here)
         check_gpu_here(again(begun))
     assert GpuKinds.of_units([None, json.dumps(dict(library_versions()))]).difference("a", "NVIDIA Y") is None
-    monkeypatch.setattr("flows.run.forecast.gpu_here", lambda _: "NVIDIA Y")
-    monkeypatch.setattr("flows.run.forecast.pending_development", lambda *_: [])
-    monkeypatch.setattr("flows.run.forecast.pending_work", lambda *_: [])
+    monkeypatch.setattr("kvdrift.flows.run.forecast.gpu_here", lambda _: "NVIDIA Y")
+    monkeypatch.setattr("kvdrift.flows.run.forecast.pending_development", lambda *_: [])
+    monkeypatch.setattr("kvdrift.flows.run.forecast.pending_work", lambda *_: [])
     check_gpu_here(again(begun))
 
 

@@ -16,20 +16,20 @@ from fixtures.refusals import refused
 from fixtures.small_study import changed_run, finish
 from fixtures.table_systems import PLANNED
 
-from flows.estimate.current import estimates_are_current
-from flows.estimate.stored import analyze_stored
-from flows.plan import freezing
-from flows.plan.frozen_plan import FrozenPlan, find_plan
-from flows.plan.seen import seen_actions
-from flows.run import stages
-from flows.run.comparison import check_agrees
-from flows.run.study_run import DocumentLimit, StudyRun
 from kvdrift.commands.status import status_lines
 from kvdrift.dry_run.description import describe_studies
+from kvdrift.flows.estimate.current import estimates_are_current
+from kvdrift.flows.estimate.stored import analyze_stored
+from kvdrift.flows.plan import freezing
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.flows.plan.seen import seen_actions
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.comparison import check_agrees
+from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
 from kvdrift.plan_lines import plan_lines
-from schema.errors import PlanError
-from sql.catalog import open_views
-from verification.whole_store import verify
+from kvdrift.schema.errors import PlanError
+from kvdrift.sql.catalog import open_views
+from kvdrift.verification.whole_store import verify
 
 K = ("replicates = 3\n", "replicates = 5\n")
 N = ("documents = 3\n", "documents = 4\n")

@@ -13,9 +13,9 @@ from fixtures.small_study import TEXT, finish, run_of
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows.run import stages
-from log.store import Store
-from verification.whole_store import verify
+from kvdrift.flows.run import stages
+from kvdrift.log.store import Store
+from kvdrift.verification.whole_store import verify
 
 # Bytes in float32: of the 39 entries of a window, 2 KV heads of keys and values of 16 numbers each; and of states,
 # 4 inputs of each of 128 channels, and a matrix of 16 by 16 for each of 4 heads.

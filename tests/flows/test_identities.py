@@ -19,23 +19,23 @@ from fixtures.study_files import load_study
 from fixtures.table_systems import copy_study, study_of_tables, table_system, write_systems
 from safetensors.numpy import load_file, save_file
 
-from flows.generate.pending import pending_development
-from flows.generate.storing import generate
-from flows.run import stages
-from flows.run.checks import check_study
-from flows.run.comparison import check_agrees
-from flows.run.differences import differences
-from flows.run.revisions import redo_actions
-from flows.run.study_run import StudyRun
-from generator.generation.events import library_versions
-from generator.selectors import SELECTORS
-from log.store import Store, Unit
-from schema.errors import OperationError, PlanError
-from schema.progress import SILENT
-from schema.tables import IDENTITIES, TABLES
-from sql.catalog import open_views, view_texts
-from sql.promises import computed_views
-from verification.whole_store import verify
+from kvdrift.flows.generate.pending import pending_development
+from kvdrift.flows.generate.storing import generate
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.checks import check_study
+from kvdrift.flows.run.comparison import check_agrees
+from kvdrift.flows.run.differences import differences
+from kvdrift.flows.run.revisions import redo_actions
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.generation.events import library_versions
+from kvdrift.generator.selectors import SELECTORS
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.errors import OperationError, PlanError
+from kvdrift.schema.progress import SILENT
+from kvdrift.schema.tables import IDENTITIES, TABLES
+from kvdrift.sql.catalog import open_views, view_texts
+from kvdrift.sql.promises import computed_views
+from kvdrift.verification.whole_store import verify
 
 TABLES_STUDY = (
     study_of_tables(2, 2, 2, "one", "two")
@@ -57,7 +57,7 @@ SELECTOR = """
 from dataclasses import dataclass
 from typing import ClassVar
 
-from generator.selectors.selector import ScoringSelector
+from kvdrift.generator.selectors.selector import ScoringSelector
 
 
 @dataclass(frozen=True)
@@ -311,11 +311,13 @@ def test_other_weights_in_the_same_folder_are_refused_and_redone(
         return run_of(load_study(study), tmp_path / store)
 
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("generator.generation.units.versions_on", lambda _: {**library_versions(), "gpu": "NVIDIA X"})
+        elsewhere.setattr(
+            "kvdrift.generator.generation.units.versions_on", lambda _: {**library_versions(), "gpu": "NVIDIA X"}
+        )
         developed(local("store"))
     assert differences(local("store")) == []
     with monkeypatch.context() as unread:  # units were made from these files by these libraries, wherever
-        unread.setattr("flows.run.checks.check_model", None)
+        unread.setattr("kvdrift.flows.run.checks.check_model", None)
         check_study(local("store"))
     others = {name: values * np.float32(0.7) for name, values in load_file(weights).items()}
     weights.unlink()

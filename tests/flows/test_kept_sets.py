@@ -19,15 +19,15 @@ from fixtures.refusals import refused
 from fixtures.small_study import finish, run_of
 from fixtures.study_files import changed, load_study
 
-from flows.run import stages
-from flows.run.comparison import check_agrees
-from flows.run.revisions import redo_actions
-from flows.run.study_run import StudyRun
-from log.store import Store
-from schema.errors import UnlikeUnitsError
-from sql.catalog import open_views
-from sql.catalog_file import refresh_catalog
-from verification.whole_store import verify
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.comparison import check_agrees
+from kvdrift.flows.run.revisions import redo_actions
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import UnlikeUnitsError
+from kvdrift.sql.catalog import open_views
+from kvdrift.sql.catalog_file import refresh_catalog
+from kvdrift.verification.whole_store import verify
 
 SELECTOR = (
     IMPORTS
@@ -164,7 +164,7 @@ def test_a_salted_hash_is_seen(tmp_path: Path) -> None:
         "developed(run_in(Path(sys.argv[1])))\n"
     )
     error, _, line = another(seed, program, tmp_path).stderr.splitlines()[-1].partition(": ")
-    assert error == "schema.errors.UnlikeUnitsError"
+    assert error == "kvdrift.schema.errors.UnlikeUnitsError"
     check_line(line)
 
 
@@ -196,7 +196,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written(folder)
     finish(run_in(folder))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("log.units.commits.check_alike", lambda *_: None)
+        patch.setattr("kvdrift.log.units.commits.check_alike", lambda *_: None)
         variable(folder, patch)
         grown = run_in(folder, ("\nreplicates = 2", "\nreplicates = 4"))
         stages.prepare(grown)

@@ -12,15 +12,15 @@ from fixtures.command import call
 from fixtures.event_logs import documents_csv, make_log, write
 from scipy import special, stats
 
-from flows.estimate.live import Divergence, LiveStore, StudyLook
-from flows.plan.left import UnitsDone
-from ingestion.ingest import ingest
+from kvdrift.flows.estimate.live import Divergence, LiveStore, StudyLook
+from kvdrift.flows.plan.left import UnitsDone
+from kvdrift.ingestion.ingest import ingest
 from kvdrift.live.display import show_live
-from log.store import Store
-from sql.catalog import open_views
-from stats.preliminary import preliminary_mean
-from transforms.compaction import compact
-from transforms.watch import watch
+from kvdrift.log.store import Store
+from kvdrift.sql.catalog import open_views
+from kvdrift.stats.preliminary import preliminary_mean
+from kvdrift.transforms.compaction import compact
+from kvdrift.transforms.watch import watch
 
 
 def derive(store: Store) -> None:

@@ -15,15 +15,15 @@ from fixtures.llama_server import llama_server
 from fixtures.processes import Command, run_command
 
 import kvdrift
-from generator.actions import build_actions
-from generator.embedded.documents import make_document
-from generator.embedded.vocabulary import SYMBOLS
-from generator.generation import PendingUnit, generate_units
-from generator.generation.engine_models import engine_model
-from generator.transformer.files.local_folders import EMBEDDED_FOLDER
-from log.store import Store, Unit
-from schema.sampling import SamplingLaw
-from schema.study import Study, load_studies
+from kvdrift.generator.actions import build_actions
+from kvdrift.generator.embedded.documents import make_document
+from kvdrift.generator.embedded.vocabulary import SYMBOLS
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.study import Study, load_studies
 
 pytestmark = pytest.mark.llama_cpp
 
@@ -65,7 +65,7 @@ def test_threads_and_rounds_move_no_event(tmp_path: Path, monkeypatch: pytest.Mo
     assert max(whole["floor"].events["delta"].to_pylist()) <= CLOSE
     threads = generated(study_with(tmp_path, "threads = 2"))
     for streams in (8, 2):  # of which a replicate has two; so rounds of four replicates, and of one
-        monkeypatch.setattr("generator.engines.model.streams_at_once", lambda *_, streams=streams: streams)
+        monkeypatch.setattr("kvdrift.generator.engines.model.streams_at_once", lambda *_, streams=streams: streams)
         rounds = generated(study_with(tmp_path, "threads = 1"))
         for other in (threads, rounds):
             found = differences(whole, other)
@@ -81,7 +81,7 @@ def test_without_flash_attention_rounds_move_delta_a_little(tmp_path: Path, monk
         update={"model": study.model.model_copy(update={"settings": settings}), "actions": actions}
     )
     whole = generated(study)
-    monkeypatch.setattr("generator.engines.model.streams_at_once", lambda *_: 8)
+    monkeypatch.setattr("kvdrift.generator.engines.model.streams_at_once", lambda *_: 8)
     found = differences(whole, generated(study))
     assert found["floor"] <= (0, 1e-4)  # measured: 1.2e-5
     assert found["weights-Q8_0"] <= (0, 2e-2)  # measured: 5.4e-3

@@ -16,15 +16,15 @@ from fixtures.small_study import evaluate, run_of
 from fixtures.study_files import load_study
 
 import kvdrift
-from generator.actions import build_actions
-from generator.embedded.documents import make_document
-from generator.embedded.vocabulary import SYMBOLS
-from generator.engines.model import EngineModel
-from generator.generation import PendingUnit, generate_units
-from generator.generation.engine_models import engine_model
-from generator.transformer.files.local_folders import EMBEDDED_FOLDER
-from log.store import Unit
-from schema.sampling import SamplingLaw
+from kvdrift.generator.actions import build_actions
+from kvdrift.generator.embedded.documents import make_document
+from kvdrift.generator.embedded.vocabulary import SYMBOLS
+from kvdrift.generator.engines.model import EngineModel
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
+from kvdrift.log.store import Unit
+from kvdrift.schema.sampling import SamplingLaw
 
 pytestmark = pytest.mark.llama_cpp
 

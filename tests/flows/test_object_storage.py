@@ -19,9 +19,9 @@ from fixtures.study_files import load_study
 
 from benchmarks.s3_server import S3Server, s3_server
 from benchmarks.store import write
-from log.store import Store, Unit
-from schema.location import filesystem_of
-from sql.catalog import open_views
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.location import filesystem_of
+from kvdrift.sql.catalog import open_views
 
 SMALLER = (
     ("development = 4", "development = 2"),

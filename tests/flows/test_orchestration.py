@@ -18,14 +18,14 @@ from fixtures.refusals import refused
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
-from flows.generate.local import LocalGenerator
-from flows.generate.storing import storing
-from flows.orchestration.new_database import DATABASE, copy_kept, keep
-from flows.orchestration.retries import may_pass
-from flows.orchestration.server import _failing_in_one_line, _own_home, orchestration
-from flows.run.study_run import StudyRun
-from flows.run.tasks import as_stage, as_task
-from schema.errors import ControlError, DamagedStoreError, InputError, OperationError
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.storing import storing
+from kvdrift.flows.orchestration.new_database import DATABASE, copy_kept, keep
+from kvdrift.flows.orchestration.retries import may_pass
+from kvdrift.flows.orchestration.server import _failing_in_one_line, _own_home, orchestration
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.flows.run.tasks import as_stage, as_task
+from kvdrift.schema.errors import ControlError, DamagedStoreError, InputError, OperationError
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +66,7 @@ def test_who_interrupts_the_start_of_the_server_hears_nothing_of_it(
         begun.append(thread)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flows.orchestration.server._wait_for", interrupted)
+    monkeypatch.setattr("kvdrift.flows.orchestration.server._wait_for", interrupted)
     with pytest.raises(KeyboardInterrupt), orchestration(home):
         pass
     (thread,) = begun
@@ -124,8 +124,8 @@ def test_a_server_of_the_users_profile_is_taken(tmp_path: Path) -> None:
     )
     program = (
         "import pathlib\n"
-        "from flows.orchestration.server import orchestration\n"
-        "from schema.errors import OperationError\n"
+        "from kvdrift.flows.orchestration.server import orchestration\n"
+        "from kvdrift.schema.errors import OperationError\n"
         "try:\n"
         "    with orchestration(pathlib.Path('not-made')):\n"
         "        print('entered')\n"

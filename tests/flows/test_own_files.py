@@ -19,15 +19,15 @@ from fixtures.small_study import finish, run_of, write_study
 from fixtures.study_files import load_study
 from safetensors.numpy import load_file, save_file
 
-from flows.run import stages
-from flows.run import study_file as study_files
-from flows.run.checks import check_study
-from flows.run.remarks import remarks
-from generator.documents.registry import left_out
-from report.printing.canvas import save
-from schema.document import SPLITS, split_of
-from schema.errors import OperationError
-from schema.study import load_studies
+from kvdrift.flows.run import stages
+from kvdrift.flows.run import study_file as study_files
+from kvdrift.flows.run.checks import check_study
+from kvdrift.flows.run.remarks import remarks
+from kvdrift.generator.documents.registry import left_out
+from kvdrift.report.printing.canvas import save
+from kvdrift.schema.document import SPLITS, split_of
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.study import load_studies
 
 OTHERS = ("no stratum", "words", "names", "words", "dates", "names", "no stratum", "words")
 
@@ -261,7 +261,7 @@ def test_one_position_is_refused_where_nothing_can_differ_at_it(
     study = load_study(write_finite_study(tmp_path, ("horizon = 4", "horizon = 1")))
     run = run_of(study, tmp_path / "store")
     finish(run)
-    monkeypatch.setattr("report.page.save", save)
+    monkeypatch.setattr("kvdrift.report.page.save", save)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_page(stages.report(run).read_text(encoding="utf-8"))

@@ -17,23 +17,23 @@ from fixtures.command import call
 from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 
-from flows.estimate import stored
-from flows.estimate.current import estimated_version
-from flows.estimate.estimation import replicate_moments
-from flows.plan import freezing
-from flows.plan import making as planning
-from flows.plan.agreement import check_plan_agrees, plan_section_sha256, plan_settings
-from flows.plan.frozen_plan import FrozenPlan, find_plan
-from flows.run import stages
-from flows.run.differences import differences
-from flows.run.study_run import StudyRun
+from kvdrift.flows.estimate import stored
+from kvdrift.flows.estimate.current import estimated_version
+from kvdrift.flows.estimate.estimation import replicate_moments
+from kvdrift.flows.plan import freezing
+from kvdrift.flows.plan import making as planning
+from kvdrift.flows.plan.agreement import check_plan_agrees, plan_section_sha256, plan_settings
+from kvdrift.flows.plan.frozen_plan import FrozenPlan, find_plan
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.differences import differences
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.log.store import Store
 from kvdrift.plan_lines import plan_lines
-from log.store import Store
-from schema.errors import PlanError
-from schema.frozen_text import frozen_sha256, frozen_text, with_measured
-from sql.catalog import open_views
-from stats.moments import ReplicateMoments
-from transforms.pipeline import run_derivation
+from kvdrift.schema.errors import PlanError
+from kvdrift.schema.frozen_text import frozen_sha256, frozen_text, with_measured
+from kvdrift.sql.catalog import open_views
+from kvdrift.stats.moments import ReplicateMoments
+from kvdrift.transforms.pipeline import run_derivation
 
 EMPTY: dict[str, Any] = {"strata": [], "documents_per_stratum": 0}
 

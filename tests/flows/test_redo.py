@@ -15,13 +15,13 @@ from fixtures.small_study import ADDED_ACTION, finish, run_of, write_study
 from fixtures.study_files import load_study
 from fixtures.table_systems import PLANNED, table_system, write_systems
 
-from flows.pages import reports as pages
-from flows.run import stages
-from flows.run.revisions import begun_revisions, drop_action, redo_actions
-from flows.run.study_run import DocumentLimit, StudyRun
-from log.store import Store
-from schema.errors import InputError, PlanError
-from sql.catalog import open_views
+from kvdrift.flows.pages import reports as pages
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.revisions import begun_revisions, drop_action, redo_actions
+from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError, PlanError
+from kvdrift.sql.catalog import open_views
 
 STAGES = (
     stages.prepare, stages.develop, stages.derive, stages.plan, stages.evaluate, stages.derive, stages.score,

@@ -18,22 +18,22 @@ from fixtures.stored_units import killed_in
 from fixtures.study_files import load_study
 from oracles.plain_scores import SCORES, plain_span, up_to_eos
 
-from flows.estimate import scores
-from flows.estimate.answers import answers_are_current
-from flows.estimate.scores import Scoring, known_answers, score_stored
-from flows.estimate.stored import analyze_stored
-from flows.plan.stored_documents import changed
-from flows.run import stages
-from flows.run.forecast import forecast
-from generator.embedded import vocabulary
-from generator.embedded.documents import make_document
-from log.store import Store, Unit
-from schema.document import Document
-from schema.tables import DOCUMENTS, EVENTS, TABLES
-from sql.catalog import open_views
-from stats.quantities.answers import ANSWER_QUANTITIES
-from transforms.pipeline import run_derivation
-from verification.whole_store import verify
+from kvdrift.flows.estimate import scores
+from kvdrift.flows.estimate.answers import answers_are_current
+from kvdrift.flows.estimate.scores import Scoring, known_answers, score_stored
+from kvdrift.flows.estimate.stored import analyze_stored
+from kvdrift.flows.plan.stored_documents import changed
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.forecast import forecast
+from kvdrift.generator.embedded import vocabulary
+from kvdrift.generator.embedded.documents import make_document
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.document import Document
+from kvdrift.schema.tables import DOCUMENTS, EVENTS, TABLES
+from kvdrift.sql.catalog import open_views
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.verification.whole_store import verify
 
 STUDY, MODEL, H = "s", "kvdrift/tiny", 40
 ACTIONS = ("gentle", "harsh")

@@ -11,22 +11,22 @@ from fixtures.refusals import refused
 from fixtures.sequential_study import begin, go_on, kept, looks_of, rows, study_run
 from fixtures.stored_rows import OF_THE_RUN
 
-from flows.estimate.gate import gate_stored
-from flows.estimate.gate_question import GateQuestion
-from flows.material import Material
-from flows.plan.frozen_plan import find_plan
-from flows.plan.planned_looks import plan_looks
-from flows.run import stages
-from flows.run.forecast import forecast
-from flows.run.revisions import redo_actions
-from flows.run.study_run import StudyRun
 from kvdrift.commands.status import status_lines
 from kvdrift.dry_run.description import describe_studies
-from log.store import Store
-from schema.document import Document
-from schema.errors import InputError, PlanError
-from schema.study import Study
-from verification.whole_store import verify
+from kvdrift.flows.estimate.gate import gate_stored
+from kvdrift.flows.estimate.gate_question import GateQuestion
+from kvdrift.flows.material import Material
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.flows.plan.planned_looks import plan_looks
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.forecast import forecast
+from kvdrift.flows.run.revisions import redo_actions
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.log.store import Store
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError, PlanError
+from kvdrift.schema.study import Study
+from kvdrift.verification.whole_store import verify
 
 
 def test_a_study_stops_at_the_look_that_settles_all(stopped_laws: Path) -> None:

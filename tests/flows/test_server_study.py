@@ -15,10 +15,10 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows.run import stages
-from log.store import Store
-from schema.errors import InputError
-from verification.whole_store import verify
+from kvdrift.flows.run import stages
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError
+from kvdrift.verification.whole_store import verify
 
 Pair = tuple[FakeServer, FakeServer]
 SMALLER = (

@@ -20,21 +20,21 @@ from fixtures.small_study import write_study
 from fixtures.stored_rows import OF_THE_RUN
 from fixtures.study_files import load_study
 
-from flows.generate.laws import of_all_laws
-from flows.generate.local import LocalGenerator
-from flows.generate.named_work import named, with_actions
-from flows.generate.pending import pending_development
-from flows.generate.storing import storing
-from flows.plan.agreement import require_plan
-from flows.run import stages
-from flows.run.options import default_location
-from flows.run.study_run import DocumentLimit, StudyRun
-from generator.transformer.prompts.prefilled import PrefilledPrompt
-from log.store import Store
-from schema.errors import InputError
-from schema.sampling import SamplingLaw
-from schema.study import Study, load_studies
-from sql.catalog import open_views
+from kvdrift.flows.generate.laws import of_all_laws
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.named_work import named, with_actions
+from kvdrift.flows.generate.pending import pending_development
+from kvdrift.flows.generate.storing import storing
+from kvdrift.flows.plan.agreement import require_plan
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.options import default_location
+from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
+from kvdrift.generator.transformer.prompts.prefilled import PrefilledPrompt
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.study import Study, load_studies
+from kvdrift.sql.catalog import open_views
 
 SEVERAL = ("seed = 3", "seed = 3\ntemperature = [0.0, 0.7]\ntop_p = 0.9")
 SMALL = [

@@ -14,20 +14,20 @@ from fixtures.command import call, mistake
 from fixtures.event_logs import make_log, write
 from fixtures.report_views import check
 
-from flows.pages.reports import report_folder
-from flows.pages.side_by_side.entries import read_entries
-from flows.pages.side_by_side.pages import comparison_folder
-from flows.pages.side_by_side.pairing import pairings
 from kvdrift.command import main
-from log.store import Store
-from report.side_by_side.content import Comparison, Entry
-from report.side_by_side.differences import difference_sentences, obstacles
-from report.side_by_side.leaderboard import leaderboard
-from report.side_by_side.page import build_comparison
-from report.side_by_side.temperatures import by_temperature, temperature_of, temperatures_table
-from schema.sampling import SamplingLaw
-from schema.windows import Windows
-from stats.moments import DocumentMoments
+from kvdrift.flows.pages.reports import report_folder
+from kvdrift.flows.pages.side_by_side.entries import read_entries
+from kvdrift.flows.pages.side_by_side.pages import comparison_folder
+from kvdrift.flows.pages.side_by_side.pairing import pairings
+from kvdrift.log.store import Store
+from kvdrift.report.side_by_side.content import Comparison, Entry
+from kvdrift.report.side_by_side.differences import difference_sentences, obstacles
+from kvdrift.report.side_by_side.leaderboard import leaderboard
+from kvdrift.report.side_by_side.page import build_comparison
+from kvdrift.report.side_by_side.temperatures import by_temperature, temperature_of, temperatures_table
+from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.moments import DocumentMoments
 
 Measured = tuple[Entry, DocumentMoments]
 

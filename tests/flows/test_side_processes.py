@@ -17,18 +17,18 @@ from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 from matplotlib.figure import Figure
 
-from flows.generate import side_processes
-from flows.generate.local import LocalGenerator
-from flows.generate.pending import pending_work
-from flows.generate.side_processes import SideBySideGenerator, work_beside
-from flows.material import gather_material
-from flows.pages.reports import _draw_beside
-from generator.generation import Work
-from log.store import Unit
-from report.printing.canvas import new_figure
-from report.printing.section import Drawing
-from schema.errors import OperationError
-from schema.study import Study
+from kvdrift.flows.generate import side_processes
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.pending import pending_work
+from kvdrift.flows.generate.side_processes import SideBySideGenerator, work_beside
+from kvdrift.flows.material import gather_material
+from kvdrift.flows.pages.reports import _draw_beside
+from kvdrift.generator.generation import Work
+from kvdrift.log.store import Unit
+from kvdrift.report.printing.canvas import new_figure
+from kvdrift.report.printing.section import Drawing
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.study import Study
 
 
 @pytest.fixture(scope="module")

@@ -23,25 +23,25 @@ from fixtures.heard import Heard
 from fixtures.small_study import TEXT, run_of, write_study
 from fixtures.study_files import load_study
 
-from flows.generate.local import LocalGenerator
-from flows.generate.stored_material import record_material
-from flows.generate.storing import storing
-from flows.generate.tokens import record_tokens
-from flows.material import Material
-from flows.run import stages
-from flows.run.study_run import StudyRun
-from generator.embedded import vocabulary
-from generator.service.protocol import KeptMessage
-from generator.transformer.files import tokenizer
-from generator.transformer.files.local_folders import EMBEDDED_FOLDER
-from generator.transformer.files.tokenizer import load_tokenizer, token_reader
 from kvdrift.command import main
-from log.prompts import KeptEntries
-from log.store import Store
-from schema.document import SPLITS
-from schema.study import load_studies
-from schema.tables import STUDIES
-from sql.catalog import open_views
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.stored_material import record_material
+from kvdrift.flows.generate.storing import storing
+from kvdrift.flows.generate.tokens import record_tokens
+from kvdrift.flows.material import Material
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.embedded import vocabulary
+from kvdrift.generator.service.protocol import KeptMessage
+from kvdrift.generator.transformer.files import tokenizer
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
+from kvdrift.generator.transformer.files.tokenizer import load_tokenizer, token_reader
+from kvdrift.log.prompts import KeptEntries
+from kvdrift.log.store import Store
+from kvdrift.schema.document import SPLITS
+from kvdrift.schema.study import load_studies
+from kvdrift.schema.tables import STUDIES
+from kvdrift.sql.catalog import open_views
 
 OFF = TEXT.replace("seed = 3", "seed = 3\nstore_prompts = false")
 

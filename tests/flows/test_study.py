@@ -17,14 +17,14 @@ from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows.plan.frozen_plan import find_plan
-from flows.run import stages, study_flow
-from flows.run.checks import check_controls, check_equal_bytes
-from flows.run.study_run import StudyRun
-from log.last_times import FOLDER, last_times
-from log.store import Store, Unit
-from schema.errors import ControlError, InputError, OperationError, PlanError
-from schema.tables import EVENTS
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.flows.run import stages, study_flow
+from kvdrift.flows.run.checks import check_controls, check_equal_bytes
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.log.last_times import FOLDER, last_times
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.errors import ControlError, InputError, OperationError, PlanError
+from kvdrift.schema.tables import EVENTS
 
 
 def test_run_ends_with_an_existing_report_and_says_where(finished: Path) -> None:

@@ -12,14 +12,14 @@ from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 from fixtures.table_systems import table_system, write_systems
 
-from flows.generate.local import LocalGenerator
-from flows.run import stages
-from flows.run.comparison import check_agrees
-from generator.checks.random_models import save_random_model
-from generator.transformer.files.local_folders import EMBEDDED_ID, model_location
-from generator.transformer.other_weights.model import load_transformer
-from schema.errors import PlanError
-from schema.study import Study
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.comparison import check_agrees
+from kvdrift.generator.checks.random_models import save_random_model
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID, model_location
+from kvdrift.generator.transformer.other_weights.model import load_transformer
+from kvdrift.schema.errors import PlanError
+from kvdrift.schema.study import Study
 
 
 def systems_study(folder: Path, path: str) -> Study:

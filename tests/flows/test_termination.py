@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows.orchestration import termination
-from flows.orchestration.termination import ended_by_sigterm
+from kvdrift.flows.orchestration import termination
+from kvdrift.flows.orchestration.termination import ended_by_sigterm
 
 
 class Dying:

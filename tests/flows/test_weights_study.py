@@ -14,13 +14,13 @@ from fixtures.small_study import TEXT, run_of, write_study
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows.run.checks import check_study
-from flows.run.study_file import run_file
-from generator.transformer.files.local_folders import EMBEDDED_FOLDERS
-from log.store import Store
-from schema.progress import SILENT
-from schema.study import load_studies
-from verification.whole_store import verify
+from kvdrift.flows.run.checks import check_study
+from kvdrift.flows.run.study_file import run_file
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDERS
+from kvdrift.log.store import Store
+from kvdrift.schema.progress import SILENT
+from kvdrift.schema.study import load_studies
+from kvdrift.verification.whole_store import verify
 
 # Weights alone, and with a selector, a codec and a policy.
 ACTIONS = (

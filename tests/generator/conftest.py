@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from generator.checks.random_models import save_random_model
+from kvdrift.generator.checks.random_models import save_random_model
 
 
 @pytest.fixture

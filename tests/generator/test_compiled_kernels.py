@@ -17,10 +17,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from generator.attention.fused import prompt_kernel, suffix_kernel
-from generator.coupling import fused_sums
-from generator.coupling.laws import BLOCK_TOKENS
-from generator.transformer.fused import triton_kernels
+from kvdrift.generator.attention.fused import prompt_kernel, suffix_kernel
+from kvdrift.generator.coupling import fused_sums
+from kvdrift.generator.coupling.laws import BLOCK_TOKENS
+from kvdrift.generator.transformer.fused import triton_kernels
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 UNFUSED = {"enable_fp_fusion": False}

@@ -27,24 +27,24 @@ from fixtures.stored_rows import assert_same
 from fixtures.study_files import load_study
 from torch import Tensor
 
-from generator.checks.random_models import random_document, save_random_model
-from generator.coupling.fused_draws import NOTHING, fused_draws
-from generator.coupling.laws import LawTable
-from generator.coupling.streams import ALL_SAVINGS, Savings
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import SELECTORS
-from generator.selectors.selector import ScoringSelector
-from generator.service.client import ServiceAddress
-from generator.service.remote import RemoteGenerator
-from generator.service.served import identity_of
-from generator.service.server import GenerationService
-from generator.transformer.loading import load_model
-from generator.transformer.model import LoadedModel
-from generator.transformer.prompts.eviction import evict
-from generator.transformer.prompts.prompt import Prompt
-from log.store import Unit
-from schema.sampling import FULL_SOFTMAX, SamplingLaw
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.checks.random_models import random_document, save_random_model
+from kvdrift.generator.coupling.fused_draws import NOTHING, fused_draws
+from kvdrift.generator.coupling.laws import LawTable
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import SELECTORS
+from kvdrift.generator.selectors.selector import ScoringSelector
+from kvdrift.generator.service.client import ServiceAddress
+from kvdrift.generator.service.remote import RemoteGenerator
+from kvdrift.generator.service.served import identity_of
+from kvdrift.generator.service.server import GenerationService
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.prompts.eviction import evict
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.log.store import Unit
+from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.tables import PLAIN, SWRB
 
 DOCUMENT = random_document("d4099", 4099)
 FUSED = pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
@@ -55,8 +55,8 @@ import pickle, sys
 from pathlib import Path
 sys.modules["triton"] = None  # which import takes for: there is none
 from fixtures.devices import one_of
-from generator.generation import generate_units
-from generator.transformer.fused.layers import slower
+from kvdrift.generator.generation import generate_units
+from kvdrift.generator.transformer.fused.layers import slower
 name, model, asked, answer = sys.argv[1:]
 with one_of(name) as device:
     loaded = device.load(Path(model), "float32")
@@ -171,7 +171,7 @@ def test_captured_steps_give_the_same_events(
         monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replayed.append(graph), replay(graph)))
     captured = generate_units(model, "s", DOCUMENT, asked, long, 3)
     assert device.pretended or len(replayed) > 2 * len(set(replayed)) > 0
-    monkeypatch.setattr("generator.coupling.step_graphs.captures", lambda _: False)
+    monkeypatch.setattr("kvdrift.generator.coupling.step_graphs.captures", lambda _: False)
     for one, other in zip(captured, generate_units(model, "s", DOCUMENT, asked, long, 3), strict=True):
         assert one.events.equals(other.events)
 

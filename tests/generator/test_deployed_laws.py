@@ -29,20 +29,20 @@ from oracles.plain_generator import (
 )
 from scipy import stats
 
-from generator.actions import Action
-from generator.checks.random_models import random_document, random_model, save_random_model
-from generator.documents.registry import stratum_documents
-from generator.generation import PendingUnit, StudyLaw, generate_together, generate_units
-from generator.selectors import Full
-from generator.selectors.policies import POLICIES
-from generator.transformer.files.local_folders import EMBEDDED_ID, model_folder
-from generator.transformer.loading import load_model
-from generator.transformer.prompts.prefilled import PrefilledPrompt
-from log.store import Unit
-from schema.retention import Retention
-from schema.sampling import FULL_SOFTMAX, SamplingLaw
-from schema.study import DocumentsSection
-from schema.tables import SWRB
+from kvdrift.generator.actions import Action
+from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
+from kvdrift.generator.documents.registry import stratum_documents
+from kvdrift.generator.generation import PendingUnit, StudyLaw, generate_together, generate_units
+from kvdrift.generator.selectors import Full
+from kvdrift.generator.selectors.policies import POLICIES
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID, model_folder
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.prompts.prefilled import PrefilledPrompt
+from kvdrift.log.store import Unit
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.study import DocumentsSection
+from kvdrift.schema.tables import SWRB
 
 ACTIONS = (HALF_SNAPKV, HALF_RECENT)
 GREEDY = SamplingLaw(0.0)

@@ -17,30 +17,30 @@ from fixtures.families import FAMILIES, TOWERS, saved_family, saved_tower
 from oracles.plain_generator import load_eager
 from transformers import AutoModelForImageTextToText, DynamicCache
 
-from generator.actions import Action
-from generator.attention.holding import AsComputed
-from generator.attention.layer_terms import LayerTerms
-from generator.checks.random_models import random_document
-from generator.codecs import CODECS
-from generator.generation import PendingUnit, generate_units
-from generator.generation.units import generate_together
-from generator.selectors import SELECTORS, Full, Selector, SnapKV
-from generator.selectors.expected_attention import ExpectedAttention
-from generator.selectors.kvpress import KVPress
-from generator.selectors.policies import POLICIES
-from generator.transformer import loading
-from generator.transformer.files import remembered_proofs as proofs
-from generator.transformer.files.configuration import position_switch
-from generator.transformer.footprint import local_footprint
-from generator.transformer.loading import load_model
-from generator.transformer.model import LoadedModel
-from generator.transformer.model_checks import check_model
-from generator.transformer.prompts.prompt import Prompt
-from log.units.unit import Unit
-from schema.errors import InputError
-from schema.retention import Retention
-from schema.sampling import SamplingLaw
-from schema.tables import SWRB
+from kvdrift.generator.actions import Action
+from kvdrift.generator.attention.holding import AsComputed
+from kvdrift.generator.attention.layer_terms import LayerTerms
+from kvdrift.generator.checks.random_models import random_document
+from kvdrift.generator.codecs import CODECS
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.generation.units import generate_together
+from kvdrift.generator.selectors import SELECTORS, Full, Selector, SnapKV
+from kvdrift.generator.selectors.expected_attention import ExpectedAttention
+from kvdrift.generator.selectors.kvpress import KVPress
+from kvdrift.generator.selectors.policies import POLICIES
+from kvdrift.generator.transformer import loading
+from kvdrift.generator.transformer.files import remembered_proofs as proofs
+from kvdrift.generator.transformer.files.configuration import position_switch
+from kvdrift.generator.transformer.footprint import local_footprint
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.model_checks import check_model
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.log.units.unit import Unit
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.tables import SWRB
 
 HORIZON, SEED = 16, 3
 HALF_KNORM = Action("knorm-half", "knorm", SELECTORS["knorm"](), Retention.parse("1/2"))
@@ -359,7 +359,7 @@ def test_a_model_that_gives_something_else_is_refused_by_its_layer(
     def forgetful(window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> LayerTerms:
         return terms(None if without == "window" else window, softcap, None if without == "sinks" else sinks)
 
-    monkeypatch.setattr("generator.attention.interface.LayerTerms", forgetful)
+    monkeypatch.setattr("kvdrift.generator.attention.interface.LayerTerms", forgetful)
     folder = saved_family(family)
     with pytest.raises(
         InputError, match=rf"not supported: attention of layer {layer} differs from transformers' own"

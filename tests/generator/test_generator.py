@@ -13,13 +13,19 @@ import pytest
 from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, Steps, assert_like_plain, plain_twin, steps_of
 from oracles.plain_generator import Chooser, PlainSteps, keep_all, keep_recent, keep_snapkv, load_eager
 
-from generator.actions import Action
-from generator.checks.random_models import ARCHITECTURES, EOS_TOKENS, random_document, random_model, save_random_model
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import SnapKV
-from generator.transformer.loading import load_model
-from log.units.unit import Unit, conform_unit
-from schema.retention import Retention
+from kvdrift.generator.actions import Action
+from kvdrift.generator.checks.random_models import (
+    ARCHITECTURES,
+    EOS_TOKENS,
+    random_document,
+    random_model,
+    save_random_model,
+)
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import SnapKV
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.log.units.unit import Unit, conform_unit
+from kvdrift.schema.retention import Retention
 
 SEED = 3
 HORIZON = 28

@@ -15,15 +15,15 @@ from fixtures.own_codecs import MODULE as CODEC
 from fixtures.own_policies import MODULE as POLICY
 from fixtures.own_selectors import write_module
 
-from generator.checks.elsewhere import decided_elsewhere, same_after_others, same_elsewhere
-from generator.checks.families import checks_of, tried_of
-from generator.checks.source_notes import source_notes
-from generator.checks.tried import Tried
-from generator.codecs import CODECS
-from generator.codecs.quantized_cache import QuantizedCacheCodec
-from generator.selectors import SELECTORS
-from generator.selectors.kvpress_presses import PRESSES
-from generator.selectors.policies import POLICIES
+from kvdrift.generator.checks.elsewhere import decided_elsewhere, same_after_others, same_elsewhere
+from kvdrift.generator.checks.families import checks_of, tried_of
+from kvdrift.generator.checks.source_notes import source_notes
+from kvdrift.generator.checks.tried import Tried
+from kvdrift.generator.codecs import CODECS
+from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
+from kvdrift.generator.selectors import SELECTORS
+from kvdrift.generator.selectors.kvpress_presses import PRESSES
+from kvdrift.generator.selectors.policies import POLICIES
 
 SCORE = "return layer.key[..., self.coordinate].float() * self.sign"
 SALTED = "hash('salt') / 2**61"

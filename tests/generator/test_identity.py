@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from fixtures.refusals import refused
 
-from generator.identity import selector_sha256, source_of
-from generator.selectors import SELECTORS, Selector, SnapKV, build_selector
+from kvdrift.generator.identity import selector_sha256, source_of
+from kvdrift.generator.selectors import SELECTORS, Selector, SnapKV, build_selector
 
 OWN = """
 from dataclasses import dataclass
 from typing import ClassVar
 
-from generator.selectors.selector import ScoringSelector
+from kvdrift.generator.selectors.selector import ScoringSelector
 from scores import squared
 
 

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from generator import identity
-from generator.import_statements import import_statements
+from kvdrift.generator import identity
+from kvdrift.generator.import_statements import import_statements
 
 TEXT = inspect.getsource(identity)
 

@@ -15,23 +15,23 @@ import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
 
-from generator.actions import Action
-from generator.attention.recording import PromptLayer
-from generator.checks.random_models import random_document, random_model
-from generator.coupling.streams import ALL_SAVINGS
-from generator.generation import PendingUnit, generate_documents, generate_together, generate_units, together
-from generator.generation import units as generation
-from generator.generation.events import library_versions, versions_on
-from generator.selectors import Recent
-from generator.selectors.h2o import H2O
-from generator.selectors.selector import Selector
-from generator.transformer import model as transformer_model
-from generator.transformer.model import LoadedModel
-from log.store import Unit
-from schema.document import Document
-from schema.errors import OperationError
-from schema.retention import Retention
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.actions import Action
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.checks.random_models import random_document, random_model
+from kvdrift.generator.coupling.streams import ALL_SAVINGS
+from kvdrift.generator.generation import PendingUnit, generate_documents, generate_together, generate_units, together
+from kvdrift.generator.generation import units as generation
+from kvdrift.generator.generation.events import library_versions, versions_on
+from kvdrift.generator.selectors import Recent
+from kvdrift.generator.selectors.h2o import H2O
+from kvdrift.generator.selectors.selector import Selector
+from kvdrift.generator.transformer import model as transformer_model
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.log.store import Unit
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.tables import PLAIN, SWRB
 
 HORIZON, SEED = 10, 3
 HEAVY = Action("h2o", "h2o", H2O(), Retention.parse("60%"))  # has statistics, gathered by hooks of the network

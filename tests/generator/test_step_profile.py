@@ -12,8 +12,8 @@ import torch
 from benchmarks.pretend_device import SECOND, TwoDevices
 from benchmarks.step_operations import Operations, StepOperations, changed_steps
 from benchmarks.step_profile import CASE, LAYERS, PRETEND, STEPS, _on, profile_steps
-from generator.coupling.streams import Savings
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.schema.tables import PLAIN, SWRB
 
 
 def counted(*, numbers: torch.Tensor) -> StepOperations:

@@ -23,8 +23,8 @@ from fixtures.event_logs import (
     write,
 )
 
-from ingestion.event_rows import VALUES, EventRows, converted, filled
-from ingestion.ingest import ingest
+from kvdrift.ingestion.event_rows import VALUES, EventRows, converted, filled
+from kvdrift.ingestion.ingest import ingest
 
 Row = dict[str, Any]
 

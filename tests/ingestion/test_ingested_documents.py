@@ -16,14 +16,14 @@ from fixtures.event_logs import DOCS, LOG, Run, command, documents_csv, make_log
 from fixtures.refusals import refused
 
 import kvdrift
-from ingestion import records
-from ingestion.documents import read_documents
-from ingestion.facts import read_facts_file
-from ingestion.ingest import ingest
-from ingestion.report import IngestReport
-from log.store import Store
-from sql.catalog import open_views
-from transforms.streams.live_files import ingest_pieces
+from kvdrift.ingestion import records
+from kvdrift.ingestion.documents import read_documents
+from kvdrift.ingestion.facts import read_facts_file
+from kvdrift.ingestion.ingest import ingest
+from kvdrift.ingestion.report import IngestReport
+from kvdrift.log.store import Store
+from kvdrift.sql.catalog import open_views
+from kvdrift.transforms.streams.live_files import ingest_pieces
 
 
 def rows_of(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:

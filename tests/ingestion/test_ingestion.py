@@ -38,14 +38,14 @@ from fixtures.refusals import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestion import files as event_files
-from ingestion import formats, intake
-from ingestion.ingest import ingest
-from ingestion.report import Finding
-from log.store import Store, Unit
-from schema.tables import ACTIONS, EVENTS, GROUP_KEY, IDENTITIES, PLANS, STUDIES
-from sql.catalog import open_views
-from transforms.pipeline import run_derivation
+from kvdrift.ingestion import files as event_files
+from kvdrift.ingestion import formats, intake
+from kvdrift.ingestion.ingest import ingest
+from kvdrift.ingestion.report import Finding
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.tables import ACTIONS, EVENTS, GROUP_KEY, IDENTITIES, PLANS, STUDIES
+from kvdrift.sql.catalog import open_views
+from kvdrift.transforms.pipeline import run_derivation
 
 # What is right goes in
 

@@ -19,12 +19,12 @@ from fixtures.event_logs import LOG, H, canonical, command, documents_csv, edit,
 from fixtures.refusals import refused
 
 from benchmarks.s3_server import s3_server
-from ingestion import formats
-from ingestion.files import EventFile
-from ingestion.ingest import ingest
-from ingestion.report import IngestReport
-from schema.location import filesystem_of
-from transforms.streams.live_files import SETTLED_SECONDS, ingest_pieces
+from kvdrift.ingestion import formats
+from kvdrift.ingestion.files import EventFile
+from kvdrift.ingestion.ingest import ingest
+from kvdrift.ingestion.report import IngestReport
+from kvdrift.schema.location import filesystem_of
+from kvdrift.transforms.streams.live_files import SETTLED_SECONDS, ingest_pieces
 
 FIRST, SECOND = LOG.slice(0, 192), LOG.slice(192)
 TEXTS = ("csv", "csv.gz", "csv.zst", "jsonl", "jsonl.gz", "jsonl.zst")

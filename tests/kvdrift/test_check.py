@@ -8,7 +8,7 @@ import pytest
 from fixtures.command import call, mistake
 from fixtures.own_selectors import write_module
 
-from generator.checks.selectors import CHECKS
+from kvdrift.generator.checks.selectors import CHECKS
 
 NAME = "my_selector:Mine"
 

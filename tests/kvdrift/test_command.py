@@ -20,18 +20,17 @@ from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows.pages import reports as pages
-from flows.pages.reports import write_report
-from flows.run import stages
-from generator.transformer.files import tokenizer
 from kvdrift.commands import status as commands_status
 from kvdrift.commands.report import report_pages
 from kvdrift.commands.status import status_lines
+from kvdrift.flows.pages import reports as pages
+from kvdrift.flows.pages.reports import write_report
+from kvdrift.flows.run import stages
+from kvdrift.generator.transformer.files import tokenizer
+from kvdrift.log.store import Store
 from kvdrift.program import program
-from kvdrift.shadowing import shadowed
-from log.store import Store
-from schema.errors import InputError, OperationError
-from schema.tables import ACTIONS
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.tables import ACTIONS
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,7 @@ def test_failures_are_one_line_unless_debugging(
         message = "boom"
         raise RuntimeError(message)
 
-    monkeypatch.setattr("schema.study.load_studies", fail)
+    monkeypatch.setattr("kvdrift.schema.study.load_studies", fail)
     code, _, err = call(capsys, "run", tmp_path / "x.toml")
     assert (code, err) == (1, "kvdrift: unexpected failure: RuntimeError: boom (--debug shows where)\n")
     code, _, err = call(capsys, "run", tmp_path / "x.toml", "--debug")
@@ -124,7 +123,7 @@ def test_whoever_ends_the_process_in_a_commands_place_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The code of somebody's selector calls ``sys.exit()``, which would say that all is done."""
-    monkeypatch.setattr("schema.study.load_studies", lambda *_: sys.exit())
+    monkeypatch.setattr("kvdrift.schema.study.load_studies", lambda *_: sys.exit())
     code, out, err = call(capsys, "run", tmp_path / "x.toml")
     assert (code, out) == (1, "")
     assert re.fullmatch(r"kvdrift: ended from inside: SystemExit.* \(.*test_command\.py, line \d+\)\n", err)
@@ -136,7 +135,7 @@ def test_an_interruption_of_the_work_says_what_is_kept(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flows.run.study_file.run_file", interrupted)
+    monkeypatch.setattr("kvdrift.flows.run.study_file.run_file", interrupted)
     units = Store.open(finished).row_count("units")
     assert units
     code, out, err = call(capsys, "run", write_study(tmp_path), "--store", finished)
@@ -175,22 +174,11 @@ def test_a_full_disk_is_named(
     def fail(*_: object, **__: object) -> None:
         raise full
 
-    monkeypatch.setattr("schema.study.load_studies", fail)
+    monkeypatch.setattr("kvdrift.schema.study.load_studies", fail)
     assert call(capsys, "run", tmp_path / "x.toml") == (1, "", "kvdrift: x.svg: No space left on device\n")
-    monkeypatch.setattr("sql.catalog.open_views", fail)
+    monkeypatch.setattr("kvdrift.sql.catalog.open_views", fail)
     line = refused(write_report, Store(tmp_path / "store"), "s", "m", tmp_path / "page", error=OperationError)
     assert line == f"{tmp_path}/page: the report cannot be written here (x.svg: No space left on device)"
-
-
-def test_a_package_that_shadows_ours_is_said_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "schema").mkdir()
-    (tmp_path / "schema" / "__init__.py").write_text("")
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from kvdrift.program import program; program()"
-    command = [sys.executable, "-c", program, "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "package 'schema' is found at" in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["sql", "nowhere", "from events"], 2)])
@@ -211,10 +199,6 @@ def test_the_program_ends_with_all_said_and_nothing_taken_apart(
     assert done.returncode == code
     assert done.stdout.startswith("unflushed")
     assert {path.name for path in tmp_path.iterdir()} == {"called", "thread"}
-
-
-def test_no_package_of_this_environment_shadows_ours() -> None:
-    assert shadowed() is None
 
 
 class TestSql:
@@ -275,8 +259,8 @@ def test_derive_with_nothing_to_do_where_nothing_may_be_written(
     def write(_store: Store) -> None:
         raise OperationError("catalog.duckdb: cannot be written (Read-only file system)")
 
-    monkeypatch.setattr("sql.catalog_file.temporary_folder", refuse)
-    monkeypatch.setattr("sql.catalog_file.write_catalog", write)
+    monkeypatch.setattr("kvdrift.sql.catalog_file.temporary_folder", refuse)
+    monkeypatch.setattr("kvdrift.sql.catalog_file.write_catalog", write)
     code, out, err = call(capsys, "derive", tmp_path / "store")
     assert (code, err) == (0, "")
     assert out.strip() == (

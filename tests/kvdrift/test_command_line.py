@@ -26,8 +26,8 @@ from kvdrift.commands.status import status_lines
 from kvdrift.completion import views
 from kvdrift.console import ConsoleProgress
 from kvdrift.examples import EXAMPLES
-from log.store import Store
-from sql.catalog import describe_views
+from kvdrift.log.store import Store
+from kvdrift.sql.catalog import describe_views
 
 GROUP: Any = typer.main.get_command(app)
 
@@ -177,7 +177,7 @@ def test_a_terminal_is_told_what_is_done_before_it_is_done(tmp_path: Path) -> No
         "said = ConsoleProgress.doing\n"
         "def doing(self, what):\n"
         "    said(self, what)\n"
-        "    print('LOADED', {'schema.study', 'pyarrow', 'numpy', 'torch'} & set(sys.modules), file=open(sys.argv[1], 'a'))\n"
+        "    print('LOADED', {'kvdrift.schema.study', 'pyarrow', 'numpy', 'torch'} & set(sys.modules), file=open(sys.argv[1], 'a'))\n"
         "ConsoleProgress.doing = doing\n"
         "from kvdrift.command import main\nmain(['run', 'nowhere.toml'])\n"
     )

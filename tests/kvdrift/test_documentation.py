@@ -20,20 +20,20 @@ import typer.main
 from fixtures.command import call
 from fixtures.house import ROOT
 
-from generator.actions import CODEC_KIND, build_action, build_actions
-from generator.checks.codecs import CODEC_CHECKS, CodecSubject
-from generator.checks.policies import POLICY_CHECKS, PolicySubject
-from generator.codecs import CODECS, Codec
-from generator.codecs.quantized_cache import QuantizedCacheCodec
-from generator.documents.registry import stratum_documents
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import SELECTORS
-from generator.selectors.own.kinds import SELECTOR_KIND
-from generator.selectors.policies import POLICIES, POLICY_KIND
-from generator.transformer.loading import load_model
 from kvdrift.command import app
+from kvdrift.generator.actions import CODEC_KIND, build_action, build_actions
+from kvdrift.generator.checks.codecs import CODEC_CHECKS, CodecSubject
+from kvdrift.generator.checks.policies import POLICY_CHECKS, PolicySubject
+from kvdrift.generator.codecs import CODECS, Codec
+from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
+from kvdrift.generator.documents.registry import stratum_documents
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import SELECTORS
+from kvdrift.generator.selectors.own.kinds import SELECTOR_KIND
+from kvdrift.generator.selectors.policies import POLICIES, POLICY_KIND
+from kvdrift.generator.transformer.loading import load_model
 from kvdrift.reference import reference
-from schema.study import ActionSection, load_studies
+from kvdrift.schema.study import ActionSection, load_studies
 
 PAGE, *_ = (ROOT / "docs" / "adding-a-selector.md").read_text(encoding="utf-8").partition("## What the definitions")
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)

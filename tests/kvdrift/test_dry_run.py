@@ -15,30 +15,30 @@ from fixtures.command import call, mistake
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
-from flows.generate.local import LocalGenerator
-from flows.generate.storing import storing
-from flows.material import Material, gather_material
-from flows.plan.making import primary_endpoints
-from flows.run.forecast import forecast
-from flows.run.study_run import StudyRun
-from generator.actions import build_actions
-from generator.documents.registry import stratum_documents
-from generator.documents.source import Candidate, HeldDocuments, where
-from generator.generation import PendingUnit, Work
-from generator.transformer.footprint import Footprint, local_footprint
-from generator.transformer.loading import load_model
-from generator.transformer.memory import ModelShape
-from generator.transformer.prompts.eviction import evict
-from generator.transformer.prompts.prompt import Prompt
 from kvdrift.console import ConsoleProgress
 from kvdrift.dry_run import timing as generation_time
 from kvdrift.dry_run.timing import Sample, Seconds, StudyTime, study_time
-from schema.document import SPLITS, Document
-from schema.errors import InputError
-from schema.sampling import FULL_SOFTMAX, SamplingLaw
-from schema.study import DocumentsSection, Study, load_studies
-from schema.tables import PLAIN
-from stats.endpoints import Family
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.storing import storing
+from kvdrift.flows.material import Material, gather_material
+from kvdrift.flows.plan.making import primary_endpoints
+from kvdrift.flows.run.forecast import forecast
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.actions import build_actions
+from kvdrift.generator.documents.registry import stratum_documents
+from kvdrift.generator.documents.source import Candidate, HeldDocuments, where
+from kvdrift.generator.generation import PendingUnit, Work
+from kvdrift.generator.transformer.footprint import Footprint, local_footprint
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.memory import ModelShape
+from kvdrift.generator.transformer.prompts.eviction import evict
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.schema.document import SPLITS, Document
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.study import DocumentsSection, Study, load_studies
+from kvdrift.schema.tables import PLAIN
+from kvdrift.stats.endpoints import Family
 
 STUDIES = Path(__file__).parents[2] / "studies"
 LLAMA = Footprint(ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256, "bfloat16"), 15 * 2**30)
@@ -69,8 +69,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return {split: [Candidate(name, name, "", 0) for name in own] for split, own in names.items()}
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("generator.transformer.files.local_folders.try_to_load_from_cache", lambda *_, **__: None)
-    monkeypatch.setattr("flows.material.choose_candidates", candidates)
+    monkeypatch.setattr(
+        "kvdrift.generator.transformer.files.local_folders.try_to_load_from_cache", lambda *_, **__: None
+    )
+    monkeypatch.setattr("kvdrift.flows.material.choose_candidates", candidates)
     return tmp_path
 
 
@@ -307,7 +309,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     clock = Machine()
     monkeypatch.setattr(generation_time, "time", clock)
     monkeypatch.setattr(generation_time, "generate_units", clock.generate_units)
-    monkeypatch.setattr("generator.transformer.other_weights.model.load_transformer", lambda *_: PretendModel())
+    monkeypatch.setattr("kvdrift.generator.transformer.other_weights.model.load_transformer", lambda *_: PretendModel())
     return clock
 
 
@@ -404,7 +406,7 @@ def test_each_step_is_named_before_it_begins(
         return load_studies(path)
 
     monkeypatch.setattr(generation_time, "_load", load)
-    monkeypatch.setattr("schema.study.load_studies", read)
+    monkeypatch.setattr("kvdrift.schema.study.load_studies", read)
     with monkeypatch.context() as patch:
         patch.setattr("fixtures.command.ConsoleProgress", SimpleNamespace(doing=None))  # lines of steps are heard here
         patch.setattr(ConsoleProgress, "doing", lambda _, what: said.append(what))
@@ -463,7 +465,7 @@ def test_heads_that_a_codec_cannot_code_are_refused_before_anything_is_made(
 ) -> None:
     action = '[[actions]]\nname = "rotated"\ncodec = "rotated-int4"\n\n[plan]\nbaseline'
     study, store = write_study(tmp_path, ("[plan]\nbaseline", action)), tmp_path / "store"
-    monkeypatch.setattr("flows.material.head_size", lambda *_, **__: 24)
+    monkeypatch.setattr("kvdrift.flows.material.head_size", lambda *_, **__: 24)
     for options in (["--dry-run"], []):
         line = mistake(capsys, "run", study, "--store", store, *options)
         says = "action 'rotated': codec 'rotated-int4': heads of 24 channels have no Hadamard transform here"

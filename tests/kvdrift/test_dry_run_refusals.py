@@ -13,14 +13,14 @@ from fixtures.small_study import ADDED_ACTION, run_of, write_study
 from fixtures.study_files import load_study
 from safetensors.numpy import load_file, save_file
 
-from flows.generate.local import LocalGenerator
-from flows.generate.storing import storing
-from flows.run import stages
-from flows.run.study_run import DocumentLimit, StudyRun
-from generator.checks.random_models import save_random_model
-from generator.transformer.files.local_folders import EMBEDDED_FOLDER
-from log.store import Store
-from schema.tables import SCHEMA_VERSION
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.storing import storing
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.study_run import DocumentLimit, StudyRun
+from kvdrift.generator.checks.random_models import save_random_model
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER
+from kvdrift.log.store import Store
+from kvdrift.schema.tables import SCHEMA_VERSION
 
 Change = tuple[str, str]
 TINY = 'id = "kvdrift/tiny"'

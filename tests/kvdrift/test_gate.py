@@ -19,11 +19,11 @@ from fixtures.house import ROOT
 from fixtures.stored_units import make_unit
 
 import kvdrift
-from flows.estimate import gate as gating
-from flows.plan.frozen_plan import find_plan
 from kvdrift.exit_codes import failure_code
-from log.store import Store
-from schema.tables import ACTIONS
+from kvdrift.flows.estimate import gate as gating
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.log.store import Store
+from kvdrift.schema.tables import ACTIONS
 
 PAGE = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
 WORKFLOW = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0])

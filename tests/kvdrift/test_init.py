@@ -13,14 +13,14 @@ from fixtures.command import call, mistake
 from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
-from flows.material import gather_material
-from flows.plan.size import EvaluatedSize, size_bounds
-from generator.documents.registry import choose_candidates
 from kvdrift.examples import EXAMPLES
+from kvdrift.flows.material import gather_material
+from kvdrift.flows.plan.size import EvaluatedSize, size_bounds
+from kvdrift.generator.documents.registry import choose_candidates
+from kvdrift.schema.document import split_of
+from kvdrift.schema.study import PlanSection
 from kvdrift.study_files.keys import headings
 from kvdrift.study_files.reference import study_reference
-from schema.document import split_of
-from schema.study import PlanSection
 
 
 def init(capsys: pytest.CaptureFixture[str], path: Path, *options: str | Path) -> str:

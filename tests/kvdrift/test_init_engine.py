@@ -12,9 +12,9 @@ from fixtures.gguf_models import write_random_llama
 from fixtures.house import ROOT
 from fixtures.study_files import load_study
 
-from generator.generation.engine_models import engine_model
-from generator.transformer.files.local_folders import EMBEDDED_GGUF
-from schema.study import Study, load_studies
+from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_GGUF
+from kvdrift.schema.study import Study, load_studies
 
 ENGINE = ("--engine", "llama.cpp")
 KNOWN_TYPES = "no cache type; write f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"

@@ -10,9 +10,9 @@ from xml.etree import ElementTree as ET
 import pytest
 from fixtures.command import call, mistake
 
-from flows.estimate import gate as gating
+from kvdrift.flows.estimate import gate as gating
 from kvdrift.junit import JUnitFile
-from schema.errors import DamagedStoreError
+from kvdrift.schema.errors import DamagedStoreError
 
 BETTER = ("--action", "snapkv-half", "--baseline", "recent-half")
 WORSE = ("--action", "recent-half", "--baseline", "snapkv-half")

@@ -10,9 +10,14 @@ import pytest
 from fixtures.command import call
 from huggingface_hub import constants
 
-from generator.documents.registry import SOURCES
-from generator.selectors import SELECTORS
-from generator.transformer.files.local_folders import EMBEDDED_ID, cached_models, has_local_weights, local_configuration
+from kvdrift.generator.documents.registry import SOURCES
+from kvdrift.generator.selectors import SELECTORS
+from kvdrift.generator.transformer.files.local_folders import (
+    EMBEDDED_ID,
+    cached_models,
+    has_local_weights,
+    local_configuration,
+)
 
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
 

@@ -13,12 +13,12 @@ from fixtures.small_study import run_of, write_study
 from fixtures.study_files import load_study
 
 import kvdrift
-from flows.estimate.live import LiveStore, StudyLook
-from flows.pages.reports import report_folder
-from flows.run import stages
+from kvdrift.flows.estimate.live import LiveStore, StudyLook
+from kvdrift.flows.pages.reports import report_folder
+from kvdrift.flows.run import stages
 from kvdrift.live import pages
-from log.store import Store
-from report.page import RELOADING
+from kvdrift.log.store import Store
+from kvdrift.report.page import RELOADING
 
 
 class LookedOnceError(Exception):

@@ -13,11 +13,11 @@ import pytest
 from fixtures.command import call
 from fixtures.finite_study import write_finite_study
 
-from flows.run import study_file
-from flows.run.study_flow import Outcome
 from kvdrift import log_lines
+from kvdrift.flows.run import study_file
+from kvdrift.flows.run.study_flow import Outcome
 from kvdrift.log_lines import LogLines
-from schema.errors import OperationError
+from kvdrift.schema.errors import OperationError
 
 
 def read(err: str) -> list[dict[str, Any]]:

@@ -14,10 +14,10 @@ from fixtures.small_study import run_of
 from fixtures.stored_units import make_unit
 from fixtures.study_files import load_study
 
-from flows.run import stages
-from log.store import Store
-from transforms import watch as watching
-from transforms.segments import DerivationReport
+from kvdrift.flows.run import stages
+from kvdrift.log.store import Store
+from kvdrift.transforms import watch as watching
+from kvdrift.transforms.segments import DerivationReport
 
 FILES = 20
 CHOICES = [((), True), (("--no-compact",), False)]  # what is added to a command, and whether it compacts
@@ -71,7 +71,7 @@ def test_derive_watch(
     monkeypatch.setattr("gc.freeze", lambda: None)
     monkeypatch.setattr("kvdrift.live.memory.bound_memory", lambda: None)
     monkeypatch.setattr("kvdrift.live.upkeep.Upkeep", Upkeep)
-    monkeypatch.setattr("transforms.watch.watch", watch)
+    monkeypatch.setattr("kvdrift.transforms.watch.watch", watch)
     assert call(capsys, "derive", grown, "--watch", *option)[0] == 0
     assert told == [compacts, compacts]
 
@@ -101,7 +101,7 @@ def test_run(
     def told(runs: list[Any], *_: object, **__: object) -> None:
         raise ToldError([run.compacts for run in runs])
 
-    monkeypatch.setattr("flows.run.study_file.run_studies", told)
+    monkeypatch.setattr("kvdrift.flows.run.study_file.run_studies", told)
     code, _, err = call(capsys, "run", write_finite_study(tmp_path), "--store", tmp_path / "store", *option)
     assert code == 1
     assert f"ToldError: [{compacts}]" in err

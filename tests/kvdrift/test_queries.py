@@ -24,11 +24,11 @@ from prompt_toolkit.history import FileHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from kvdrift.log.store import Store
 from kvdrift.queries.prompt import Prompt, completer, history_file, is_whole
 from kvdrift.queries.running import rows_of
-from log.store import Store
-from sql.catalog import Views, describe_views
-from sql.contracts import contracts
+from kvdrift.sql.catalog import Views, describe_views
+from kvdrift.sql.contracts import contracts
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 from fixtures.command import call, mistake
 from fixtures.stored_units import edit, make_unit
 
-from log.store import Store
-from schema.tables import DOCUMENTS
-from transforms.pipeline import run_derivation
+from kvdrift.log.store import Store
+from kvdrift.schema.tables import DOCUMENTS
+from kvdrift.transforms.pipeline import run_derivation
 
 ENDS = {"x_eos": [False] * 5 + [True] * 3, "y_eos": [False] * 3 + [True] * 5}
 
@@ -43,7 +43,7 @@ def tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer of words, of which 13 is two lines."""
     words = {13: "two\nlines", 14: " spaced", 9: "<eos>"}
     reader = lambda _id, **_: lambda token: words.get(token, f"w{token}")  # noqa: E731 - one expression
-    monkeypatch.setattr("generator.transformer.files.tokenizer.token_reader", reader)
+    monkeypatch.setattr("kvdrift.generator.transformer.files.tokenizer.token_reader", reader)
 
 
 def test_positions_are_shown_until_both_have_ended(store: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +76,7 @@ def test_json_has_tokens_and_their_text(store: str, capsys: pytest.CaptureFixtur
 def test_without_the_tokenizer_tokens_are_numbers(
     store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("generator.transformer.files.tokenizer.token_reader", lambda _id, **_: None)
+    monkeypatch.setattr("kvdrift.generator.transformer.files.tokenizer.token_reader", lambda _id, **_: None)
     _, out, _ = call(capsys, "show", store, "d0", "snapkv", "1")
     assert out.splitlines()[6].split()[:3] == ["3", "13", "23"]
 

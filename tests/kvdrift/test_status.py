@@ -18,13 +18,13 @@ from fixtures.house import ROOT
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as of_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as of_older_text
 
+from kvdrift.log.last_times import record_estimates, record_run
+from kvdrift.log.store import Store
+from kvdrift.log.waiting import count_waiting
 from kvdrift.metrics import metrics_text
-from log.last_times import record_estimates, record_run
-from log.store import Store
-from log.waiting import count_waiting
-from report.page import FILES, page_files
-from schema.errors import DamagedStoreError
-from schema.tables import PAIR_COLUMNS
+from kvdrift.report.page import FILES, page_files
+from kvdrift.schema.errors import DamagedStoreError
+from kvdrift.schema.tables import PAIR_COLUMNS
 
 LOG, EIGHTH = ends_after(make_log(), 7), ends_after(make_log(replicates=[8]), 7)
 

@@ -13,14 +13,14 @@ from fixtures.command import call, mistake
 from fixtures.small_study import TEXT, finish, run_of
 from fixtures.study_files import load_study
 
-from flows.plan.frozen_plan import find_plan
-from flows.run.revisions import begun_revisions
-from flows.run.study_run import StudyRun
-from log.store import Store
-from report.page import build_report
-from report.printing.section import Drawing
-from report.reading.source import Provenance
-from sql.catalog import Views, open_views
+from kvdrift.flows.plan.frozen_plan import find_plan
+from kvdrift.flows.run.revisions import begun_revisions
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.log.store import Store
+from kvdrift.report.page import build_report
+from kvdrift.report.printing.section import Drawing
+from kvdrift.report.reading.source import Provenance
+from kvdrift.sql.catalog import Views, open_views
 
 SWEEPS = """
 [[actions]]

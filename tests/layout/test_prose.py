@@ -9,7 +9,7 @@ import re
 import pytest
 from fixtures.house import PACKAGES, ROOT
 
-from generator.transformer.files.local_folders import EMBEDDED_ID
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
 
 ERRORS = re.compile(r"\b(KvdriftError|InputError|PlanError|OperationError|ControlError|DamagedStoreError)\b")
 DOCUMENTS = (

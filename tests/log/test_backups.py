@@ -12,8 +12,8 @@ import pytest
 from fixtures.processes import start_process
 from fixtures.stored_units import derive, make_unit
 
-from log.store import Store
-from verification.logs import check_logs
+from kvdrift.log.store import Store
+from kvdrift.verification.logs import check_logs
 
 COPIES = 5
 FLOCK = shutil.which("flock")

@@ -11,11 +11,11 @@ import pytest
 from fixtures.command import call
 from fixtures.stored_units import make_unit
 
-from log import checked_files
-from log.checked_files import MEMORY
-from log.delta import commits
-from log.delta.commits import replaced_files
-from log.store import Store
+from kvdrift.log import checked_files
+from kvdrift.log.checked_files import MEMORY
+from kvdrift.log.delta import commits
+from kvdrift.log.delta.commits import replaced_files
+from kvdrift.log.store import Store
 
 DAY = 24 * 3600.0
 NOW = 1.8e9  # seconds since 1970

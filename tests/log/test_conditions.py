@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from fixtures.stored_units import content, edit, expected, make_unit
 
-from log.store import Store, Unit
-from log.units import conditions
-from log.units.contradictions import FOLDER, ContradictionError
-from schema.errors import InputError, UnlikeUnitsError
-from schema.tables import ACTIONS, GROUP_KEY, PAIR_COLUMNS, STUDIES
-from sql.catalog import open_views
-from verification.whole_store import verify
+from kvdrift.log.store import Store, Unit
+from kvdrift.log.units import conditions
+from kvdrift.log.units.contradictions import FOLDER, ContradictionError
+from kvdrift.schema.errors import InputError, UnlikeUnitsError
+from kvdrift.schema.tables import ACTIONS, GROUP_KEY, PAIR_COLUMNS, STUDIES
+from kvdrift.sql.catalog import open_views
+from kvdrift.verification.whole_store import verify
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_two_writers_cannot_begin_a_study_at_once(stores: tuple[Store, Store], m
         return put(*given, **more)
 
     monkeypatch.setattr(first._folder, "put_rows", put_late)
-    monkeypatch.setattr("log.delta.folder.DeltaFolder._turn", lambda *_: nullcontext())
+    monkeypatch.setattr("kvdrift.log.delta.folder.DeltaFolder._turn", lambda *_: nullcontext())
     with pytest.raises(UnlikeUnitsError, match="horizon"):
         first.append_units([make_unit("d0")])
     assert begun == [1]
@@ -157,7 +157,7 @@ def test_a_value_that_a_study_did_not_have_concerns_every_writer(
         return put(*given, **more)
 
     monkeypatch.setattr(first._folder, "put_rows", put_late)
-    monkeypatch.setattr("log.delta.folder.DeltaFolder._turn", lambda *_: nullcontext())
+    monkeypatch.setattr("kvdrift.log.delta.folder.DeltaFolder._turn", lambda *_: nullcontext())
     with pytest.raises(UnlikeUnitsError, match="weights_sha256 is"):
         first.append_units([make_unit("d4", weights_sha256="a")])
     assert begun == [1]

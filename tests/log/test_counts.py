@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from fixtures.stored_units import make_unit
 
-from log.counts import Scored
-from log.store import Store
-from schema.tables import DOCUMENTS, SCORES
+from kvdrift.log.counts import Scored
+from kvdrift.log.store import Store
+from kvdrift.schema.tables import DOCUMENTS, SCORES
 
 DOCUMENTS_OF_A_SPLIT = 24
 

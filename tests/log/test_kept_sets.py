@@ -12,10 +12,10 @@ from fixtures.older_stores import make_empty_store
 from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 
-from log.prompts import MOST_COUNTS, KeptEntries, kept_entries, layer_groups
-from log.store import Store
-from log.units.kept_sets import unlike_units
-from schema.errors import UnlikeUnitsError
+from kvdrift.log.prompts import MOST_COUNTS, KeptEntries, kept_entries, layer_groups
+from kvdrift.log.store import Store
+from kvdrift.log.units.kept_sets import unlike_units
+from kvdrift.schema.errors import UnlikeUnitsError
 
 KEPT, OTHERS = ["ab" * 32, "cd" * 32], ["ab" * 32, "ef" * 32]
 LINE = (

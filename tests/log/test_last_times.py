@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from log import last_times as times
-from log.last_times import FOLDER, LastTimes, last_times, record_check, record_estimates, record_run
+from kvdrift.log import last_times as times
+from kvdrift.log.last_times import FOLDER, LastTimes, last_times, record_check, record_estimates, record_run
 
 NOON = datetime(2026, 11, 28, 12, tzinfo=UTC)
 

@@ -12,13 +12,13 @@ from fixtures.stored_units import killed_in, make_unit
 
 from benchmarks.commits import simulate
 from benchmarks.lost_races import lost_races_here
-from log.delta.retries import ATTEMPTS, longest_wait
-from log.store import Store
-from log.units import commits
-from log.units.rows import UnitCounts
-from log.units.unit import unit_number
-from schema.errors import InputError
-from schema.locking import in_turn
+from kvdrift.log.delta.retries import ATTEMPTS, longest_wait
+from kvdrift.log.store import Store
+from kvdrift.log.units import commits
+from kvdrift.log.units.rows import UnitCounts
+from kvdrift.log.units.unit import unit_number
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.locking import in_turn
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_waits_grow_with_each_lost_race_up_to_a_bound() -> None:
 
 
 def test_a_writer_whose_turn_does_not_end_is_not_waited_for(writer: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schema.locking._STUCK", 0.1)
+    monkeypatch.setattr("kvdrift.schema.locking._STUCK", 0.1)
     with in_turn(Path(writer.location, "events", "_delta_log"), lambda: 0):
         assert Store.open(writer.location).append_units([make_unit("new")]) == 1
     assert len(writer.units()) == 3
@@ -97,7 +97,7 @@ def test_a_writer_whose_turn_does_not_end_is_not_waited_for(writer: Store, monke
 
 def test_writers_whose_turns_go_on_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as versions come."""
-    monkeypatch.setattr("schema.locking._STUCK", 0.01)
+    monkeypatch.setattr("kvdrift.schema.locking._STUCK", 0.01)
     order = list[str]()
 
     def take_turn() -> None:

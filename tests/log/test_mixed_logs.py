@@ -11,9 +11,9 @@ from deltalake import DeltaTable
 from fixtures.command import call
 from fixtures.stored_units import derive, make_unit
 
-from log.store import Store
-from schema.errors import DamagedStoreError
-from verification.logs import check_logs
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import DamagedStoreError
+from kvdrift.verification.logs import check_logs
 
 
 def grown(path: Path, *docs: str) -> Store:

@@ -20,20 +20,20 @@ from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
 
-from log import compaction
-from log.compaction import too_many
-from log.delta import parquet_files
-from log.delta.folder import DeltaFolder
-from log.delta.parquet_files import StoredFile, encode_parquet, replace_file
-from log.store import Store, Unit
-from log.units.commits import UnitCommits
-from log.units.unit import DERIVED_TABLES
-from schema.tables import TABLES
-from schema.windows import Windows
-from sql.catalog import open_views, view_texts
-from transforms.compaction import compact
-from transforms.pipeline import run_derivation
-from verification.unit_rows import rows_by_unit
+from kvdrift.log import compaction
+from kvdrift.log.compaction import too_many
+from kvdrift.log.delta import parquet_files
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.parquet_files import StoredFile, encode_parquet, replace_file
+from kvdrift.log.store import Store, Unit
+from kvdrift.log.units.commits import UnitCommits
+from kvdrift.log.units.unit import DERIVED_TABLES
+from kvdrift.schema.tables import TABLES
+from kvdrift.schema.windows import Windows
+from kvdrift.sql.catalog import open_views, view_texts
+from kvdrift.transforms.compaction import compact
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.verification.unit_rows import rows_by_unit
 
 H = 6
 NAMES = {"study": "s", "model": "m"}

@@ -15,11 +15,11 @@ from faults.outcomes import SURVIVED, tell
 from fixtures.schedules import faults, run, template
 from fixtures.turns import stopping
 
-from log.store import Store
-from log.units import commits
-from log.units.commits import UnitCommits
-from log.units.contradictions import ContradictionError
-from verification.whole_store import verify
+from kvdrift.log.store import Store
+from kvdrift.log.units import commits
+from kvdrift.log.units.commits import UnitCommits
+from kvdrift.log.units.contradictions import ContradictionError
+from kvdrift.verification.whole_store import verify
 
 SCHEDULES = int(os.environ.get("KVDRIFT_SCHEDULES", "300"))  # of the long run
 DEFAULT = 24  # schedules of the default run

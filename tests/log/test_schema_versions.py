@@ -27,14 +27,14 @@ from fixtures.processes import run_at_once
 from fixtures.refusals import refused
 from fixtures.stored_units import content, derive, expected, killed_in, make_unit
 
-from log.delta import folder as delta_folder
-from log.delta.parquet_files import encode_parquet
-from log.store import Store
-from schema.errors import InputError
-from schema.tables import SCHEMA_VERSION, TABLES
-from sql.catalog import open_views
-from sql.catalog_file import write_catalog
-from transforms.pipeline import run_derivation
+from kvdrift.log.delta import folder as delta_folder
+from kvdrift.log.delta.parquet_files import encode_parquet
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import SCHEMA_VERSION, TABLES
+from kvdrift.sql.catalog import open_views
+from kvdrift.sql.catalog_file import write_catalog
+from kvdrift.transforms.pipeline import run_derivation
 
 PRESENT = str(SCHEMA_VERSION)
 

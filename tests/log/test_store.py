@@ -30,13 +30,13 @@ from fixtures.stored_units import (
     make_unit,
 )
 
-from log.delta.folder import DeltaFolder
-from log.delta.retries import has_gap, listed
-from log.store import Store, Unit
-from log.units.commits import UnitCommits
-from schema.errors import DamagedStoreError, InputError, OperationError
-from schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, UNITS
-from transforms.derivation import derive_trajectories
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.retries import has_gap, listed
+from kvdrift.log.store import Store, Unit
+from kvdrift.log.units.commits import UnitCommits
+from kvdrift.schema.errors import DamagedStoreError, InputError, OperationError
+from kvdrift.schema.tables import EVENTS, SCHEMA_VERSION, STEPS, TABLES, UNITS
+from kvdrift.transforms.derivation import derive_trajectories
 
 
 def keys(units: pa.Table) -> list[tuple[Any, ...]]:
@@ -203,7 +203,7 @@ def test_a_table_that_was_opened_goes_on_by_what_came_since(store: Store, monkey
         writer.append_units([make_unit(f"d{number}")])
     before = store.version("events") - 1
     store.read("events", before)
-    monkeypatch.setattr("log.delta.snapshot.DeltaTable", None)
+    monkeypatch.setattr("kvdrift.log.delta.snapshot.DeltaTable", None)
     assert store.append_units([make_unit("d2")]) == other.append_units([make_unit("d3")]) == 1
     assert content(store).num_rows == content(other).num_rows == 4 * 32
     assert store.read("events", before).num_rows == 32

@@ -18,9 +18,9 @@ from fixtures.refusals import refused
 from fixtures.stored_units import HORIZON, content, expected, make_unit
 from fixtures.swrb_events import random_laws, swrb_replicate, unit
 
-from log.store import Store, Unit
-from schema.errors import InputError
-from schema.tables import EVENTS
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import EVENTS
 
 DOC = EVENTS.schema.names.index("doc")
 

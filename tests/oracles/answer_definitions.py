@@ -11,7 +11,7 @@ from typing import Any
 from fixtures.awkward_logs import Row
 from oracles.coupled_paths import Analysis, Path, Pool
 
-from schema.moments import ANSWER_MOMENTS
+from kvdrift.schema.moments import ANSWER_MOMENTS
 
 NAMES = ("study", "model", "doc", "action", "replicate")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from generator.finite.system import FiniteSystem
+from kvdrift.generator.finite.system import FiniteSystem
 
 
 def sharp_system(

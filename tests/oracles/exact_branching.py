@@ -14,8 +14,8 @@ import numpy as np
 from fixtures.random_systems import History, deficit, side_law
 from oracles.exact_moments import Array
 
-from generator.finite.paths import PairPaths
-from generator.finite.system import FiniteSystem
+from kvdrift.generator.finite.paths import PairPaths
+from kvdrift.generator.finite.system import FiniteSystem
 
 POWERS = 4
 # Variances that would be 0 but for rounding; those that count are above 1e-9 here.

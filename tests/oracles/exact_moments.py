@@ -1,7 +1,7 @@
 """Every additive moment of a trajectory as an array over enumerated or sampled pairs of paths.
 
 Rows of the arrays are whole paths and columns are positions; the views join positions and lags instead.
-Names are those of ``schema.moments``; profile moments carry their position, lag or depth after an "@", and
+Names are those of ``kvdrift.schema.moments``; profile moments carry their position, lag or depth after an "@", and
 ``branch@s,j`` is 1{tau = s} I_{s+j}.
 """
 
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from oracles.exact_systems import REPLICATES, Sample
 
-from generator.finite.paths import PairPaths, pair_paths
-from generator.finite.system import FiniteSystem
-from schema.windows import Windows
+from kvdrift.generator.finite.paths import PairPaths, pair_paths
+from kvdrift.generator.finite.system import FiniteSystem
+from kvdrift.schema.windows import Windows
 
 Array = NDArray[np.float64]
 Functionals = dict[str, Array]  # [paths] each

@@ -20,19 +20,19 @@ import pyarrow as pa
 from fixtures.stored_units import derive
 from numpy.typing import NDArray
 
-from generator.actions import Action
-from generator.finite.model import FiniteModel
-from generator.finite.study_systems import exact_value_rows, system_document
-from generator.finite.system import FiniteSystem
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full
-from log.store import Store, Unit
-from log.units.unit import DERIVED_TABLES
-from schema.retention import Retention
-from schema.study import FINITE_STATE, POOLED
-from schema.tables import DOCUMENTS, EXACT_VALUES, PLAIN, STUDIES, SWRB
-from schema.windows import Windows
-from sql.catalog import open_views, view_texts
+from kvdrift.generator.actions import Action
+from kvdrift.generator.finite.model import FiniteModel
+from kvdrift.generator.finite.study_systems import exact_value_rows, system_document
+from kvdrift.generator.finite.system import FiniteSystem
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import Full
+from kvdrift.log.store import Store, Unit
+from kvdrift.log.units.unit import DERIVED_TABLES
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.study import FINITE_STATE, POOLED
+from kvdrift.schema.tables import DOCUMENTS, EXACT_VALUES, PLAIN, STUDIES, SWRB
+from kvdrift.schema.windows import Windows
+from kvdrift.sql.catalog import open_views, view_texts
 
 SYSTEMS, REPLICATES, SEED, MODEL = 50, 2000, 4, "exact"
 # An action mixes the reference with a law of its own, by so much.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
-from schema.windows import Windows
+from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.windows import Windows
 
 Moments = Callable[[str], Any]  # a moment by its name; KeyError over an empty window
 Formula = Callable[..., Any]  # of one Moments, or of two

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from schema.sampling import SamplingLaw
+from kvdrift.schema.sampling import SamplingLaw
 
 
 def plain_law(logits: Sequence[float], law: SamplingLaw) -> NDArray[np.float64]:

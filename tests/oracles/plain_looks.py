@@ -1,4 +1,4 @@
-"""Looks at a growing study by the definitions page, "Sequential studies", another way than ``stats.sequential``."""
+"""Looks at a growing study by the definitions page, "Sequential studies", another way than ``kvdrift.stats.sequential``."""
 
 from __future__ import annotations
 

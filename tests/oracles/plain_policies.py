@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from oracles.plain_generator import coupled_pair, inverse_cdf, softmax
 from transformers import DynamicCache
 
-from generator.coupling.uniforms import uniform_table
+from kvdrift.generator.coupling.uniforms import uniform_table
 
 Kind = Literal["sliding", "tova", "h2o"]
 

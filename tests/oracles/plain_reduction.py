@@ -1,6 +1,6 @@
 """Control variates and their coefficients from the definitions: loops over positions, regressions fitted as such.
 
-Nothing is shared with ``stats.reduction``: weights are written out, ridge regressions are least squares of rows with
+Nothing is shared with ``kvdrift.stats.reduction``: weights are written out, ridge regressions are least squares of rows with
 penalty rows below them, and each cluster is really left out.
 """
 

@@ -726,7 +726,7 @@ def revisions(analysis: Analysis) -> list[Row]:
 
 def published(_: Analysis) -> list[Row]:
     numbers = {"value", "low", "high", "level"}
-    text = (resources.files("sql") / "published.csv").read_text("utf-8")
+    text = (resources.files("kvdrift.sql") / "published.csv").read_text("utf-8")
     return [
         {name: (float(cell) if name in numbers else cell) if cell else None for name, cell in row.items()}
         for row in csv.DictReader(text.splitlines())

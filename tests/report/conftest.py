@@ -10,13 +10,13 @@ import pytest
 from fixtures.report_views import MODEL, Page, build, content_of
 from matplotlib.figure import Figure
 
-from generator.transformer.files.tokenizer import token_reader
-from log.store import Store
-from report.explorer.page import write_explorer
-from report.printing.canvas import save
-from report.reading.content import PageContent
-from report.reading.source import Provenance
-from sql.catalog import Views, open_views
+from kvdrift.generator.transformer.files.tokenizer import token_reader
+from kvdrift.log.store import Store
+from kvdrift.report.explorer.page import write_explorer
+from kvdrift.report.printing.canvas import save
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.source import Provenance
+from kvdrift.sql.catalog import Views, open_views
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,8 +48,10 @@ def path(content: PageContent, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of words and tables: figures are made but not written, and of real views not made."""
-    monkeypatch.setattr("report.page.save", lambda *_: "<svg></svg>")
-    monkeypatch.setattr("report.page.draw_figures", lambda drawings, _: {one.name: "<svg></svg>" for one in drawings})
+    monkeypatch.setattr("kvdrift.report.page.save", lambda *_: "<svg></svg>")
+    monkeypatch.setattr(
+        "kvdrift.report.page.draw_figures", lambda drawings, _: {one.name: "<svg></svg>" for one in drawings}
+    )
 
 
 @pytest.fixture
@@ -73,4 +75,4 @@ def no_pdf(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(figure, "savefig", lambda file, **how: how["format"] == "svg" and savefig(file, **how))
         return save(figure, name, folder, description)
 
-    monkeypatch.setattr("report.page.save", save_svg)
+    monkeypatch.setattr("kvdrift.report.page.save", save_svg)

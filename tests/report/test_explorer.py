@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from fixtures.report_views import Page, content_of, make_views
 
-from report.explorer.outcomes import Outcomes
-from report.explorer.packing import pack
-from report.explorer.page import write_explorer
-from report.explorer.sample import POSITIONS, choose
-from report.explorer.streams import Streams
-from schema.errors import OperationError
-from sql.catalog import Views
+from kvdrift.report.explorer.outcomes import Outcomes
+from kvdrift.report.explorer.packing import pack
+from kvdrift.report.explorer.page import write_explorer
+from kvdrift.report.explorer.sample import POSITIONS, choose
+from kvdrift.report.explorer.streams import Streams
+from kvdrift.schema.errors import OperationError
+from kvdrift.sql.catalog import Views
 
 HOSTILE = [
     "</script><script>document.title = 'taken'</script>",

@@ -10,8 +10,8 @@ import pytest
 from fixtures.browser import Tabs, overflow
 from fixtures.report_views import MODEL, build, make_views
 
-from generator.transformer.files.tokenizer import token_reader
-from sql.catalog import Views
+from kvdrift.generator.transformer.files.tokenizer import token_reader
+from kvdrift.sql.catalog import Views
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

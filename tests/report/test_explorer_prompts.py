@@ -14,13 +14,13 @@ import pytest
 from fixtures.browser import Tabs, overflow
 from fixtures.report_views import MODEL
 
-from generator.transformer.files.tokenizer import token_reader
-from report.explorer import prompts
-from report.explorer.outcomes import read_outcomes
-from report.explorer.page import write_explorer
-from report.explorer.sample import choose
-from report.reading.content import PageContent
-from sql.catalog import Views
+from kvdrift.generator.transformer.files.tokenizer import token_reader
+from kvdrift.report.explorer import prompts
+from kvdrift.report.explorer.outcomes import read_outcomes
+from kvdrift.report.explorer.page import write_explorer
+from kvdrift.report.explorer.sample import choose
+from kvdrift.report.reading.content import PageContent
+from kvdrift.sql.catalog import Views
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -116,7 +116,9 @@ def test_turns_begin_with_their_roles(
     outcomes = read_outcomes(content)
     found = prompts.read_prompts(content.source, outcomes, choose(outcomes))
     assert all(prompt.turns == [] for prompt in found), "of the embedded source"
-    monkeypatch.setattr("report.explorer.page.read_prompts", lambda *_: [replace(one, turns=turns) for one in found])
+    monkeypatch.setattr(
+        "kvdrift.report.explorer.page.read_prompts", lambda *_: [replace(one, turns=turns) for one in found]
+    )
     path = write_explorer(content, tmp_path, token_reader(MODEL))
     assert path is not None
     tab = opened(tabs, path, address())
@@ -223,7 +225,7 @@ def test_thousands_of_records_stay_folded(
         often = [[0, 0, p, p] for p in range(100, 20_000, 10)]
         return [replace(one, tokens=np.resize(one.tokens, 20_000), records=often, kept=[]) for one in found]
 
-    monkeypatch.setattr("report.explorer.page.read_prompts", stated_often)
+    monkeypatch.setattr("kvdrift.report.explorer.page.read_prompts", stated_often)
     written = write_explorer(content, tmp_path, token_reader(MODEL))
     assert written is not None
     tab = opened(tabs, written, address())
@@ -238,7 +240,7 @@ def test_thousands_of_records_stay_folded(
 def test_a_store_without_prompts_says_so(
     tabs: Tabs, content: PageContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("report.explorer.page.read_prompts", lambda *_: [])
+    monkeypatch.setattr("kvdrift.report.explorer.page.read_prompts", lambda *_: [])
     written = write_explorer(content, tmp_path, token_reader(MODEL))
     assert written is not None
     tab = tabs.open(written)

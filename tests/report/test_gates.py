@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from report.gates import GATES, gates_block, record_gate
+from kvdrift.report.gates import GATES, gates_block, record_gate
 
 
 def asked(margin: float = 0.02, decision: str = "worse", **changed: Any) -> dict[str, Any]:

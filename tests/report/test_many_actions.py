@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from report.parts import calibration, clocks, entry
-from report.printing.canvas import action_styles, drawing, new_figure
-from report.reading.estimates import Estimate
-from report.reading.published import PublishedStudy
+from kvdrift.report.parts import calibration, clocks, entry
+from kvdrift.report.printing.canvas import action_styles, drawing, new_figure
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.reading.published import PublishedStudy
 
 
 def test_bands_of_many_actions_lie_in_panels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

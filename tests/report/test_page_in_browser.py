@@ -11,9 +11,9 @@ import pytest
 from fixtures.browser import Tabs, overflow
 from fixtures.report_views import MODEL, STUDY, FakeViews, make_views
 
-from report.page import build_report
-from stats.quantities import QUANTITIES
-from stats.registry import DIFFERENCE
+from kvdrift.report.page import build_report
+from kvdrift.stats.quantities import QUANTITIES
+from kvdrift.stats.registry import DIFFERENCE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

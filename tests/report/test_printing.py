@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from fixtures.simulated_studies import simulated_study
 
-from report.printing.numbers import in_text, interval, sure_decimals
-from report.printing.palette import properties, with_properties
-from report.reading.estimates import Estimate
-from stats.ends import error_of_ends
-from stats.registry import Scale
-from stats.resampling.bootstrap import estimate
+from kvdrift.report.printing.numbers import in_text, interval, sure_decimals
+from kvdrift.report.printing.palette import properties, with_properties
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.stats.ends import error_of_ends
+from kvdrift.stats.registry import Scale
+from kvdrift.stats.resampling.bootstrap import estimate
 
 
 def made(low: float, high: float, draws: int | None, level: float | None = 0.95) -> Estimate:

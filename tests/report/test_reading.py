@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from fixtures.report_views import MODEL, STUDY, check, make_views, records
 
-from report.page import build_report
-from sql.catalog import Views
+from kvdrift.report.page import build_report
+from kvdrift.sql.catalog import Views
 
 
 class Changed:

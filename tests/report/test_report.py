@@ -38,27 +38,27 @@ from fixtures.report_views import (
     unit_of_ends,
 )
 
-from report.page import draw_figures
-from report.parts.depth import window_panels
-from report.parts.examples import visible
-from report.parts.gap import TERMS, exposure_sentence
-from report.parts.plan import endpoints_table, plan_rows
-from report.parts.verdict.contrasts import said_once, sentences
-from report.printing.canvas import action_styles, new_figure
-from report.printing.estimate_tables import estimate_cells, status_note
-from report.printing.latex import escape
-from report.printing.numbers import MISSING, count_range, duration, fixed, size
-from report.printing.term_bars import term_bars
-from report.reading.estimates import Estimate
-from report.reading.published import is_model
-from schema.errors import InputError
-from schema.sampling import FULL_SOFTMAX, SamplingLaw
-from schema.tables import TABLES
-from schema.windows import Windows
-from sql.catalog import view_texts
-from sql.contracts import contract
-from stats.quantities import QUANTITIES
-from stats.registry import Scale
+from kvdrift.report.page import draw_figures
+from kvdrift.report.parts.depth import window_panels
+from kvdrift.report.parts.examples import visible
+from kvdrift.report.parts.gap import TERMS, exposure_sentence
+from kvdrift.report.parts.plan import endpoints_table, plan_rows
+from kvdrift.report.parts.verdict.contrasts import said_once, sentences
+from kvdrift.report.printing.canvas import action_styles, new_figure
+from kvdrift.report.printing.estimate_tables import estimate_cells, status_note
+from kvdrift.report.printing.latex import escape
+from kvdrift.report.printing.numbers import MISSING, count_range, duration, fixed, size
+from kvdrift.report.printing.term_bars import term_bars
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.reading.published import is_model
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.tables import TABLES
+from kvdrift.schema.windows import Windows
+from kvdrift.sql.catalog import view_texts
+from kvdrift.sql.contracts import contract
+from kvdrift.stats.quantities import QUANTITIES
+from kvdrift.stats.registry import Scale
 
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
 ONE = ("NIAH-4K",)

@@ -27,13 +27,13 @@ from fixtures.report_views import (
     unit_of_ends,
 )
 
-from report.parts.residual_branching import LOSES, OPEN, PAYS, verdict
-from report.printing.numbers import MISSING, significant
-from report.reading.estimates import Estimate
-from schema.windows import Windows
-from stats.quantities import ALL_QUANTITIES
-from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
-from stats.registry import Scale
+from kvdrift.report.parts.residual_branching import LOSES, OPEN, PAYS, verdict
+from kvdrift.report.printing.numbers import MISSING, significant
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.quantities import ALL_QUANTITIES
+from kvdrift.stats.quantities.estimator_costs import BRANCHING_QUANTITIES
+from kvdrift.stats.registry import Scale
 
 ACTIONS = ("snapkv-half", "recent-half", "recent-10")
 # Share of pairs that diverge, variance ratio, evaluations ratio, time ratio; intervals are +- 8% and 0.002.

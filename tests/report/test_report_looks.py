@@ -7,9 +7,9 @@ import json
 import pytest
 from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, Row, content_of, make_views
 
-from report.parts.sequential_looks import between_looks, section, sequence_figure
-from report.printing.section import Section
-from report.reading.content import PageContent
+from kvdrift.report.parts.sequential_looks import between_looks, section, sequence_figure
+from kvdrift.report.printing.section import Section
+from kvdrift.report.reading.content import PageContent
 
 HALF_WIDTH = {"resolve": "half_width", "bound": 0.1}
 

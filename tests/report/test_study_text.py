@@ -13,16 +13,16 @@ from fixtures.report_views import MODEL, STUDY, make_views
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
-from generator.actions import build_action
-from generator.codecs import CODECS
-from generator.selectors import SELECTORS
-from generator.selectors.policies import POLICIES
-from log.store import Store
-from report.reading.facts import read_facts
-from report.reading.source import StudyRows
-from report.reading.study_text import study_text
-from schema.study.actions import ActionSection
-from sql.catalog import open_views
+from kvdrift.generator.actions import build_action
+from kvdrift.generator.codecs import CODECS
+from kvdrift.generator.selectors import SELECTORS
+from kvdrift.generator.selectors.policies import POLICIES
+from kvdrift.log.store import Store
+from kvdrift.report.reading.facts import read_facts
+from kvdrift.report.reading.source import StudyRows
+from kvdrift.report.reading.study_text import study_text
+from kvdrift.schema.study.actions import ActionSection
+from kvdrift.sql.catalog import open_views
 
 
 def test_it_has_the_settings_the_actions_and_the_plan_of_its_store(finished: Path, tmp_path: Path) -> None:

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from fixtures.report_views import PAIR, FakeViews, H, content_of, make_views
 
-from report.parts.study import actions_table, study_rows
-from report.parts.study import section as study_section
-from report.parts.verdict.choice import choose
-from report.parts.verdict.frontier import (
+from kvdrift.report.parts.study import actions_table, study_rows
+from kvdrift.report.parts.study import section as study_section
+from kvdrift.report.parts.verdict.choice import choose
+from kvdrift.report.parts.verdict.frontier import (
     bits_sentences,
     bytes_figure,
     frontier_sentence,
     policies_sentence,
     undominated,
 )
-from report.parts.verdict.glance import glance_table
-from report.parts.verdict.ranking import ranked_table
-from report.parts.verdict.recommendation import recommendation
-from report.parts.verdict.section import section
+from kvdrift.report.parts.verdict.glance import glance_table
+from kvdrift.report.parts.verdict.ranking import ranked_table
+from kvdrift.report.parts.verdict.recommendation import recommendation
+from kvdrift.report.parts.verdict.section import section
 
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schema.errors import alike, nearest
+from kvdrift.schema.errors import alike, nearest
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from generator.actions import build_action
-from schema.study import ActionSection
-from schema.study.described import described_action
-from schema.tables import ACTIONS
+from kvdrift.generator.actions import build_action
+from kvdrift.schema.study import ActionSection
+from kvdrift.schema.study.described import described_action
+from kvdrift.schema.tables import ACTIONS
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schema.frozen_text import frozen_sha256, frozen_text, with_measured
+from kvdrift.schema.frozen_text import frozen_sha256, frozen_text, with_measured
 
 PLAN: dict[str, Any] = {"replicates": 5, "alpha": 0.05, "cost_curve": [{"replicates": 4}, {"replicates": 5}]}
 

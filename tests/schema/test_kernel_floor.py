@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flows.material import checked_actions
-from schema.errors import InputError
-from schema.study import Study
+from kvdrift.flows.material import checked_actions
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import Study
 
 CONTENT = {
     "study": {"name": "floors", "horizon": 4},

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from benchmarks import synthetic_study
-from generator.attention.recording import PromptLayer
-from generator.coupling.uniforms import uniform_table
-from generator.documents.draws import DocumentDraws
-from generator.embedded import documents as embedded
-from generator.finite import families
-from generator.selectors.random_entries import RandomEntries
-from schema.keyed_random import keyed_generator
-from stats.clusters import ClusterDraws
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.coupling.uniforms import uniform_table
+from kvdrift.generator.documents.draws import DocumentDraws
+from kvdrift.generator.embedded import documents as embedded
+from kvdrift.generator.finite import families
+from kvdrift.generator.selectors.random_entries import RandomEntries
+from kvdrift.schema.keyed_random import keyed_generator
+from kvdrift.stats.clusters import ClusterDraws
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 
-from log.store import Store
-from schema.errors import OperationError
-from schema.locking import run_alone
-from verification.repair import repair
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.locking import run_alone
+from kvdrift.verification.repair import repair
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_two_repairs_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schema.locking._PATIENCE", 0.1)
+    monkeypatch.setattr("kvdrift.schema.locking._PATIENCE", 0.1)
     folder = os.open(store.location, os.O_RDONLY)  # as another process has it
     fcntl.flock(folder, fcntl.LOCK_EX)
     message = refused(list, repair(store), error=OperationError)

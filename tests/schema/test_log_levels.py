@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from schema.log_levels import raised_level
+from kvdrift.schema.log_levels import raised_level
 
 
 def test_blocks_that_overlap_restore_the_level() -> None:

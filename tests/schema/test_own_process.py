@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from fixtures.house import ROOT
 
-from schema.own_process import OwnProcesses
+from kvdrift.schema.own_process import OwnProcesses
 
 SCRIPT = """
 import os, signal, sys
-from schema.own_process import OwnProcesses
+from kvdrift.schema.own_process import OwnProcesses
 print("once")
 with OwnProcesses(1, print, "begun") as processes:
     processes.submit(print, "silent").result()

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from schema.rows import row_hashes, run_begins
+from kvdrift.schema.rows import row_hashes, run_begins
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 50])

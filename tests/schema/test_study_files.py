@@ -11,7 +11,7 @@ from fixtures.refusals import refused
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
-from schema.study import load_studies
+from kvdrift.schema.study import load_studies
 
 SHA256 = {
     "finite_state": ["56b75f749ce9f7ec2fe72fac92d85edc143f5a992cc47734c04827fca0450935"],

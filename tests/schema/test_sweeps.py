@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from fixtures.small_study import TEXT
 
-from schema.errors import InputError
-from schema.study import load_studies
-from schema.study.sweeps import families, of_each_member
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import load_studies
+from kvdrift.schema.study.sweeps import families, of_each_member
 
 SWEEP = '[[actions]]\nname = "snapkv"\nselector = "snapkv"\nkeep = ["1/4", "25 %", 128]\ncodec = {codec}\n\n[plan]'
 

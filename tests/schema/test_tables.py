@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from log.store import Store
-from schema.tables import SCHEMA_VERSION, TABLES, Table
+from kvdrift.log.store import Store
+from kvdrift.schema.tables import SCHEMA_VERSION, TABLES, Table
 
 ALLOWED = {
     pa.string(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC"),

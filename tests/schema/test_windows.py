@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schema.errors import InputError
-from schema.windows import Windows
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.windows import Windows
 
 
 def test_windows_at_128_are_the_papers() -> None:

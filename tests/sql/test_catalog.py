@@ -15,13 +15,13 @@ from fixtures.awkward_logs import awkward_log
 from fixtures.stored_units import derive
 from fixtures.unread_pages import blank_pages
 
-from log.store import Store, Unit
-from schema.errors import InputError, KvdriftError, OperationError
-from schema.tables import MEASURES, TABLES
-from sql.catalog import describe_views, open_views
-from sql.catalog_file import write_catalog
-from sql.contracts import contracts
-from transforms.compaction import compact
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.errors import InputError, KvdriftError, OperationError
+from kvdrift.schema.tables import MEASURES, TABLES
+from kvdrift.sql.catalog import describe_views, open_views
+from kvdrift.sql.catalog_file import write_catalog
+from kvdrift.sql.contracts import contracts
+from kvdrift.transforms.compaction import compact
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,7 +208,7 @@ def test_a_catalogue_moved_alone_answers_what_it_carries(store: Store, tmp_path:
 def test_very_many_documents_and_their_means_stay_in_the_files(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sql.carried_tables.MOST_DOCUMENTS", 0)
+    monkeypatch.setattr("kvdrift.sql.carried_tables.MOST_DOCUMENTS", 0)
     with open_views(store) as views:
         there = views.rows("decomposition")
     written = write_catalog(store)
@@ -230,7 +230,7 @@ def test_very_many_documents_and_their_means_stay_in_the_files(
 def test_views_and_catalogue_draw_no_progress_on_the_output(store: Store) -> None:
     """DuckDB would, in a process without a main file, which it takes for a person's."""
     script = f"""
-from log.store import Store
+from kvdrift.log.store import Store
 from sql import catalog, catalog_file
 
 def show(connection, *_, **__):

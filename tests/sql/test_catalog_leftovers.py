@@ -11,11 +11,11 @@ from typing import NoReturn
 import pytest
 from fixtures.processes import start_process
 
-from log.store import Store
-from schema.errors import OperationError
-from schema.locking import TEMPORARY, temporary_folder
-from sql import catalog_file
-from sql.catalog_file import CATALOG_NAME, write_catalog
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.locking import TEMPORARY, temporary_folder
+from kvdrift.sql import catalog_file
+from kvdrift.sql.catalog_file import CATALOG_NAME, write_catalog
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 
-from flows.run import stages
-from flows.run.checks import check_study
-from flows.run.study_file import run_file
-from log.store import Store
-from schema.progress import SILENT
-from sql.catalog import open_views
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.checks import check_study
+from kvdrift.flows.run.study_file import run_file
+from kvdrift.log.store import Store
+from kvdrift.schema.progress import SILENT
+from kvdrift.sql.catalog import open_views
 
 SYSTEMS = 24
 STUDY = Path(__file__).parents[2] / "studies" / "finite_state.toml"

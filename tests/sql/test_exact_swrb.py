@@ -31,8 +31,8 @@ from oracles.exact_systems import (
     special_studies,
 )
 
-from generator.finite.paths import pair_paths
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.finite.paths import pair_paths
+from kvdrift.schema.tables import PLAIN, SWRB
 
 pytestmark = pytest.mark.usefixtures("exact_systems")
 

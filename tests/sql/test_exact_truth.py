@@ -33,10 +33,10 @@ from oracles.exact_views import (
     document_lines,
 )
 
-from schema.study import POOLED
-from schema.windows import Windows
-from sql.catalog import view_texts
-from sql.contracts import contracts
+from kvdrift.schema.study import POOLED
+from kvdrift.schema.windows import Windows
+from kvdrift.sql.catalog import view_texts
+from kvdrift.sql.contracts import contracts
 
 pytestmark = pytest.mark.usefixtures("exact_systems")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sql.kept_builds import kept_build
+from kvdrift.sql.kept_builds import kept_build
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fixtures.refusals import refused
 
-from log.store import Store
-from sql.catalog import open_views
-from sql.read_only import ReadOnlyViews, read_only
+from kvdrift.log.store import Store
+from kvdrift.sql.catalog import open_views
+from kvdrift.sql.read_only import ReadOnlyViews, read_only
 
 
 @pytest.fixture(scope="module")

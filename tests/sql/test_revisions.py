@@ -11,13 +11,13 @@ import pytest
 from fixtures.branched_units import NAMES, make_rows, swrb_unit
 from fixtures.stored_units import make_unit
 
-from flows.estimate.stored import analyze_stored
-from log.store import Store, Unit
-from schema.errors import InputError
-from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS
-from sql.catalog import open_views, view_texts
-from sql.catalog_file import write_catalog
-from transforms.pipeline import run_derivation
+from kvdrift.flows.estimate.stored import analyze_stored
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import ACTIONS, CALIBRATION, DOCUMENTS
+from kvdrift.sql.catalog import open_views, view_texts
+from kvdrift.sql.catalog_file import write_catalog
+from kvdrift.transforms.pipeline import run_derivation
 
 # What says which tables or files were read, or what was there before.
 HISTORY = {"revisions", "superseded", "actions", "identities"}

@@ -9,16 +9,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from generator.actions import Action, build_action
-from generator.checks.random_models import random_document, random_model
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import Full
-from log.store import Store, Unit
-from schema.retention import Retention
-from schema.study import ActionSection
-from schema.tables import ACTIONS, DOCUMENTS
-from sql.catalog import open_views
-from transforms.pipeline import run_derivation
+from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.checks.random_models import random_document, random_model
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import Full
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.study import ActionSection
+from kvdrift.schema.tables import ACTIONS, DOCUMENTS
+from kvdrift.sql.catalog import open_views
+from kvdrift.transforms.pipeline import run_derivation
 
 LENGTH, HORIZON, HEADS = 150, 6, 2 * 2  # KV heads of all layers
 

@@ -13,15 +13,15 @@ import pytest
 from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 
-from log.store import Store, Unit
-from schema.tables import ACTIONS, DOCUMENTS, SCHEMA_VERSION, STEPS, STUDIES
-from schema.windows import Windows
-from sql.catalog import Views, open_views
-from sql.catalog_file import write_catalog
-from sql.contracts import contract
-from transforms.pipeline import run_derivation
-from verification.repair import repair
-from verification.whole_store import verify
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.tables import ACTIONS, DOCUMENTS, SCHEMA_VERSION, STEPS, STUDIES
+from kvdrift.schema.windows import Windows
+from kvdrift.sql.catalog import Views, open_views
+from kvdrift.sql.catalog_file import write_catalog
+from kvdrift.sql.contracts import contract
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.verification.repair import repair
+from kvdrift.verification.whole_store import verify
 
 KEYS = {"study": "s", "model": "org/model"}
 WINDOWS = {"horizon": 8, "cohort_bound": 4, "early_last": 1, "late_first": 4, "first_block_last": 2,

@@ -11,9 +11,9 @@ import pytest
 from fixtures.object_store import ObjectStore, served_folder
 from fixtures.older_stores import make_store_1
 
-from log.store import Store, Unit
-from schema.tables import EVENTS
-from sql.catalog import open_views
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.tables import EVENTS
+from kvdrift.sql.catalog import open_views
 
 DOCS = ("first", "second", "third", "fourth")
 REPLICATES, HORIZON = 64, 1024

@@ -22,18 +22,18 @@ from oracles.swrb_definitions import SWRB_EVALUATIONS
 from oracles.unit_moment_definitions import COMPUTED_UNIT, UNIT_MOMENT_EVALUATIONS, waiting
 from oracles.view_definitions import EVALUATIONS as PLAIN_EVALUATIONS
 
-from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
-from schema.tables import TABLES
-from schema.windows import Windows
-from sql.catalog import Views, open_views, view_texts
-from sql.contracts import contracts
-from stats.quantities import QUANTITIES
+from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.tables import TABLES
+from kvdrift.schema.windows import Windows
+from kvdrift.sql.catalog import Views, open_views, view_texts
+from kvdrift.sql.contracts import contracts
+from kvdrift.stats.quantities import QUANTITIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from log.store import Store
+    from kvdrift.log.store import Store
 
 VIEWS = sorted(view_texts())
 EVALUATIONS = {

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from schema.moments import SCALAR_MOMENTS
-from schema.windows import Windows
-from stats.alike import Alike, most_unlike, settling_factor
-from stats.endpoints import Decision, decide
-from stats.moments import DocumentMoments
-from stats.registry import Between, Higher
-from stats.resampling.bootstrap import estimate
-from stats.resampling.intervals import Request
+from kvdrift.schema.moments import SCALAR_MOMENTS
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.alike import Alike, most_unlike, settling_factor
+from kvdrift.stats.endpoints import Decision, decide
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.registry import Between, Higher
+from kvdrift.stats.resampling.bootstrap import estimate
+from kvdrift.stats.resampling.intervals import Request
 
 STUDIES = 400
 PAGE = (Path(__file__).parents[2] / "docs" / "gate.md").read_text(encoding="utf-8")

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from schema.errors import InputError
-from schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
-from schema.windows import Windows
-from stats.allocation import Allocation, _components, _influence, allocate, linearize
-from stats.endpoints import Endpoint
-from stats.moments import ReplicateMoments
-from stats.quantities import QUANTITIES
-from stats.resampling.bootstrap import observed, resample
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.moments import ANSWER_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.allocation import Allocation, _components, _influence, allocate, linearize
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.moments import ReplicateMoments
+from kvdrift.stats.quantities import QUANTITIES
+from kvdrift.stats.resampling.bootstrap import observed, resample
 
 W = Windows.of(16)
 STRATA = ("s", "t")

@@ -15,18 +15,18 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from schema.errors import InputError
-from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
-from schema.tables import RESULTS
-from schema.windows import Windows
-from stats.clusters import ClusterDraws
-from stats.endpoints import Endpoint, Family
-from stats.ends import percentile_intervals
-from stats.moments import DocumentMoments
-from stats.pooling import _product
-from stats.quantities import QUANTITIES
-from stats.resampling.bootstrap import BLOCK, estimate, groups, observed, resample
-from stats.resampling.intervals import COLUMNS, Request, planned_status
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.tables import RESULTS
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.clusters import ClusterDraws
+from kvdrift.stats.endpoints import Endpoint, Family
+from kvdrift.stats.ends import percentile_intervals
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.pooling import _product
+from kvdrift.stats.quantities import QUANTITIES
+from kvdrift.stats.resampling.bootstrap import BLOCK, estimate, groups, observed, resample
+from kvdrift.stats.resampling.intervals import COLUMNS, Request, planned_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

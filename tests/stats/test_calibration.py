@@ -17,16 +17,16 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from flows.estimate.calibration import calibrate_study
-from flows.estimate.estimation import document_moments
-from flows.plan.frozen_plan import FrozenPlan
-from log.store import Store, Unit
-from schema.errors import InputError
-from schema.moments import SCALAR_MOMENTS
-from schema.tables import EVENTS, TABLES
-from schema.windows import Windows
-from sql.catalog import open_views
-from stats.calibration import (
+from kvdrift.flows.estimate.calibration import calibrate_study
+from kvdrift.flows.estimate.estimation import document_moments
+from kvdrift.flows.plan.frozen_plan import FrozenPlan
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.moments import SCALAR_MOMENTS
+from kvdrift.schema.tables import EVENTS, TABLES
+from kvdrift.schema.windows import Windows
+from kvdrift.sql.catalog import open_views
+from kvdrift.stats.calibration import (
     CANDIDATES,
     OBSERVATIONS,
     Calibration,
@@ -38,10 +38,10 @@ from stats.calibration import (
     predict,
     ridge_coefficients,
 )
-from stats.endpoints import Endpoint
-from stats.moments import DocumentMoments
-from stats.resampling.bootstrap import estimate, observed
-from stats.resampling.intervals import Request
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.resampling.bootstrap import estimate, observed
+from kvdrift.stats.resampling.intervals import Request
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -36,14 +36,14 @@ from benchmarks.synthetic_study import (
     draw_uniforms,
     write_study,
 )
-from flows.estimate.estimation import document_moments
-from sql.catalog import open_views
-from stats.alike import alike_documents
-from stats.ends import EXPANDED, Studentized, document_intervals, percentile_intervals
-from stats.linearization.gradients import constant_gradient, features_read
-from stats.pooling import Pooling
-from stats.quantities import QUANTITIES
-from stats.resampling.bootstrap import BLOCK, groups, observed, observed_errors, resample
+from kvdrift.flows.estimate.estimation import document_moments
+from kvdrift.sql.catalog import open_views
+from kvdrift.stats.alike import alike_documents
+from kvdrift.stats.ends import EXPANDED, Studentized, document_intervals, percentile_intervals
+from kvdrift.stats.linearization.gradients import constant_gradient, features_read
+from kvdrift.stats.pooling import Pooling
+from kvdrift.stats.quantities import QUANTITIES
+from kvdrift.stats.resampling.bootstrap import BLOCK, groups, observed, observed_errors, resample
 
 DRAWS = 4 * BLOCK
 

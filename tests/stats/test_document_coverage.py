@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from fixtures.document_laws import LAWS, PAIRS, Law, studies_of
 
-from schema.study import POOLED
-from stats.resampling.bootstrap import estimate
+from kvdrift.schema.study import POOLED
+from kvdrift.stats.resampling.bootstrap import estimate
 
 BATCHES = 12  # of 125 studies: 1,500 contrasts, 3,000 actions
 CLUSTERS = (6, 12, 24, 48)  # of a stratum

@@ -15,20 +15,26 @@ import pyarrow.compute as pc
 import pytest
 from fixtures.swrb_events import Row, plain_replicate, random_laws, swrb_replicate, unit
 
-from flows.estimate.branching_moments import branching_moments
-from flows.estimate.parts import EXPLORATORY_DRAWS
-from flows.estimate.stored import analyze_stored
-from log.store import Store
-from schema.errors import InputError
-from schema.tables import DOCUMENTS, PLAIN, RESULTS, SWRB
-from sql.catalog import open_views
-from stats.clusters import ClusterDraws
-from stats.efficiency import MEASURED, BranchingMoments, estimate_branching, observed_branching, resample_branching
-from stats.endpoints import Endpoint
-from stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
-from stats.quantities.estimator_costs import BRANCHING_QUANTITIES
-from stats.resampling.intervals import COLUMNS
-from transforms.pipeline import run_derivation
+from kvdrift.flows.estimate.branching_moments import branching_moments
+from kvdrift.flows.estimate.parts import EXPLORATORY_DRAWS
+from kvdrift.flows.estimate.stored import analyze_stored
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import DOCUMENTS, PLAIN, RESULTS, SWRB
+from kvdrift.sql.catalog import open_views
+from kvdrift.stats.clusters import ClusterDraws
+from kvdrift.stats.efficiency import (
+    MEASURED,
+    BranchingMoments,
+    estimate_branching,
+    observed_branching,
+    resample_branching,
+)
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.quantities import QUANTITIES, SIMULTANEOUS_GAP
+from kvdrift.stats.quantities.estimator_costs import BRANCHING_QUANTITIES
+from kvdrift.stats.resampling.intervals import COLUMNS
+from kvdrift.transforms.pipeline import run_derivation
 
 STRATA = ["a"] * 7 + ["b"] * 4
 CLUSTERS = ["q0", "q0", "q1", "q2", "q3", "q4", "q5", "r0", "r0", "r1", "r2"]

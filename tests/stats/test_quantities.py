@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schema.errors import InputError
-from schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
-from schema.windows import Windows
-from sql.contracts import contract
-from stats.endpoints import Endpoint
-from stats.moments import DocumentMoments, ReplicateMoments
-from stats.quantities import ALL_QUANTITIES, QUANTITIES, quantity_named
-from stats.registry import Pooled
-from stats.resampling.bootstrap import observed
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
+from kvdrift.schema.windows import Windows
+from kvdrift.sql.contracts import contract
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.moments import DocumentMoments, ReplicateMoments
+from kvdrift.stats.quantities import ALL_QUANTITIES, QUANTITIES, quantity_named
+from kvdrift.stats.registry import Pooled
+from kvdrift.stats.resampling.bootstrap import observed
 
 H, K = 16, 3
 W = Windows.of(H)  # T = 8, early lags 1..2, late lags 7..8
@@ -62,7 +62,7 @@ BLOCKS = (range(1, H // 4 + 1), range(H // 4 + 1, H // 2 + 1), range(H // 2 + 1,
 
 
 def scalar_moments(path: Path) -> dict[str, float]:
-    """Each moment of schema.moments for one trajectory, by its own words."""
+    """Each moment of kvdrift.schema.moments for one trajectory, by its own words."""
     tau, cohort = path.tau, path.in_cohort
     moments = {
         "mismatch": path.mismatch.sum() / H, "rollout_tv": path.delta.sum() / H, "fixed_history_tv": path.f.sum() / H,

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from oracles.exact_moments import functionals
 from oracles.plain_reduction import coefficients, control_variate, weights
 
-from generator.finite.paths import PairPaths, pair_paths
-from schema.moments import SCALAR_MOMENTS
-from schema.windows import Windows
-from stats.allocation import Allocation, allocate
-from stats.endpoints import Endpoint
-from stats.moments import DocumentMoments, ReplicateMoments
-from stats.quantities import QUANTITIES
-from stats.reduction.coefficients import FEWEST_CLUSTERS, PENALTIES, fit_coefficients, reduced_replicates
-from stats.reduction.control_variates import (
+from kvdrift.generator.finite.paths import PairPaths, pair_paths
+from kvdrift.schema.moments import SCALAR_MOMENTS
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.allocation import Allocation, allocate
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.moments import DocumentMoments, ReplicateMoments
+from kvdrift.stats.quantities import QUANTITIES
+from kvdrift.stats.reduction.coefficients import FEWEST_CLUSTERS, PENALTIES, fit_coefficients, reduced_replicates
+from kvdrift.stats.reduction.control_variates import (
     CONTROLS,
     REDUCED,
     control_variates,
@@ -29,7 +29,7 @@ from stats.reduction.control_variates import (
     reduced_documents,
     reduced_scalars,
 )
-from stats.reduction.saving import saving
+from kvdrift.stats.reduction.saving import saving
 
 Array = NDArray[np.float64]
 SYSTEMS = [(2, 6, (), "near"), (2, 6, (0,), "far"), (3, 4, (2,), "sparse"), (2, 1, (), "far")]

@@ -9,15 +9,15 @@ import pytest
 from oracles.plain_looks import ever_outside, spent, student_interval
 from scipy.stats import norm
 
-from schema.errors import InputError
-from schema.moments import SCALAR_MOMENTS
-from schema.windows import Windows
-from stats.endpoints import Endpoint
-from stats.moments import DocumentMoments
-from stats.resampling.bootstrap import observed_errors, resample
-from stats.sequential.repeated import RepeatedInterval, draws_of, repeated_intervals
-from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, SIGN, Resolution
-from stats.sequential.spending import critical_constants
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.moments import SCALAR_MOMENTS
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.resampling.bootstrap import observed_errors, resample
+from kvdrift.stats.sequential.repeated import RepeatedInterval, draws_of, repeated_intervals
+from kvdrift.stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, SIGN, Resolution
+from kvdrift.stats.sequential.spending import critical_constants
 
 MISMATCH = Endpoint("mismatch", "one")
 

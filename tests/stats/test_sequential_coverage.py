@@ -18,12 +18,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm, t
 
-from schema.moments import SCALAR_MOMENTS
-from schema.windows import Windows
-from stats.endpoints import Endpoint
-from stats.moments import DocumentMoments
-from stats.sequential.repeated import draws_of, repeated_intervals
-from stats.sequential.spending import critical_constants
+from kvdrift.schema.moments import SCALAR_MOMENTS
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.sequential.repeated import draws_of, repeated_intervals
+from kvdrift.stats.sequential.spending import critical_constants
 
 Float = NDArray[np.float64]
 Law = Callable[[np.random.Generator, tuple[int, ...]], Float]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from schema.moments import SCALAR_MOMENTS
-from schema.windows import Windows
-from stats.endpoints import Endpoint
-from stats.moments import DocumentMoments
-from stats.quantities import SIMULTANEOUS_GAP
-from stats.resampling.bootstrap import observed_errors, resample
-from stats.simultaneous import simultaneous_gaps, simultaneous_members
+from kvdrift.schema.moments import SCALAR_MOMENTS
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.quantities import SIMULTANEOUS_GAP
+from kvdrift.stats.resampling.bootstrap import observed_errors, resample
+from kvdrift.stats.simultaneous import simultaneous_gaps, simultaneous_members
 
 
 def study(values: np.ndarray) -> DocumentMoments:

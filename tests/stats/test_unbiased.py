@@ -11,9 +11,9 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import multivariate_normal, norm, t
 
-from stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, SIGN, Resolution
-from stats.sequential.spending import critical_constants
-from stats.sequential.unbiased import LookSaid, median_unbiased
+from kvdrift.stats.sequential.resolution import EQUIVALENCE, HALF_WIDTH, SIGN, Resolution
+from kvdrift.stats.sequential.spending import critical_constants
+from kvdrift.stats.sequential.unbiased import LookSaid, median_unbiased
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
 CONSTANTS = critical_constants(SHARES, 0.05)

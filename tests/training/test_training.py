@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 
-import generator.embedded
-from generator.embedded import vocabulary
-from generator.embedded.documents import LENGTHS, MEAN_FILLER, TASKS, make_document, study_layout
+from kvdrift.generator import embedded
+from kvdrift.generator.embedded import vocabulary
+from kvdrift.generator.embedded.documents import LENGTHS, MEAN_FILLER, TASKS, make_document, study_layout
 from training import accuracy
 from training.checkpoint import build_tokenizer
 from training.sequences import make_training_sequence
 
-CHECKPOINT = Path(generator.embedded.__file__).parent / "checkpoint"
+CHECKPOINT = Path(embedded.__file__).parent / "checkpoint"
 ACCURACY_SEED = 40_000_003
 FLOORS = {"needle": 0.6, "variable_tracking": 0.8}
 

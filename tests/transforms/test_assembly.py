@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ingestion.event_rows import VALUES, EventRows, converted
-from transforms.streams.assembly import NEW, STORED, WAITING, assemble
+from kvdrift.ingestion.event_rows import VALUES, EventRows, converted
+from kvdrift.transforms.streams.assembly import NEW, STORED, WAITING, assemble
 
 H = 4
 Row = dict[str, Any]

@@ -11,9 +11,9 @@ import pytest
 from fixtures.swrb_events import EOS, Row, event, random_laws, swrb_replicate, table
 from oracles.swrb_definitions import branching_depth_rows, branching_rows
 
-from schema.errors import InputError
-from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS
-from transforms.residual_branches import derive_branchings
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS
+from kvdrift.transforms.residual_branches import derive_branchings
 
 NAMES: Row = {"study": "s", "model": "m", "doc": "d", "action": "a", "action_revision": 0, "replicate": 0, "unit": 7}
 

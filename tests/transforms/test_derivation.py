@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from schema.errors import InputError
-from schema.tables import EVENTS, STEPS, TRAJECTORIES
-from transforms.derivation import derive_trajectories
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import EVENTS, STEPS, TRAJECTORIES
+from kvdrift.transforms.derivation import derive_trajectories
 
 Row = dict[str, Any]
 

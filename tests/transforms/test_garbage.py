@@ -17,9 +17,9 @@ from fixtures.beam_results import HORIZON, assert_equals_batch_path, events, let
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schema.tables import PAIR_COLUMNS
-from transforms import DeriveTrajectories
-from transforms.streams.packed import cut_all, events_of
+from kvdrift.schema.tables import PAIR_COLUMNS
+from kvdrift.transforms import DeriveTrajectories
+from kvdrift.transforms.streams.packed import cut_all, events_of
 
 TEXTS = ("study", "model", "doc", "action")
 WHOLE = ("replicate", "t", "x_token", "y_token")

@@ -38,16 +38,16 @@ from fixtures.refusals import refused
 from fixtures.stored_units import killed_in
 from hypothesis import given, settings
 
-from ingestion.documents import read_documents
-from ingestion.files import EventFile
-from ingestion.ingest import ingest
-from ingestion.report import IngestReport
-from ingestion.waiting_rows import Taking, WaitingRows, alone
-from log.store import Store
-from schema.errors import InputError
-from schema.tables import TABLES
-from transforms.streams.live_files import SETTLED_SECONDS, LiveIntake, ingest_pieces
-from transforms.watch import watch
+from kvdrift.ingestion.documents import read_documents
+from kvdrift.ingestion.files import EventFile
+from kvdrift.ingestion.ingest import ingest
+from kvdrift.ingestion.report import IngestReport
+from kvdrift.ingestion.waiting_rows import Taking, WaitingRows, alone
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.tables import TABLES
+from kvdrift.transforms.streams.live_files import SETTLED_SECONDS, LiveIntake, ingest_pieces
+from kvdrift.transforms.watch import watch
 
 DERIVED = ("trajectories", "steps")
 

@@ -12,9 +12,9 @@ from oracles.coupled_paths import Analysis
 from oracles.unit_moment_definitions import summed
 from oracles.view_definitions import steps, trajectories
 
-from schema.tables import STEPS, TRAJECTORIES, UNIT_MOMENTS
-from schema.windows import Windows
-from transforms.moments import derive_moments
+from kvdrift.schema.tables import STEPS, TRAJECTORIES, UNIT_MOMENTS
+from kvdrift.schema.windows import Windows
+from kvdrift.transforms.moments import derive_moments
 
 TOLERANCE = 1e-12  # sums in another order
 

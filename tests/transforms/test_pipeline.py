@@ -25,18 +25,18 @@ import pytest
 from fixtures.processes import forked
 from fixtures.random_units import branched_unit, unit
 
-from log.store import Store
-from log.units.numbers import NUMBERED
-from schema.errors import InputError, OperationError
-from schema.location import filesystem_of
-from schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TABLES, TRAJECTORIES, Table
-from transforms import pipeline, segments
-from transforms.compaction import Gathering
-from transforms.derivation import derive_trajectories
-from transforms.pipeline import run_derivation
-from transforms.records import read_records, record_folder, write_record
-from transforms.residual_branches import derive_branchings
-from transforms.watch import watch
+from kvdrift.log.store import Store
+from kvdrift.log.units.numbers import NUMBERED
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.location import filesystem_of
+from kvdrift.schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TABLES, TRAJECTORIES, Table
+from kvdrift.transforms import pipeline, segments
+from kvdrift.transforms.compaction import Gathering
+from kvdrift.transforms.derivation import derive_trajectories
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.transforms.records import read_records, record_folder, write_record
+from kvdrift.transforms.residual_branches import derive_branchings
+from kvdrift.transforms.watch import watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +145,7 @@ def test_nothing_to_do_is_said_without_beam(store: Store) -> None:
     done = python(
         """
         import sys
-        from transforms.pipeline import run_derivation
+        from kvdrift.transforms.pipeline import run_derivation
         report = run_derivation(sys.argv[1])
         assert (report.units, report.events, report.trajectories) == (0, 0, 0), report
         assert report.seconds < 2, report
@@ -161,7 +161,7 @@ def test_a_run_prints_nothing_and_leaves_logging_alone(store: Store) -> None:
     done = python(
         """
         import logging, sys
-        from transforms.pipeline import run_derivation
+        from kvdrift.transforms.pipeline import run_derivation
         root = logging.getLogger()
         before = (root.level, list(root.handlers), root.manager.disable)
         assert run_derivation(sys.argv[1]).units == int(sys.argv[2])
@@ -215,7 +215,7 @@ def test_records_of_a_killed_run_are_swept_up_later(store: Store, monkeypatch: p
     (left / "0.json").write_text("[]")
     run_derivation(store.location)
     assert left.exists()  # it could belong to a run that is still going on
-    monkeypatch.setattr("transforms.records.STALE", timedelta(days=-1))
+    monkeypatch.setattr("kvdrift.transforms.records.STALE", timedelta(days=-1))
     with record_folder(store.location):
         pass
     assert not left.exists()
@@ -237,7 +237,7 @@ def test_a_clock_that_jumps_takes_no_record_from_a_run(
             def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
                 return datetime.now(tz) + timedelta(days=days)
 
-        monkeypatch.setattr("transforms.records.datetime", Jumped)
+        monkeypatch.setattr("kvdrift.transforms.records.datetime", Jumped)
         with record_folder(store.location):
             pass
         assert read_records(folder) == [written]
@@ -267,7 +267,7 @@ def test_the_end_of_a_run_leaves_a_second_one_its_folder(store: Store, monkeypat
 
     runs: list[str] = []
     with contextlib.ExitStack() as stack:
-        monkeypatch.setattr("transforms.records.filesystem_of", overtaken)
+        monkeypatch.setattr("kvdrift.transforms.records.filesystem_of", overtaken)
         with record_folder(store.location):
             pass
         written = segments.SegmentOutcome(7, events=3, errors=("a line",))
@@ -401,7 +401,7 @@ class Watching:
 
 
 def test_watch_derives_what_appears(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transforms.watch.BATCH_EVENTS", 450)
+    monkeypatch.setattr("kvdrift.transforms.watch.BATCH_EVENTS", 450)
     watching = Watching(store.location)
     try:
         for turn in range(1, 6):
@@ -420,9 +420,9 @@ def test_watch_derives_what_appears(store: Store, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_watch_leaves_few_files_however_many_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transforms.watch.BATCH_EVENTS", 1)
-    monkeypatch.setattr("transforms.compaction.BATCHES", 2)
-    monkeypatch.setattr("transforms.compaction._TIMES", 2)
+    monkeypatch.setattr("kvdrift.transforms.watch.BATCH_EVENTS", 1)
+    monkeypatch.setattr("kvdrift.transforms.compaction.BATCHES", 2)
+    monkeypatch.setattr("kvdrift.transforms.compaction._TIMES", 2)
     store.append_units([branched_unit(number) for number in range(10)])
     for number in range(40):
         store.append_units([unit(number, first=3)])
@@ -440,7 +440,7 @@ def test_watch_leaves_few_files_however_many_come(store: Store, monkeypatch: pyt
 
 
 def test_what_a_watch_cannot_put_together_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transforms.compaction.BATCHES", 1)
+    monkeypatch.setattr("kvdrift.transforms.compaction.BATCHES", 1)
     with pytest.raises(OperationError) as error, Gathering(f"{store.location}/nowhere") as gathering:
         gathering.batch_done()
     assert str(error.value).startswith(f"putting files together: {store.location}/nowhere is not a kvdrift store")

@@ -17,13 +17,13 @@ from fixtures.job_service import JobService
 from fixtures.small_study import run_of
 from fixtures.study_files import load_study
 
-from flows.run import stages
-from log.store import Store
-from schema.errors import OperationError
-from transforms import DeriveTrajectories, pipeline
-from transforms.derivation import derive_trajectories
-from transforms.pipeline import run_derivation
-from transforms.segments import COVERED
+from kvdrift.flows.run import stages
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import OperationError
+from kvdrift.transforms import DeriveTrajectories, pipeline
+from kvdrift.transforms.derivation import derive_trajectories
+from kvdrift.transforms.pipeline import run_derivation
+from kvdrift.transforms.segments import COVERED
 
 
 @pytest.fixture

@@ -21,14 +21,14 @@ from fixtures.beam_results import HORIZON, assert_equals_batch_path, events, let
 from fixtures.event_logs import LOG, canonical, documents_csv, make_log, stopped, stored
 from fixtures.random_units import branched_unit, unit
 
-from log.store import Store
-from schema.errors import InputError
-from transforms import AssembleReplicates, DeriveTrajectories, ReadEvents, WriteDerived, WriteReplicates
-from transforms.derivation import derive_trajectories
-from transforms.streams import assembly
-from transforms.streams.packed import ROW, cut, events_of, table_of, unpacked
-from transforms.streams.replicates import DerivedReplicates, _Assemble
-from transforms.streams.stored import _ReadVersions, write_derived
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError
+from kvdrift.transforms import AssembleReplicates, DeriveTrajectories, ReadEvents, WriteDerived, WriteReplicates
+from kvdrift.transforms.derivation import derive_trajectories
+from kvdrift.transforms.streams import assembly
+from kvdrift.transforms.streams.packed import ROW, cut, events_of, table_of, unpacked
+from kvdrift.transforms.streams.replicates import DerivedReplicates, _Assemble
+from kvdrift.transforms.streams.stored import _ReadVersions, write_derived
 
 
 def in_batches(table: pa.Table, rows: int) -> list[pa.Table]:

@@ -26,24 +26,24 @@ from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
 
-from log.checked_files import MEMORY
-from log.delta.parquet_files import content_digest, encode_parquet
-from log.last_times import FOLDER
-from log.store import Store, Unit
-from log.units.commits import UnitCommits
-from log.units.numbers import NUMBERED
-from log.units.records import FOOTER
-from log.units.unit import conform_unit
-from schema.errors import DamagedStoreError, InputError
-from schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
-from sql.catalog import Views, open_views
-from sql.catalog_file import catalog_fault, write_catalog
-from sql.promises import breaches, computed_views
-from transforms.segments import commit, derive_segment, pending
-from verification.files import Verified
-from verification.repair import repair
-from verification.unit_rows import ROUNDING, first_difference
-from verification.whole_store import scrub, verify
+from kvdrift.log.checked_files import MEMORY
+from kvdrift.log.delta.parquet_files import content_digest, encode_parquet
+from kvdrift.log.last_times import FOLDER
+from kvdrift.log.store import Store, Unit
+from kvdrift.log.units.commits import UnitCommits
+from kvdrift.log.units.numbers import NUMBERED
+from kvdrift.log.units.records import FOOTER
+from kvdrift.log.units.unit import conform_unit
+from kvdrift.schema.errors import DamagedStoreError, InputError
+from kvdrift.schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
+from kvdrift.sql.catalog import Views, open_views
+from kvdrift.sql.catalog_file import catalog_fault, write_catalog
+from kvdrift.sql.promises import breaches, computed_views
+from kvdrift.transforms.segments import commit, derive_segment, pending
+from kvdrift.verification.files import Verified
+from kvdrift.verification.repair import repair
+from kvdrift.verification.unit_rows import ROUNDING, first_difference
+from kvdrift.verification.whole_store import scrub, verify
 
 H = 6
 STUDY, MODEL = "s", "m/x"
@@ -127,7 +127,9 @@ def faults(store: Store) -> list[str]:
 def file_faults(store: Store) -> list[str]:
     """Return the faults of all checks that need no view, since views take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("verification.whole_store._check_views", lambda *_, **__: Verified("views", "none", "left out"))
+        patch.setattr(
+            "kvdrift.verification.whole_store._check_views", lambda *_, **__: Verified("views", "none", "left out")
+        )
         return faults(store)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from fixtures.house import ROOT
 
-from generator.transformer.files.tokenizer import token_reader
-from log.store import Store
-from sql.catalog import Views, open_views
+from kvdrift.generator.transformer.files.tokenizer import token_reader
+from kvdrift.log.store import Store
+from kvdrift.sql.catalog import Views, open_views
 
 PAGE = (ROOT / "docs" / "cookbook.md").read_text(encoding="utf-8")
 QUESTION = re.compile(r"^### (\d+)\. (.*?)\n\n```sql\n(.*?)```\n(.*?)(?=^##|\Z)", re.DOTALL | re.MULTILINE)

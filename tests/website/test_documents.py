@@ -11,9 +11,9 @@ import pytest
 from fixtures.house import ROOT
 
 import kvdrift
-from report.sections import PARTS
-from schema import errors
-from sql.catalog import Views
+from kvdrift.report.sections import PARTS
+from kvdrift.schema import errors
+from kvdrift.sql.catalog import Views
 from website.pictures import PICTURES, write
 
 QUANTITIES = (ROOT / "docs" / "quantities.md").read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def test_every_function_of_the_package_is_there() -> None:
 
 def test_every_method_of_views_is_there() -> None:
     public = {name for name, value in vars(Views).items() if inspect.isfunction(value) and not name.startswith("_")}
-    listed = re.search(r"::: sql.catalog.Views\n    options:\n      members: \[(.*)\]", PYTHON)
+    listed = re.search(r"::: kvdrift.sql.catalog.Views\n    options:\n      members: \[(.*)\]", PYTHON)
     assert listed
     assert set(listed[1].split(", ")) == public
 
@@ -108,6 +108,6 @@ def test_every_method_of_views_is_there() -> None:
 def test_every_error_is_there() -> None:
     classes = {
         name for name, value in vars(errors).items()
-        if inspect.isclass(value) and value.__module__ == "schema.errors"
+        if inspect.isclass(value) and value.__module__ == "kvdrift.schema.errors"
     }  # fmt: skip
-    assert shown("schema.errors") == classes
+    assert shown("kvdrift.schema.errors") == classes

@@ -10,9 +10,9 @@ import pytest
 from fixtures.command import call
 from fixtures.house import ROOT
 
-from ingestion.files import MOST_GROUPS
-from ingestion.formats import MOST_ROWS
-from schema.tables import DOCUMENTS, PAIR_COLUMNS
+from kvdrift.ingestion.files import MOST_GROUPS
+from kvdrift.ingestion.formats import MOST_ROWS
+from kvdrift.schema.tables import DOCUMENTS, PAIR_COLUMNS
 
 PAGE = (ROOT / "docs" / "ingesting.md").read_text(encoding="utf-8")
 FIRST, *_ = PAGE.partition("## An event")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from fixtures.house import ROOT
 
-from generator.transformer.files.local_folders import ARCHITECTURES
-from log.store import Store
-from sql.catalog import open_views
+from kvdrift.generator.transformer.files.local_folders import ARCHITECTURES
+from kvdrift.log.store import Store
+from kvdrift.sql.catalog import open_views
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXT = " ".join(README.split())

@@ -14,11 +14,11 @@ import torch
 from fixtures.house import ROOT
 
 import kvdrift
-from generator.actions import build_actions
-from generator.attention.recording import PromptLayer
-from generator.documents.registry import stratum_documents
-from generator.transformer.files.tokenizer import load_tokenizer
-from schema.study import load_studies
+from kvdrift.generator.actions import build_actions
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.documents.registry import stratum_documents
+from kvdrift.generator.transformer.files.tokenizer import load_tokenizer
+from kvdrift.schema.study import load_studies
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 FILE = re.compile(r"^`([\w.-]+\.\w+)`[^\n]*:\n\n```\w+\n(.*?)```", re.DOTALL | re.MULTILINE)

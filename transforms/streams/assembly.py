@@ -1,10 +1,10 @@
 """Assemble replicates whose rows come in any order, late or twice, from files and from Beam.
 
 This module does not use Beam. A replicate is whole if it has the positions 1..H, or 1..m if both sides have ended at m.
-What follows then is known (``ingestion.event_rows.filled``), and rows that came of it count as repeats. A row that
-repeats an earlier row, with equal key and values, counts once. Rows are compared with those that came from an earlier
-place (``STORED``, then ``WAITING``), which stay; if new rows contradict these or each other, the new rows of the
-replicate are set aside.
+What follows then is known (``kvdrift.ingestion.event_rows.filled``), and rows that came of it count as repeats. A row
+that repeats an earlier row, with equal key and values, counts once. Rows are compared with those that came from an
+earlier place (``STORED``, then ``WAITING``), which stay; if new rows contradict these or each other, the new rows of
+the replicate are set aside.
 
 Between its rows, a runner keeps a state of a replicate: one byte for each position while positions are missing, and
 afterwards a four-byte checksum of each row, which tells whether a row that comes again equals the first.
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ingestion.event_rows import VALUES, EventRows, only_repeats, without_tokens
-from schema.rows import Flags, Ints, Wide, repeats, run_begins
-from transforms.streams.packed import ROW, Rows, packed, rows_of
+from kvdrift.ingestion.event_rows import VALUES, EventRows, only_repeats, without_tokens
+from kvdrift.schema.rows import Flags, Ints, Wide, repeats, run_begins
+from kvdrift.transforms.streams.packed import ROW, Rows, packed, rows_of
 
 STORED, WAITING, NEW = 0, 1, 2
 """The origin of a row: table ``events``, the rows that wait, or what came just now."""

@@ -1,12 +1,12 @@
 """``ingest --pieces`` and ``--watch``: take files while another generator writes them, even with partial replicates.
 
-``ingestion.inputs`` says which files there are. A file is taken as soon as it can be opened. Parquet, Arrow IPC files
-and compressed files show by their end that they are whole: until then they cannot be opened. A file of another format
-is taken once it has not changed for ``SETTLED_SECONDS``; a file that cannot be opened is then reported as damaged.
-Files are never written, moved or deleted.
+``kvdrift.ingestion.inputs`` says which files there are. A file is taken as soon as it can be opened. Parquet, Arrow IPC
+files and compressed files show by their end that they are whole: until then they cannot be opened. A file of another
+format is taken once it has not changed for ``SETTLED_SECONDS``; a file that cannot be opened is then reported as
+damaged. Files are never written, moved or deleted.
 
-A piece is the rows that one file holds of one replicate; ``transforms.streams.assembly`` says how pieces are put
-together. A whole replicate goes into ``events``, and other rows wait in the store's folder ``pieces``. Rows go into
+A piece is the rows that one file holds of one replicate; ``kvdrift.transforms.streams.assembly`` says how pieces are
+put together. A whole replicate goes into ``events``, and other rows wait in the store's folder ``pieces``. Rows go into
 ``events`` first, and the file is remembered afterwards. If the process is killed in between, the next ingestion takes
 the file again and finds that its rows are stored.
 """
@@ -19,21 +19,21 @@ from pathlib import Path
 
 import numpy as np
 
-from ingestion.checks import Anomaly, SortedRows, find_errors
-from ingestion.documents import DocumentRows
-from ingestion.event_rows import EventRows, converted
-from ingestion.facts import FactRows
-from ingestion.files import EventFile
-from ingestion.ingest import Filing, note_unread, open_file, portions_of, read_about
-from ingestion.inputs import EventSource, Stamp, expanded
-from ingestion.intake import Intake
-from ingestion.report import Finding, IngestReport
-from ingestion.waiting_rows import Group, Replicate, Taking, WaitingRows, alone, rows_of, table_of
-from log.store import Store
-from schema.errors import InputError
-from schema.rows import Flags, Ints, run_bounds
-from schema.tables import GROUP_KEY
-from transforms.streams.assembly import NEW, STORED, WAITING, Assembled, assemble
+from kvdrift.ingestion.checks import Anomaly, SortedRows, find_errors
+from kvdrift.ingestion.documents import DocumentRows
+from kvdrift.ingestion.event_rows import EventRows, converted
+from kvdrift.ingestion.facts import FactRows
+from kvdrift.ingestion.files import EventFile
+from kvdrift.ingestion.ingest import Filing, note_unread, open_file, portions_of, read_about
+from kvdrift.ingestion.inputs import EventSource, Stamp, expanded
+from kvdrift.ingestion.intake import Intake
+from kvdrift.ingestion.report import Finding, IngestReport
+from kvdrift.ingestion.waiting_rows import Group, Replicate, Taking, WaitingRows, alone, rows_of, table_of
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.rows import Flags, Ints, run_bounds
+from kvdrift.schema.tables import GROUP_KEY
+from kvdrift.transforms.streams.assembly import NEW, STORED, WAITING, Assembled, assemble
 
 SETTLED_SECONDS = 10.0
 _ASIDE = "are set aside in"

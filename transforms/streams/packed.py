@@ -16,12 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestion.event_rows import DISTANCES, VALUES, EventRows, converted, exact, exact_value, plain
-from ingestion.records import is_text
-from schema.errors import InputError, first_line
-from schema.rows import Flags, Ints
-from schema.tables import COUPLED, EVENTS, GROUP_KEY, PAIR_COLUMNS, PLAIN
-from transforms.event_columns import SortedEvents
+from kvdrift.ingestion.event_rows import DISTANCES, VALUES, EventRows, converted, exact, exact_value, plain
+from kvdrift.ingestion.records import is_text
+from kvdrift.schema.errors import InputError, first_line
+from kvdrift.schema.rows import Flags, Ints
+from kvdrift.schema.tables import COUPLED, EVENTS, GROUP_KEY, PAIR_COLUMNS, PLAIN
+from kvdrift.transforms.event_columns import SortedEvents
 
 _VALUES = tuple(name for name in PAIR_COLUMNS if name not in {*GROUP_KEY, "replicate"})
 _TEXTS = (*GROUP_KEY, "kind")

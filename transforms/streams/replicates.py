@@ -1,8 +1,8 @@
 """Beam transforms from rows of events in any order, late or twice, to whole replicates, trajectories and steps.
 
-The arithmetic is in ``transforms.streams.assembly`` and ``transforms.derivation``. A batch of events is divided into
-one piece for each replicate. Pieces wait in the runner's state under the replicate's key. Whole replicates are derived
-together. So Python code runs once for each piece and batch, never for each row.
+The arithmetic is in ``kvdrift.transforms.streams.assembly`` and ``kvdrift.transforms.derivation``. A batch of events is
+divided into one piece for each replicate. Pieces wait in the runner's state under the replicate's key. Whole replicates
+are derived together. So Python code runs once for each piece and batch, never for each row.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from apache_beam.transforms.window import GlobalWindow, GlobalWindows, Timestamp
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
-from ingestion.event_rows import filled
-from schema.rows import run_bounds
-from schema.tables import STEPS, TRAJECTORIES
-from transforms.derivation import derive_trajectories
-from transforms.streams import assembly, coders
-from transforms.streams.packed import (
+from kvdrift.ingestion.event_rows import filled
+from kvdrift.schema.rows import run_bounds
+from kvdrift.schema.tables import STEPS, TRAJECTORIES
+from kvdrift.transforms.derivation import derive_trajectories
+from kvdrift.transforms.streams import assembly, coders
+from kvdrift.transforms.streams.packed import (
     ROW,
     Horizons,
     Piece,

@@ -24,13 +24,13 @@ from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 
-from ingestion.ingest import ingest
-from log.store import Store
-from log.units.unit import DERIVED
-from schema.errors import InputError, OperationError
-from schema.tables import GROUP_KEY, PLAIN
-from transforms.moments import derive_moments
-from transforms.segments import (
+from kvdrift.ingestion.ingest import ingest
+from kvdrift.log.store import Store
+from kvdrift.log.units.unit import DERIVED
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.tables import GROUP_KEY, PLAIN
+from kvdrift.transforms.moments import derive_moments
+from kvdrift.transforms.segments import (
     SegmentOutcome,
     commit,
     declared_windows,
@@ -39,8 +39,8 @@ from transforms.segments import (
     read_events,
     segments_of,
 )
-from transforms.streams.coders import register
-from transforms.streams.replicates import DeadLetter, DerivedReplicates, WholeReplicates
+from kvdrift.transforms.streams.coders import register
+from kvdrift.transforms.streams.replicates import DeadLetter, DerivedReplicates, WholeReplicates
 
 register()
 

@@ -7,18 +7,18 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from flows.estimate.estimation import document_moments
-from flows.pages.reports import page_folder
-from log.checked_files import WEEK
-from log.store import Store
-from log.studies import stored_studies
-from report.reading.content import read_content
-from report.reading.source import Provenance, StudyRows
-from report.side_by_side.content import Entry
-from schema.errors import InputError
-from schema.progress import SILENT, Progress
-from sql.catalog import MOMENT_VIEWS, open_views
-from stats.moments import DocumentMoments
+from kvdrift.flows.estimate.estimation import document_moments
+from kvdrift.flows.pages.reports import page_folder
+from kvdrift.log.checked_files import WEEK
+from kvdrift.log.store import Store
+from kvdrift.log.studies import stored_studies
+from kvdrift.report.reading.content import read_content
+from kvdrift.report.reading.source import Provenance, StudyRows
+from kvdrift.report.side_by_side.content import Entry
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.progress import SILENT, Progress
+from kvdrift.sql.catalog import MOMENT_VIEWS, open_views
+from kvdrift.stats.moments import DocumentMoments
 
 _IDENTITY = ("weights_sha256", "tokenizer_sha256", "selector_sha256", "numerics", "eos_tokens")
 

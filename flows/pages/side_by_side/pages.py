@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path, PurePath
 
-from flows.pages.reports import writing
-from flows.pages.side_by_side.entries import read_entries
-from flows.pages.side_by_side.pairing import pairings
-from log.delta.durability import sync
-from report.side_by_side.content import Comparison
-from report.side_by_side.page import build_comparison
-from schema.location import absolute, folder_name
-from schema.progress import SILENT, Progress
+from kvdrift.flows.pages.reports import writing
+from kvdrift.flows.pages.side_by_side.entries import read_entries
+from kvdrift.flows.pages.side_by_side.pairing import pairings
+from kvdrift.log.delta.durability import sync
+from kvdrift.report.side_by_side.content import Comparison
+from kvdrift.report.side_by_side.page import build_comparison
+from kvdrift.schema.location import absolute, folder_name
+from kvdrift.schema.progress import SILENT, Progress
 
 
 def write_comparison(

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from flows.estimate.parts import EXPLORATORY_DRAWS, EXPLORATORY_LEVEL
-from report.reading.estimates import ESTIMATE_COLUMNS, Estimate
-from report.side_by_side.content import Difference, Entry, Pairing
-from stats.endpoints import Endpoint
-from stats.moments import DocumentMoments
-from stats.resampling.bootstrap import estimate
-from stats.resampling.intervals import Request
+from kvdrift.flows.estimate.parts import EXPLORATORY_DRAWS, EXPLORATORY_LEVEL
+from kvdrift.report.reading.estimates import ESTIMATE_COLUMNS, Estimate
+from kvdrift.report.side_by_side.content import Difference, Entry, Pairing
+from kvdrift.stats.endpoints import Endpoint
+from kvdrift.stats.moments import DocumentMoments
+from kvdrift.stats.resampling.bootstrap import estimate
+from kvdrift.stats.resampling.intervals import Request
 
 QUANTITIES = ("gap", "divergence_probability_difference", "mean_entry_difference", "mismatch_rate_difference")
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from generator.attention.fused import prompt_attention, suffix_attention
-from generator.attention.fused.tables import cache_table, chunks_of, tables, tile_queries
-from generator.attention.parts import PartialAttention
+from kvdrift.generator.attention.fused import prompt_attention, suffix_attention
+from kvdrift.generator.attention.fused.tables import cache_table, chunks_of, tables, tile_queries
+from kvdrift.generator.attention.parts import PartialAttention
 
 
 def attention_fault(device: torch.device) -> str | None:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generator.attention.fused.tables import cache_table, tables, tile_queries
-from generator.attention.parts import CHUNK, PartialAttention, attend_prompt
-from schema.errors import tried_once
+from kvdrift.generator.attention.fused.tables import cache_table, tables, tile_queries
+from kvdrift.generator.attention.parts import CHUNK, PartialAttention, attend_prompt
+from kvdrift.schema.errors import tried_once
 
 
 def plain_prompt_attention(
@@ -69,7 +69,7 @@ prompt_attention = torch.library.custom_op("kvdrift::prompt_attention", plain_pr
 
 @prompt_attention.register_kernel("cuda")
 def _on_cuda(*arguments: Any) -> PartialAttention:
-    from generator.attention.fused.prompt_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
+    from kvdrift.generator.attention.fused.prompt_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
 
     return launch(*arguments)
 

@@ -1,6 +1,6 @@
 """A Triton kernel for CUDA: attention of decoding streams to chunks of their caches' prompt entries.
 
-``generator.attention.fused.prompt_attention`` specifies the result, and computes it without the kernel, too.
+``kvdrift.generator.attention.fused.prompt_attention`` specifies the result, and computes it without the kernel, too.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from generator.attention.fused.softmax_kernel import attend_entries
-from generator.attention.fused.tables import CACHE_COLUMNS, TILE_COLUMNS, tile_queries
-from generator.attention.parts import CHUNK, PartialAttention
+from kvdrift.generator.attention.fused.softmax_kernel import attend_entries
+from kvdrift.generator.attention.fused.tables import CACHE_COLUMNS, TILE_COLUMNS, tile_queries
+from kvdrift.generator.attention.parts import CHUNK, PartialAttention
 
 _LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
 OPTIONS = {"enable_fp_fusion": True}  # of the compiler

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generator.attention.fused.tables import cache_table, chunks_of
-from generator.attention.parts import attend_part, join_parts
-from schema.errors import tried_once
+from kvdrift.generator.attention.fused.tables import cache_table, chunks_of
+from kvdrift.generator.attention.parts import attend_part, join_parts
+from kvdrift.schema.errors import tried_once
 
 
 def plain_suffix_attention(
@@ -60,7 +60,7 @@ suffix_attention = torch.library.custom_op(
 
 @suffix_attention.register_kernel("cuda")
 def _on_cuda(*arguments: Any) -> Tensor:
-    from generator.attention.fused.suffix_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
+    from kvdrift.generator.attention.fused.suffix_kernel import launch  # noqa: PLC0415 - Triton comes with CUDA only
 
     return launch(*arguments)
 

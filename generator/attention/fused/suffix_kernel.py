@@ -1,6 +1,6 @@
 """A Triton kernel for CUDA: attention of decoding streams to their suffixes, joined with attention to their prompts.
 
-``generator.attention.fused.suffix_attention`` specifies the result, and computes it without the kernel, too.
+``kvdrift.generator.attention.fused.suffix_attention`` specifies the result, and computes it without the kernel, too.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from generator.attention.fused.softmax_kernel import attend_entries
-from generator.attention.fused.tables import CACHE_COLUMNS, PLACE_COLUMNS
-from generator.attention.parts import CHUNK
+from kvdrift.generator.attention.fused.softmax_kernel import attend_entries
+from kvdrift.generator.attention.fused.tables import CACHE_COLUMNS, PLACE_COLUMNS
+from kvdrift.generator.attention.parts import CHUNK
 
 _LOG2_E = 1.4426950408889634
 OPTIONS = {"enable_fp_fusion": True}  # of the compiler

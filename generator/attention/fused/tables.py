@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from generator.attention.parts import CHUNK
+from kvdrift.generator.attention.parts import CHUNK
 
 CACHE_COLUMNS = 5  # addresses of keys and of values, m, and the strides of the KV heads of both, in numbers
 TILE_COLUMNS = 6  # cache, chunk, first packed row and streams of the cache, first element, first partial result

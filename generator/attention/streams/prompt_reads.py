@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generator.attention.layer_terms import PLAIN, LayerTerms
-from generator.attention.parts import (
+from kvdrift.generator.attention.layer_terms import PLAIN, LayerTerms
+from kvdrift.generator.attention.parts import (
     Chunks,
     PartialAttention,
     attend_by_onednn,
@@ -23,7 +23,7 @@ from generator.attention.parts import (
     by_onednn,
     packed_chunks,
 )
-from generator.attention.streams.rows import Tile, pack_tiles, rounded
+from kvdrift.generator.attention.streams.rows import Tile, pack_tiles, rounded
 
 
 @dataclass(frozen=True)

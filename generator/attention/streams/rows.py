@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from generator.attention.cpu_products import fits_onednn
+from kvdrift.generator.attention.cpu_products import fits_onednn
 
 TILE = 64  # streams whose queries are multiplied with a prompt's keys at once, at most; by oneDNN, twice as many
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from generator.attention.cache_rules import CacheRule, StreamEntries
-from generator.attention.layer_terms import LayerTerms
-from generator.attention.streams.rows import Tile, pack_tiles
+from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
+from kvdrift.generator.attention.layer_terms import LayerTerms
+from kvdrift.generator.attention.streams.rows import Tile, pack_tiles
 
 
 class RuledStreams:

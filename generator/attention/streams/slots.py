@@ -1,6 +1,7 @@
 """Slots of streams: in which slot each open stream is, which suffixes are copied where, and the suffixes' buffers.
 
-The bookkeeping is in integers on the CPU. ``generator.attention.shared_prefix`` has the copies done on the devices.
+The bookkeeping is in integers on the CPU. ``kvdrift.generator.attention.shared_prefix`` has the copies done on the
+devices.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
-from generator.engines.http.settings import Requests
-from schema.errors import InputError, OperationError
+from kvdrift.generator.engines.http.settings import Requests
+from kvdrift.schema.errors import InputError, OperationError
 
 KEY: Final = "KVDRIFT_SERVER_KEY"
 """The environment variable with the key that servers may require; the key is stored nowhere."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from generator.engines.http.engine import ServerSide
+from kvdrift.generator.engines.http.engine import ServerSide
 
 _POSITIONS = 8
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import httpx
 
-from generator.engines.engine import Capabilities, Session, SideFacts
-from generator.engines.http.apis.api import ServerFacts
-from generator.engines.http.apis.llama_server import LlamaServer
-from generator.engines.http.apis.openai import OpenAi
-from generator.engines.http.apis.sglang import Sglang
-from generator.engines.http.apis.vllm import Vllm
-from generator.engines.http.connection import Connection
-from generator.engines.http.sessions.histories import GreedySession, LawSession
-from generator.engines.http.sessions.slots import SlotSession
-from generator.engines.http.settings import LLAMA_SERVER, OPENAI, SGLANG, VLLM, Requests, ServerSettings
-from schema.errors import InputError, OperationError
-from schema.study import HTTP
+from kvdrift.generator.engines.engine import Capabilities, Session, SideFacts
+from kvdrift.generator.engines.http.apis.api import ServerFacts
+from kvdrift.generator.engines.http.apis.llama_server import LlamaServer
+from kvdrift.generator.engines.http.apis.openai import OpenAi
+from kvdrift.generator.engines.http.apis.sglang import Sglang
+from kvdrift.generator.engines.http.apis.vllm import Vllm
+from kvdrift.generator.engines.http.connection import Connection
+from kvdrift.generator.engines.http.sessions.histories import GreedySession, LawSession
+from kvdrift.generator.engines.http.sessions.slots import SlotSession
+from kvdrift.generator.engines.http.settings import LLAMA_SERVER, OPENAI, SGLANG, VLLM, Requests, ServerSettings
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.study import HTTP
 
 _STREAMS = 2  # of a replicate on one side
 _MOST_HISTORIES = 64  # streams at once of a server that has no slots

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, TypeVar
 
-from schema.errors import InputError, nearest
+from kvdrift.schema.errors import InputError, nearest
 
 LLAMA_SERVER: Final = "llama-server"
 VLLM: Final = "vllm"

@@ -8,11 +8,11 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from generator.engines.http.apis.llama_server import LlamaServer, all_tokens
-from generator.engines.http.connection import Connection
-from generator.engines.http.settings import LLAMA_SERVER, Requests, ServerSettings
-from schema.errors import KvdriftError
-from schema.study import HTTP, ModelSection
+from kvdrift.generator.engines.http.apis.llama_server import LlamaServer, all_tokens
+from kvdrift.generator.engines.http.connection import Connection
+from kvdrift.generator.engines.http.settings import LLAMA_SERVER, Requests, ServerSettings
+from kvdrift.schema.errors import KvdriftError
+from kvdrift.schema.study import HTTP, ModelSection
 
 
 class ServerTokenizer:

@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from generator.selectors.own.classes import default_parameters, made
-from generator.selectors.own.kinds import Kind, PartKind
-from generator.selectors.own.names import own_class
-from generator.selectors.parameters import Value, check_types
-from generator.selectors.selector import Selector
-from schema.errors import InputError, KvdriftError, failure_of
+from kvdrift.generator.selectors.own.classes import default_parameters, made
+from kvdrift.generator.selectors.own.kinds import Kind, PartKind
+from kvdrift.generator.selectors.own.names import own_class
+from kvdrift.generator.selectors.parameters import Value, check_types
+from kvdrift.generator.selectors.selector import Selector
+from kvdrift.schema.errors import InputError, KvdriftError, failure_of
 
 
 def build(

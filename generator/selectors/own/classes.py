@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from generator.selectors.own.kinds import Kind, PartKind
-from generator.selectors.parameters import KINDS, Value
-from schema.errors import InputError, KvdriftError, first_line
+from kvdrift.generator.selectors.own.kinds import Kind, PartKind
+from kvdrift.generator.selectors.parameters import KINDS, Value
+from kvdrift.schema.errors import InputError, KvdriftError, first_line
 
 
 def checked_class(found: object, name: str, part: PartKind[Kind]) -> type[Kind]:

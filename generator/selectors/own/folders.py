@@ -17,8 +17,8 @@ from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from generator.import_statements import import_statements
-from schema.errors import InputError
+from kvdrift.generator.import_statements import import_statements
+from kvdrift.schema.errors import InputError
 
 _LOCK = threading.RLock()
 _Texts = dict[str, tuple[Path, bytes]]  # by module: its file, and the text of it that was loaded

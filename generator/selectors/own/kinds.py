@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from generator.selectors.selector import Selector
+from kvdrift.generator.selectors.selector import Selector
 
 Kind = TypeVar("Kind")
 
@@ -50,7 +50,7 @@ SELECTOR_KIND: PartKind[Selector] = PartKind(
     noun="selector",
     plural="selectors",
     base=Selector,
-    derive="ScoringSelector or Selector of generator.selectors.selector",
+    derive="ScoringSelector or Selector of kvdrift.generator.selectors.selector",
     says="what it keeps",
     class_variables=MappingProxyType(
         {

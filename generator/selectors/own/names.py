@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import Any, Generic
 from weakref import WeakKeyDictionary
 
-from generator.selectors.own.classes import checked_class
-from generator.selectors.own.folders import SourceFolder, source_folder, withdraw_all
-from generator.selectors.own.kinds import Kind, PartKind
-from schema.errors import InputError, first_line, nearest
+from kvdrift.generator.selectors.own.classes import checked_class
+from kvdrift.generator.selectors.own.folders import SourceFolder, source_folder, withdraw_all
+from kvdrift.generator.selectors.own.kinds import Kind, PartKind
+from kvdrift.schema.errors import InputError, first_line, nearest
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from generator.selectors.own.building import build, check_statistics
-from generator.selectors.own.kinds import PartKind
-from generator.selectors.own.names import share_texts
-from generator.selectors.parameters import Value
-from generator.selectors.policies.h2o import H2O
-from generator.selectors.policies.policy import Policy
-from generator.selectors.policies.scores import ScoringPolicy
-from generator.selectors.policies.sliding import Sliding
-from generator.selectors.policies.tova import TOVA
-from generator.selectors.selector import Selector
-from schema.errors import InputError, KvdriftError, failure_of
+from kvdrift.generator.selectors.own.building import build, check_statistics
+from kvdrift.generator.selectors.own.kinds import PartKind
+from kvdrift.generator.selectors.own.names import share_texts
+from kvdrift.generator.selectors.parameters import Value
+from kvdrift.generator.selectors.policies.h2o import H2O
+from kvdrift.generator.selectors.policies.policy import Policy
+from kvdrift.generator.selectors.policies.scores import ScoringPolicy
+from kvdrift.generator.selectors.policies.sliding import Sliding
+from kvdrift.generator.selectors.policies.tova import TOVA
+from kvdrift.generator.selectors.selector import Selector
+from kvdrift.schema.errors import InputError, KvdriftError, failure_of
 
 POLICIES: dict[str, type[Policy]] = {"sliding": Sliding, "tova": TOVA, "h2o": H2O}
 
@@ -24,7 +24,7 @@ POLICY_KIND: PartKind[Policy] = PartKind(
     noun="policy",
     plural="policies",
     base=Policy,
-    derive="ScoringPolicy of generator.selectors.policies, or Policy",
+    derive="ScoringPolicy of kvdrift.generator.selectors.policies, or Policy",
     says="what it reads",
     class_variables=MappingProxyType({"summary": "str", "paper": "str | None", "keeps_scores": "bool"}),
     keys=("name",),
@@ -57,7 +57,7 @@ def build_policy(name: str, parameters: Mapping[str, Value], folder: Path | None
     if not isinstance(cut, Selector):
         raise InputError(
             f"policy {type(policy).__name__}: first_cut is of type {type(cut).__name__}; it should be a selector, such "
-            "as Recent() of generator.selectors"
+            "as Recent() of kvdrift.generator.selectors"
         )
     check_statistics(cut)
     share_texts(type(cut), type(policy))

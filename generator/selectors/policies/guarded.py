@@ -11,13 +11,13 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from generator.attention.cache_rules import CacheRule, StreamEntries
-from generator.attention.recording import PromptLayer
-from generator.selectors import Selector
-from generator.selectors.own.names import source_texts
-from generator.selectors.policies.policy import Policy
-from generator.selectors.policies.scores import ScoringPolicy
-from schema.errors import KvdriftError, OperationError, failure_of
+from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.selectors import Selector
+from kvdrift.generator.selectors.own.names import source_texts
+from kvdrift.generator.selectors.policies.policy import Policy
+from kvdrift.generator.selectors.policies.scores import ScoringPolicy
+from kvdrift.schema.errors import KvdriftError, OperationError, failure_of
 
 
 def rule_of(policy: Policy, prompt: Sequence[PromptLayer], kept: Sequence[Tensor], budget: int) -> CacheRule:

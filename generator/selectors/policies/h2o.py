@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from generator.attention.recording import PromptLayer
-from generator.selectors import Selector
-from generator.selectors import h2o as selectors_h2o
-from generator.selectors.policies.scores import ScoringPolicy
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.selectors import Selector
+from kvdrift.generator.selectors import h2o as selectors_h2o
+from kvdrift.generator.selectors.policies.scores import ScoringPolicy
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from generator.attention.cache_rules import CacheRule
-from generator.attention.recording import PromptLayer
-from generator.selectors import Selector
+from kvdrift.generator.attention.cache_rules import CacheRule
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.selectors import Selector
 
 
 class Policy(ABC):

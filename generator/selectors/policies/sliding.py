@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from generator.attention.cache_rules import CacheRule, StreamEntries
-from generator.attention.parts import PartialAttention, attend_part, attend_prompt, join_parts
-from generator.attention.recording import PromptLayer
-from generator.selectors import Recent, Selector
-from generator.selectors.parameters import at_least
-from generator.selectors.policies.policy import Policy
+from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
+from kvdrift.generator.attention.parts import PartialAttention, attend_part, attend_prompt, join_parts
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.selectors import Recent, Selector
+from kvdrift.generator.selectors.parameters import at_least
+from kvdrift.generator.selectors.policies.policy import Policy
 
 
 @dataclass(frozen=True)

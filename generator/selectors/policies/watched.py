@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from generator.attention.cache_rules import CacheRule, StreamEntries
+from kvdrift.generator.attention.cache_rules import CacheRule, StreamEntries
 
 MOST_STEPS = 8
 

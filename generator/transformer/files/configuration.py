@@ -11,13 +11,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from generator.transformer.files.local_folders import (
+from kvdrift.generator.transformer.files.local_folders import (
     ARCHITECTURES,
     local_configuration,
     model_source,
 )
-from schema.errors import InputError, reading
-from schema.log_levels import raised_level
+from kvdrift.schema.errors import InputError, reading
+from kvdrift.schema.log_levels import raised_level
 
 _MOST_LAYERS = 10_000  # what is said of each takes memory before any weight is looked for
 _STATES = {"linear_attention", "conv", "hybrid"}  # layers with states; a hybrid layer has attention, too

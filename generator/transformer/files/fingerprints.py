@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from generator.identity import ModelIdentity
-from generator.transformer.files.local_folders import model_folder, tokenizer_files, weight_files
-from schema.errors import InputError
+from kvdrift.generator.identity import ModelIdentity
+from kvdrift.generator.transformer.files.local_folders import model_folder, tokenizer_files, weight_files
+from kvdrift.schema.errors import InputError
 
 _YOUNG_NS = 2_000_000_000
 

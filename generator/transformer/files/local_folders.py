@@ -13,8 +13,8 @@ from typing import Any
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from schema.errors import InputError, alike, reading
-from schema.study import HTTP, ModelSection
+from kvdrift.schema.errors import InputError, alike, reading
+from kvdrift.schema.study import HTTP, ModelSection
 
 EMBEDDED_ID = "kvdrift/tiny"
 EMBEDDED_GGUF = Path(__file__).parents[2] / "embedded" / "gguf"

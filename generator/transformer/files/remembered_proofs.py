@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from generator.attention.layer_traits import LayerTraits
-from generator.identity import NUMERICS_VERSION
-from generator.transformer.files.fingerprints import digests_path, read_remembered, write_remembered
+from kvdrift.generator.attention.layer_traits import LayerTraits
+from kvdrift.generator.identity import NUMERICS_VERSION
+from kvdrift.generator.transformer.files.fingerprints import digests_path, read_remembered, write_remembered
 
 _PROOFS = 3  # version of what a proof tries
 

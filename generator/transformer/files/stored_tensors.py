@@ -8,8 +8,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from generator.transformer.files.local_folders import safetensors_files
-from schema.errors import InputError, reading
+from kvdrift.generator.transformer.files.local_folders import safetensors_files
+from kvdrift.schema.errors import InputError, reading
 
 _Shape = tuple[int, ...]
 

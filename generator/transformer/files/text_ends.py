@@ -14,14 +14,14 @@ from typing import Any
 
 from huggingface_hub import hf_hub_download
 
-from generator.documents.ends import TextEnds, template_end
-from generator.documents.registry import applies_template
-from generator.embedded.vocabulary import SYMBOLS
-from generator.identity import ModelIdentity
-from generator.llama_cpp.weights import gguf_facts
-from generator.transformer.files.configuration import vocabulary_size
-from generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
-from generator.transformer.files.local_folders import (
+from kvdrift.generator.documents.ends import TextEnds, template_end
+from kvdrift.generator.documents.registry import applies_template
+from kvdrift.generator.embedded.vocabulary import SYMBOLS
+from kvdrift.generator.identity import ModelIdentity
+from kvdrift.generator.llama_cpp.weights import gguf_facts
+from kvdrift.generator.transformer.files.configuration import vocabulary_size
+from kvdrift.generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
+from kvdrift.generator.transformer.files.local_folders import (
     EMBEDDED_FOLDERS,
     GGUF,
     local_configuration,
@@ -30,9 +30,9 @@ from generator.transformer.files.local_folders import (
     model_location,
     tokenizer_location,
 )
-from generator.transformer.files.tokenizer import known_tokenizer, token_reader
-from schema.errors import InputError, alike
-from schema.study import Study
+from kvdrift.generator.transformer.files.tokenizer import known_tokenizer, token_reader
+from kvdrift.schema.errors import InputError, alike
+from kvdrift.schema.study import Study
 
 NamedToken = tuple[int, str]
 """A token that ends a text, and the place that names it."""

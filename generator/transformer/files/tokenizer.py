@@ -11,9 +11,9 @@ from typing import Any
 
 from huggingface_hub import file_exists
 
-from generator.llama_cpp.tokenizer import load_gguf_tokenizer
-from generator.transformer.files.configuration import library, quiet, read_configuration
-from generator.transformer.files.local_folders import (
+from kvdrift.generator.llama_cpp.tokenizer import load_gguf_tokenizer
+from kvdrift.generator.transformer.files.configuration import library, quiet, read_configuration
+from kvdrift.generator.transformer.files.local_folders import (
     EMBEDDED_ID,
     GGUF,
     local_folder,
@@ -21,7 +21,7 @@ from generator.transformer.files.local_folders import (
     model_source,
     tokenizer_of,
 )
-from schema.errors import InputError
+from kvdrift.schema.errors import InputError
 
 
 def load_tokenizer(model_id: str, *, revision: str | None = None) -> Any:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generator.attention.cpu_products import has_product, product
-from generator.attention.layer_terms import capped
-from generator.coupling.sampling import deployed
-from generator.transformer.memory import DOUBLE_VOCABULARY, padded_vocabulary
-from schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.generator.attention.cpu_products import has_product, product
+from kvdrift.generator.attention.layer_terms import capped
+from kvdrift.generator.coupling.sampling import deployed
+from kvdrift.generator.transformer.memory import DOUBLE_VOCABULARY, padded_vocabulary
+from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
 
 _ROWS = 256  # whose logits a CPU computes at once: more do not fit its cache
 _TOKENS = 8192  # whose weights are made float32 at once

@@ -15,15 +15,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from generator.attention.cpu_products import OneDNNLinear, PackedLinear, SeamlessSiLU, replace_linear_layers
-from generator.attention.fused.attention import attention_fault
-from generator.coupling.fused_draws import fused_fault
-from generator.transformer.files.configuration import library
-from generator.transformer.files.local_folders import ARCHITECTURES
-from generator.transformer.fused.operations import add_norm, fault, plain_add_norm, plain_rotate, rotate, silu_times
+from kvdrift.generator.attention.cpu_products import OneDNNLinear, PackedLinear, SeamlessSiLU, replace_linear_layers
+from kvdrift.generator.attention.fused.attention import attention_fault
+from kvdrift.generator.coupling.fused_draws import fused_fault
+from kvdrift.generator.transformer.files.configuration import library
+from kvdrift.generator.transformer.files.local_folders import ARCHITECTURES
+from kvdrift.generator.transformer.fused.operations import (
+    add_norm,
+    fault,
+    plain_add_norm,
+    plain_rotate,
+    rotate,
+    silu_times,
+)
 
 if TYPE_CHECKING:
-    from generator.attention.interface import LayerAttention
+    from kvdrift.generator.attention.interface import LayerAttention
 
 
 _JOINED = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}

@@ -1,6 +1,6 @@
 """The operations between the matrix products of a layer: norms, rotation and the MLP's activation.
 
-On CUDA each is one launch of ``generator.transformer.fused.triton_kernels``. Elsewhere torch computes it as
+On CUDA each is one launch of ``kvdrift.generator.transformer.fused.triton_kernels``. Elsewhere torch computes it as
 transformers does, with the same roundings: norms in float32 and then in the weights' dtype, everything else in the
 weights' dtype.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from schema.errors import tried_once
+from kvdrift.schema.errors import tried_once
 
 
 @tried_once
@@ -86,7 +86,7 @@ rotate = custom_op("kvdrift::rotate", plain_rotate, mutates_args=("projected",))
 
 def _launch_on_cuda(name: str) -> Any:
     def launch(*arguments: Any) -> Any:
-        from generator.transformer.fused import triton_kernels  # noqa: PLC0415 - Triton comes with CUDA only
+        from kvdrift.generator.transformer.fused import triton_kernels  # noqa: PLC0415 - Triton comes with CUDA only
 
         return getattr(triton_kernels, name)(*arguments)
 

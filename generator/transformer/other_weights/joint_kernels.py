@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from generator.coupling.kernels import StreamKernels
+from kvdrift.generator.coupling.kernels import StreamKernels
 
 _NONE = torch.empty(0, dtype=torch.int64)
 

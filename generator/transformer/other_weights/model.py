@@ -11,34 +11,34 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from generator.actions import Action
-from generator.coupling.kernels import StreamKernels
-from generator.coupling.streams import Savings
-from generator.identity import ActionIdentity
-from generator.transformer.files.local_folders import model_location
-from generator.transformer.loading import load_model
-from generator.transformer.memory import ModelShape, available_bytes, replicates_within
-from generator.transformer.model import LoadedModel
-from generator.transformer.other_weights.joint_kernels import JointKernels
-from generator.transformer.other_weights.named import (
+from kvdrift.generator.actions import Action
+from kvdrift.generator.coupling.kernels import StreamKernels
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.identity import ActionIdentity
+from kvdrift.generator.transformer.files.local_folders import model_location
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.memory import ModelShape, available_bytes, replicates_within
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.other_weights.joint_kernels import JointKernels
+from kvdrift.generator.transformer.other_weights.named import (
     check_shared,
     told_of,
     weights_location,
     with_own_weights,
     with_weights,
 )
-from generator.transformer.prompts.prefilled import PrefilledPrompt
-from generator.transformer.prompts.prepared import PreparedPrompt
-from log.prompts import KeptEntries
-from schema.document import Document
-from schema.progress import SILENT
-from schema.sampling import SamplingLaw
-from schema.study import Study
+from kvdrift.generator.transformer.prompts.prefilled import PrefilledPrompt
+from kvdrift.generator.transformer.prompts.prepared import PreparedPrompt
+from kvdrift.log.prompts import KeptEntries
+from kvdrift.schema.document import Document
+from kvdrift.schema.progress import SILENT
+from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.study import Study
 
 
 @dataclass(frozen=True)
 class ModelWithOthers:
-    """``generator.generation.model.Model`` of a study in which actions have weights of their own.
+    """``kvdrift.generator.generation.model.Model`` of a study in which actions have weights of their own.
 
     ``others`` are the models of these actions, by action; several actions may share one. ``law`` is that of tokens.
     """

@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from generator.actions import Action
-from generator.documents.ends import TextEnds
-from generator.identity import ActionIdentity, ModelIdentity
-from generator.transformer.files.configuration import vocabulary_size
-from generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
-from generator.transformer.files.local_folders import (
+from kvdrift.generator.actions import Action
+from kvdrift.generator.documents.ends import TextEnds
+from kvdrift.generator.identity import ActionIdentity, ModelIdentity
+from kvdrift.generator.transformer.files.configuration import vocabulary_size
+from kvdrift.generator.transformer.files.fingerprints import model_identity, tokenizer_sha256
+from kvdrift.generator.transformer.files.local_folders import (
     local_configuration,
     local_folder,
     model_location,
     transformer_location,
 )
-from generator.transformer.files.text_ends import check_ends, model_ends, text_ends
-from generator.transformer.files.tokenizer import tokens_sha256
-from schema.errors import InputError
-from schema.study import ActionSection, Study
+from kvdrift.generator.transformer.files.text_ends import check_ends, model_ends, text_ends
+from kvdrift.generator.transformer.files.tokenizer import tokens_sha256
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import ActionSection, Study
 
 
 def with_own_weights(study: Study) -> list[ActionSection]:

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from generator.attention.checksums import checksum, in_words
-from generator.attention.holding import AsComputed, Holding, bytes_as_stored
-from generator.attention.recording import PromptLayer
-from generator.attention.shared_prefix import PrefixLayer
-from generator.selectors import Full, Selector
-from generator.selectors.policies.watched import Left
-from generator.selectors.selector import ScoringSelector
-from log.prompts import KeptEntries, kept_entries
-from schema.errors import OperationError, failing_as
+from kvdrift.generator.attention.checksums import checksum, in_words
+from kvdrift.generator.attention.holding import AsComputed, Holding, bytes_as_stored
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.selectors import Full, Selector
+from kvdrift.generator.selectors.policies.watched import Left
+from kvdrift.generator.selectors.selector import ScoringSelector
+from kvdrift.log.prompts import KeptEntries, kept_entries
+from kvdrift.schema.errors import OperationError, failing_as
 
 _INTEGERS = (torch.int64, torch.int32)
 

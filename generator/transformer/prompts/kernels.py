@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from generator.attention.cache_rules import CacheRule
-from generator.attention.interface import counted
-from generator.attention.shared_prefix import PrefixLayer, SharedPrefix
-from generator.attention.streams.states import LayerStates, StreamStates
-from generator.coupling.step_indices import StepIndices
-from generator.coupling.streams import Savings
-from generator.transformer.decoder import Decoder
-from generator.transformer.fused.head import Head
-from generator.transformer.fused.layers import fused_layers
+from kvdrift.generator.attention.cache_rules import CacheRule
+from kvdrift.generator.attention.interface import counted
+from kvdrift.generator.attention.shared_prefix import PrefixLayer, SharedPrefix
+from kvdrift.generator.attention.streams.states import LayerStates, StreamStates
+from kvdrift.generator.coupling.step_indices import StepIndices
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.transformer.decoder import Decoder
+from kvdrift.generator.transformer.fused.head import Head
+from kvdrift.generator.transformer.fused.layers import fused_layers
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from generator.actions import Action
-from generator.attention.checksums import first_decisions, in_words
-from generator.attention.streams.prompt_reads import PrefixLayer, same_entries, with_packed_keys
-from generator.selectors.policies.guarded import rule_of
-from generator.selectors.policies.watched import WatchedRule, watched_steps
-from generator.transformer.decoder import Decoder
-from generator.transformer.memory import PREFILL_CHUNK, available_bytes
-from generator.transformer.needs import check_layers
-from generator.transformer.prompts.eviction import SharedScores, evict
-from generator.transformer.prompts.prepared import PreparedCache, PreparedPrompt, beside_windows
-from generator.transformer.prompts.prompt import Prompt
-from schema.document import Document
-from schema.errors import InputError, failing_as
+from kvdrift.generator.actions import Action
+from kvdrift.generator.attention.checksums import first_decisions, in_words
+from kvdrift.generator.attention.streams.prompt_reads import PrefixLayer, same_entries, with_packed_keys
+from kvdrift.generator.selectors.policies.guarded import rule_of
+from kvdrift.generator.selectors.policies.watched import WatchedRule, watched_steps
+from kvdrift.generator.transformer.decoder import Decoder
+from kvdrift.generator.transformer.memory import PREFILL_CHUNK, available_bytes
+from kvdrift.generator.transformer.needs import check_layers
+from kvdrift.generator.transformer.prompts.eviction import SharedScores, evict
+from kvdrift.generator.transformer.prompts.prepared import PreparedCache, PreparedPrompt, beside_windows
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.schema.document import Document
+from kvdrift.schema.errors import InputError, failing_as
 
 
 class PrefilledPrompt:

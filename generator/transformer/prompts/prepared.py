@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from generator.attention.cache_rules import CacheRule
-from generator.attention.recording import PromptLayer
-from generator.attention.shared_prefix import PrefixLayer
-from generator.attention.streams.states import LayerStates
-from generator.coupling.streams import Savings
-from generator.selectors.policies.watched import WatchedRule
-from generator.transformer.decoder import Decoder
-from generator.transformer.memory import available_bytes, replicates_within
-from generator.transformer.prompts.eviction import CompactCache
-from generator.transformer.prompts.kernels import PromptCaches, TransformerKernels
-from generator.transformer.prompts.prompt import Prompt
-from generator.transformer.prompts.tried_steps import try_steps
-from log.prompts import KeptEntries
-from schema.sampling import SamplingLaw
+from kvdrift.generator.attention.cache_rules import CacheRule
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.attention.streams.states import LayerStates
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.selectors.policies.watched import WatchedRule
+from kvdrift.generator.transformer.decoder import Decoder
+from kvdrift.generator.transformer.memory import available_bytes, replicates_within
+from kvdrift.generator.transformer.prompts.eviction import CompactCache
+from kvdrift.generator.transformer.prompts.kernels import PromptCaches, TransformerKernels
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.generator.transformer.prompts.tried_steps import try_steps
+from kvdrift.log.prompts import KeptEntries
+from kvdrift.schema.sampling import SamplingLaw
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from generator.attention.interface import counted
-from generator.attention.recording import PromptLayer, PromptRecording
-from generator.attention.statistics import Statistic
-from generator.attention.streams.states import LayerStates
-from generator.transformer.decoder import Decoder
-from generator.transformer.files.configuration import has_states, rope_switch
-from generator.transformer.fused.head import Head
-from generator.transformer.memory import PREFILL_CHUNK
-from schema.sampling import SamplingLaw
+from kvdrift.generator.attention.interface import counted
+from kvdrift.generator.attention.recording import PromptLayer, PromptRecording
+from kvdrift.generator.attention.statistics import Statistic
+from kvdrift.generator.attention.streams.states import LayerStates
+from kvdrift.generator.transformer.decoder import Decoder
+from kvdrift.generator.transformer.files.configuration import has_states, rope_switch
+from kvdrift.generator.transformer.fused.head import Head
+from kvdrift.generator.transformer.memory import PREFILL_CHUNK
+from kvdrift.schema.sampling import SamplingLaw
 
 
 class Prompt:

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from generator.attention.cache_rules import CacheRule
-from generator.attention.recording import PromptLayer
-from generator.attention.row_invariance import step_deviation
-from generator.attention.shared_prefix import PrefixLayer
-from generator.attention.streams.prompt_reads import with_packed_keys
-from generator.attention.threads import stay_alone
-from generator.codecs.coded_streams import CodedStreams
-from generator.coupling.streams import Savings
-from generator.transformer.decoder import Decoder
-from generator.transformer.memory import tried_entries, tried_streams
-from generator.transformer.prompts.kernels import PromptCaches, TransformerKernels
-from generator.transformer.prompts.prompt import Prompt
-from schema.sampling import FULL_SOFTMAX
+from kvdrift.generator.attention.cache_rules import CacheRule
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.row_invariance import step_deviation
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.attention.streams.prompt_reads import with_packed_keys
+from kvdrift.generator.attention.threads import stay_alone
+from kvdrift.generator.codecs.coded_streams import CodedStreams
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.transformer.decoder import Decoder
+from kvdrift.generator.transformer.memory import tried_entries, tried_streams
+from kvdrift.generator.transformer.prompts.kernels import PromptCaches, TransformerKernels
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.schema.sampling import FULL_SOFTMAX
 
 _TRIED_SUFFIXES = 8  # different ones
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from generator.transformer.files.configuration import library, rope_switch
-from generator.transformer.proof.points import Point, visited
+from kvdrift.generator.transformer.files.configuration import library, rope_switch
+from kvdrift.generator.transformer.proof.points import Point, visited
 
 _SWITCH = "original_max_position_embeddings"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from generator.attention.layer_traits import attention_modules
+from kvdrift.generator.attention.layer_traits import attention_modules
 
 
 class Point(NamedTuple):

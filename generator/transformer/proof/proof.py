@@ -13,13 +13,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from generator.attention.layer_traits import attention_modules
-from generator.attention.shared_prefix import PrefixLayer
-from generator.coupling.streams import ALL_SAVINGS
-from generator.transformer.decoder import Decoder
-from generator.transformer.prompts.kernels import PromptCaches, TransformerKernels
-from generator.transformer.prompts.prompt import Prompt
-from generator.transformer.proof.forward import (
+from kvdrift.generator.attention.layer_traits import attention_modules
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.coupling.streams import ALL_SAVINGS
+from kvdrift.generator.transformer.decoder import Decoder
+from kvdrift.generator.transformer.prompts.kernels import PromptCaches, TransformerKernels
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.generator.transformer.proof.forward import (
     CHUNK,
     ENTRIES,
     STEPS,
@@ -29,8 +29,8 @@ from generator.transformer.proof.forward import (
     short_lengths,
     step_rows,
 )
-from generator.transformer.proof.points import ATTENTION, INPUT, OUTPUT, Point, visited
-from schema.errors import first_line
+from kvdrift.generator.transformer.proof.points import ATTENTION, INPUT, OUTPUT, Point, visited
+from kvdrift.schema.errors import first_line
 
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 """The error of a row, relative to its size, that all rows must be within; of attention, nine of ten rows.

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from generator.attention.layer_traits import LayerTraits
-from generator.attention.statistics import QueryChunk
-from generator.transformer.decoder import Decoder
-from generator.transformer.prompts.prompt import Prompt
-from generator.transformer.proof.forward import Probe, Reference
-from generator.transformer.proof.points import Point, visited
-from generator.transformer.proof.proof import TOLERANCES, difference
+from kvdrift.generator.attention.layer_traits import LayerTraits
+from kvdrift.generator.attention.statistics import QueryChunk
+from kvdrift.generator.transformer.decoder import Decoder
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.generator.transformer.proof.forward import Probe, Reference
+from kvdrift.generator.transformer.proof.points import Point, visited
+from kvdrift.generator.transformer.proof.proof import TOLERANCES, difference
 
 _FIRST = (0, 7)  # positions of the first token; a layer without RoPE, or with another, is not the same at both
 _TOKENS = 4  # of the probe; a token's queries depend on nothing but its own input, which is the reference's

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from report.printing.numbers import count, fixed
-from report.printing.tables import Column, PrintedTable, TableRow, label_column, table_row
-from report.reading.content import PageContent
-from report.reading.source import ViewRow
+from kvdrift.report.printing.numbers import count, fixed
+from kvdrift.report.printing.tables import Column, PrintedTable, TableRow, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.source import ViewRow
 
 _COLUMNS = (
     label_column("action"),

@@ -5,19 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from report.parts.answers.records import records_sentence, records_table
-from report.parts.verdict.contrasts import said_once, shown
-from report.printing.canvas import Figure, action_styles, new_figure
-from report.printing.estimate_tables import CellColumn, EstimateColumn, action_tables, columns_of, contrast_rows_table
-from report.printing.numbers import count, fixed, in_text
-from report.printing.section import Drawing, Section
-from report.printing.strokes import WIDTH, action_legend, errors, percent_axis, round_ticks
-from report.printing.tables import Cell, Column
-from report.reading.content import PageContent
-from report.reading.source import ViewRow
-from schema.study import POOLED
-from stats.quantities import ALL_QUANTITIES
-from stats.registry import DIFFERENCE, Scale
+from kvdrift.report.parts.answers.records import records_sentence, records_table
+from kvdrift.report.parts.verdict.contrasts import said_once, shown
+from kvdrift.report.printing.canvas import Figure, action_styles, new_figure
+from kvdrift.report.printing.estimate_tables import (
+    CellColumn,
+    EstimateColumn,
+    action_tables,
+    columns_of,
+    contrast_rows_table,
+)
+from kvdrift.report.printing.numbers import count, fixed, in_text
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.strokes import WIDTH, action_legend, errors, percent_axis, round_ticks
+from kvdrift.report.printing.tables import Cell, Column
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.source import ViewRow
+from kvdrift.schema.study import POOLED
+from kvdrift.stats.quantities import ALL_QUANTITIES
+from kvdrift.stats.registry import DIFFERENCE, Scale
 
 PLACES = ("before", "inside", "after")
 _MOST = 4  # actions that the first sentence names

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from report.parts.sequential_looks import between_looks
-from report.reading.content import PageContent
-from report.reading.estimates import Estimate, ReportedEstimates
-from report.reading.facts import EVALUATION
-from schema.frozen_text import wanted_documents
-from stats.quantities import SIMULTANEOUS_GAP
-from stats.resampling.intervals import PRESPECIFIED, SEEN
+from kvdrift.report.parts.sequential_looks import between_looks
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate, ReportedEstimates
+from kvdrift.report.reading.facts import EVALUATION
+from kvdrift.schema.frozen_text import wanted_documents
+from kvdrift.stats.quantities import SIMULTANEOUS_GAP
+from kvdrift.stats.resampling.intervals import PRESPECIFIED, SEEN
 
 _TOO_MANY = 0.5  # of the right answers are lost
 _BEST_FIRST = {PRESPECIFIED: 0, SEEN: 1}  # a planned interval decides before an exploratory one of the same difference

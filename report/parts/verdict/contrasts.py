@@ -13,15 +13,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from report.parts.verdict.choice import by_divergence
-from report.printing.numbers import fixed, in_text, level
-from report.printing.wording import capital
-from report.reading.content import PageContent
-from report.reading.estimates import Estimate, ReportedEstimates
-from report.reading.facts import Facts
-from stats.quantities import SIMULTANEOUS_GAP
-from stats.registry import DIFFERENCE, Scale
-from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
+from kvdrift.report.parts.verdict.choice import by_divergence
+from kvdrift.report.printing.numbers import fixed, in_text, level
+from kvdrift.report.printing.wording import capital
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate, ReportedEstimates
+from kvdrift.report.reading.facts import Facts
+from kvdrift.stats.quantities import SIMULTANEOUS_GAP
+from kvdrift.stats.registry import DIFFERENCE, Scale
+from kvdrift.stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 _TERMS = {
     "exposure_share": "exposure, the time after the first mismatch",

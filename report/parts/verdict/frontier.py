@@ -6,16 +6,16 @@ import re
 from collections import defaultdict
 from itertools import pairwise
 
-from report.parts.verdict.choice import Choice, difference
-from report.parts.verdict.ranking import share_of_whole
-from report.printing.canvas import Figure, action_styles, legend_line, library, new_figure
-from report.printing.labels import Mark, name_marks
-from report.printing.numbers import in_text, size
-from report.printing.palette import INK, QUIET
-from report.printing.strokes import WIDTH, errors, moved_aside, percent_axis, round_ticks
-from report.printing.wording import capital, listed
-from report.reading.content import PageContent
-from stats.registry import Scale
+from kvdrift.report.parts.verdict.choice import Choice, difference
+from kvdrift.report.parts.verdict.ranking import share_of_whole
+from kvdrift.report.printing.canvas import Figure, action_styles, legend_line, library, new_figure
+from kvdrift.report.printing.labels import Mark, name_marks
+from kvdrift.report.printing.numbers import in_text, size
+from kvdrift.report.printing.palette import INK, QUIET
+from kvdrift.report.printing.strokes import WIDTH, errors, moved_aside, percent_axis, round_ticks
+from kvdrift.report.printing.wording import capital, listed
+from kvdrift.report.reading.content import PageContent
+from kvdrift.stats.registry import Scale
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 _WIDE = 20.0  # from this ratio of bytes on, the axis is logarithmic

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from report.parts.verdict.choice import Choice
-from report.parts.verdict.ranking import verdict_of
-from report.printing.estimate_tables import EstimateColumn, action_table
-from report.printing.tables import Cell, PrintedTable, TableRow
-from report.reading.content import PageContent
+from kvdrift.report.parts.verdict.choice import Choice
+from kvdrift.report.parts.verdict.ranking import verdict_of
+from kvdrift.report.printing.estimate_tables import EstimateColumn, action_table
+from kvdrift.report.printing.tables import Cell, PrintedTable, TableRow
+from kvdrift.report.reading.content import PageContent
 
 
 def glance_table(content: PageContent, choice: Choice) -> PrintedTable:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from report.parts.verdict.choice import Choice, difference, not_distinguished
-from report.parts.verdict.contrasts import standing_of
-from report.printing.estimate_tables import NOISE_FLOOR, CellColumn, EstimateColumn, action_table, columns_of
-from report.printing.numbers import MISSING, count, fixed, size
-from report.printing.tables import Cell, Column, PrintedTable, TableRow
-from report.printing.wording import listed, meanings
-from report.reading.content import PageContent
-from report.reading.storage import Storage
-from schema.study import POOLED
+from kvdrift.report.parts.verdict.choice import Choice, difference, not_distinguished
+from kvdrift.report.parts.verdict.contrasts import standing_of
+from kvdrift.report.printing.estimate_tables import NOISE_FLOOR, CellColumn, EstimateColumn, action_table, columns_of
+from kvdrift.report.printing.numbers import MISSING, count, fixed, size
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, TableRow
+from kvdrift.report.printing.wording import listed, meanings
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.storage import Storage
+from kvdrift.schema.study import POOLED
 
 RECOMMENDED, OPEN, RULED_OUT = "recommended", "not settled", "ruled out"
 

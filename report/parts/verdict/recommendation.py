@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from report.parts.verdict.choice import Choice, difference, not_distinguished
-from report.parts.verdict.contrasts import Sample, grounds_of, said_once, shown
-from report.parts.verdict.settling import fresh, obstacle_settles, planned, settled_by, unsettled
-from report.printing.numbers import fixed, size
-from report.printing.wording import capital, counted, listed
-from report.reading.content import PageContent
-from stats.quantities import SIMULTANEOUS_GAP
-from stats.registry import Scale
+from kvdrift.report.parts.verdict.choice import Choice, difference, not_distinguished
+from kvdrift.report.parts.verdict.contrasts import Sample, grounds_of, said_once, shown
+from kvdrift.report.parts.verdict.settling import fresh, obstacle_settles, planned, settled_by, unsettled
+from kvdrift.report.printing.numbers import fixed, size
+from kvdrift.report.printing.wording import capital, counted, listed
+from kvdrift.report.reading.content import PageContent
+from kvdrift.stats.quantities import SIMULTANEOUS_GAP
+from kvdrift.stats.registry import Scale
 
 _MOST = 3  # most actions that a sentence names
 _MOST_OPEN = 6  # most actions of unsettled pairs that a sentence names

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from functools import partial
 
-from report.parts.verdict.choice import choose
-from report.parts.verdict.contrasts import sentences
-from report.parts.verdict.frontier import (
+from kvdrift.report.parts.verdict.choice import choose
+from kvdrift.report.parts.verdict.contrasts import sentences
+from kvdrift.report.parts.verdict.frontier import (
     bits_sentences,
     bytes_figure,
     frontier_sentence,
     has_bytes,
     policies_sentence,
 )
-from report.parts.verdict.glance import glance_table
-from report.parts.verdict.ranking import ranked_table
-from report.parts.verdict.recommendation import recommendation
-from report.printing.section import Drawing, Section
-from report.printing.wording import counted
-from report.reading.content import PageContent
+from kvdrift.report.parts.verdict.glance import glance_table
+from kvdrift.report.parts.verdict.ranking import ranked_table
+from kvdrift.report.parts.verdict.recommendation import recommendation
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.wording import counted
+from kvdrift.report.reading.content import PageContent
 
 VERDICT = """
 {{ table(tables.glance) }}

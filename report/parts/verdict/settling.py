@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from itertools import combinations
 
-from report.parts.verdict.choice import Choice, difference, lacks_pairs, unfinished
-from report.printing.numbers import count, in_text
-from report.printing.wording import listed
-from report.reading.content import PageContent
-from report.reading.estimates import Estimate
-from report.reading.facts import EVALUATION
-from stats.registry import Scale
-from stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
+from kvdrift.report.parts.verdict.choice import Choice, difference, lacks_pairs, unfinished
+from kvdrift.report.printing.numbers import count, in_text
+from kvdrift.report.printing.wording import listed
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.reading.facts import EVALUATION
+from kvdrift.stats.registry import Scale
+from kvdrift.stats.resampling.intervals import EXPLORATORY, PRESPECIFIED, SEEN
 
 _FURTHER = 25.0  # beyond so many times the documents, more of them are no way to settle a difference
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
-from report.parts.verdict.ranking import share_of_whole
-from report.printing.canvas import Figure, action_styles, legend_line, new_figure
-from report.printing.estimate_tables import CellColumn, action_table, columns_of
-from report.printing.numbers import fixed, size
-from report.printing.palette import QUIET
-from report.printing.section import Drawing, Section
-from report.printing.strokes import WIDTH, percent_axis, round_ticks
-from report.printing.tables import Cell, Column, PrintedTable
-from report.reading.content import PageContent
-from report.reading.estimates import Estimate
-from schema.study import POOLED
-from schema.study.sweeps import families
-from stats.quantities import SIMULTANEOUS_OF
+from kvdrift.report.parts.verdict.ranking import share_of_whole
+from kvdrift.report.printing.canvas import Figure, action_styles, legend_line, new_figure
+from kvdrift.report.printing.estimate_tables import CellColumn, action_table, columns_of
+from kvdrift.report.printing.numbers import fixed, size
+from kvdrift.report.printing.palette import QUIET
+from kvdrift.report.printing.section import Drawing, Section
+from kvdrift.report.printing.strokes import WIDTH, percent_axis, round_ticks
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.schema.study import POOLED
+from kvdrift.schema.study.sweeps import families
+from kvdrift.stats.quantities import SIMULTANEOUS_OF
 
 TEMPLATE = """
 {% call figure("sweeps") %}<b>Sweeps: bytes against divergence and accuracy.</b> A curve joins the members of a sweep, by the bytes that they hold.{% if bands %} The bands hold for all {{ members }} members of all sweeps together{{ level }}, so whole curves may be compared.{% endif %} To the left a member holds fewer bytes.{% endcall %}

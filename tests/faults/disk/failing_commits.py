@@ -19,8 +19,8 @@ from faults.disk import recorded_commits
 from faults.disk.failing import How, counted, fail, set_clock
 from faults.disk.trials import fault_of_end, in_a_process, say, ways
 
-from log.store import Store
-from schema.errors import KvdriftError
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import KvdriftError
 
 
 def commit(root: Path, before: Callable[[Path], None]) -> None:

@@ -25,27 +25,26 @@ from faults.disk.trials import fault_of_end, in_a_process, say, ways
 from faults.outcomes import MENDED, SURVIVED
 from fixtures.stored_rows import rows
 
-import flows.run.study_flow
-import generator.generation
 import kvdrift.commands.run
-import report.page
-import transforms.pipeline
-from flows.run import stages
+import kvdrift.generator.generation
+import kvdrift.report.page
 from kvdrift.command import main
-from log.store import Store
-from schema.errors import DamagedStoreError
-from schema.tables import TABLES
-from sql import catalog_file
-from verification.repair import repair
+from kvdrift.flows.run import stages, study_flow
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import DamagedStoreError
+from kvdrift.schema.tables import TABLES
+from kvdrift.sql import catalog_file
+from kvdrift.transforms import pipeline
+from kvdrift.verification.repair import repair
 
-IMPORTED = (apache_beam, generator, kvdrift, report)
+IMPORTED = (apache_beam, kvdrift)
 Stage = Callable[[Any], object]
 # What a run does, cut so that the run with a failing change and the run after it take little time. Each stage begins
 # with what every run begins with.
 STAGES: dict[str, tuple[Stage, ...]] = {
     "store": (),
     "development": (stages.develop,),
-    "derivation": (lambda run: transforms.pipeline.run_derivation(run.location),),
+    "derivation": (lambda run: pipeline.run_derivation(run.location),),
     "catalogue": (lambda run: catalog_file.refresh_catalog(run.store),),
     "plan": (stages.plan,),
     "evaluation": (stages.evaluate,),
@@ -149,14 +148,14 @@ class Trials:
     def _only(stage: str) -> None:
         """Make ``kvdrift run`` do one stage, in this thread and without the orchestration."""
 
-        def run_flow(runs: Any, page: Any, *, plan_only: bool) -> flows.run.study_flow.Outcome:  # noqa: ARG001
+        def run_flow(runs: Any, page: Any, *, plan_only: bool) -> study_flow.Outcome:  # noqa: ARG001
             for run in runs:
                 for does in STAGES[stage]:
                     does(run)
-            return flows.run.study_flow.Outcome(runs[0].location, [], 0, did_something=True)
+            return study_flow.Outcome(runs[0].location, [], 0, did_something=True)
 
-        flows.run.study_flow._run_flow = run_flow
-        flows.run.study_flow.orchestration = lambda _: nullcontext()
+        study_flow._run_flow = run_flow
+        study_flow.orchestration = lambda _: nullcontext()
 
 
 def _keep(ledger: Path) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 from faults.disk.failing import hide, hiding
 from fixtures.stored_units import make_unit
 
-from log.delta.commits import Commit, guards
-from log.delta.folder import DeltaFolder
-from log.delta.snapshot import Snapshot
-from log.delta.table_log import TableLog
-from log.store import Store
-from log.units.unit import conform_unit
-from schema import locking
+from kvdrift.log.delta.commits import Commit, guards
+from kvdrift.log.delta.folder import DeltaFolder
+from kvdrift.log.delta.snapshot import Snapshot
+from kvdrift.log.delta.table_log import TableLog
+from kvdrift.log.store import Store
+from kvdrift.log.units.unit import conform_unit
+from kvdrift.schema import locking
 
 LISTINGS = 5  # of a use; each of them lacks the file once
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 from faults.outcomes import MENDED, SURVIVED
 from fixtures.stored_units import content, derive, expected, make_unit
 
-from log.store import Store
-from schema.errors import DamagedStoreError
-from schema.tables import DOCUMENTS
-from sql.catalog_file import write_catalog
-from verification.logs import check_logs
-from verification.repair import repair
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import DamagedStoreError
+from kvdrift.schema.tables import DOCUMENTS
+from kvdrift.sql.catalog_file import write_catalog
+from kvdrift.verification.logs import check_logs
+from kvdrift.verification.repair import repair
 
 ACKNOWLEDGED = "acknowledged"  # a file below the root: each write to it says that something was acknowledged
 STORE = "parent/store"  # below the root: making a store makes its parents

@@ -18,18 +18,18 @@ from fixtures.small_study import evaluate, run_of, write_study
 from fixtures.stored_rows import assert_same, content
 from fixtures.study_files import load_study
 
-from flows.cluster.address import ClusterAddress
-from flows.cluster.connection import Cluster
-from flows.cluster.generator import ClusterGenerator
-from flows.cluster.gpus import ONE_GPU
-from flows.generate.local import LocalGenerator
-from flows.run import stages
-from flows.run.study_run import StudyRun
-from generator.actions import build_actions
-from generator.identity import ModelIdentity
-from log.store import Store
-from schema.errors import InputError, OperationError
-from transforms.pipeline import run_derivation
+from kvdrift.flows.cluster.address import ClusterAddress
+from kvdrift.flows.cluster.connection import Cluster
+from kvdrift.flows.cluster.generator import ClusterGenerator
+from kvdrift.flows.cluster.gpus import ONE_GPU
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.actions import build_actions
+from kvdrift.generator.identity import ModelIdentity
+from kvdrift.log.store import Store
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.transforms.pipeline import run_derivation
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ class Background:
 def test_workers_killed_in_generation_and_in_derivation_change_nothing(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transforms.pipeline.SEGMENT_ROWS", 1)
+    monkeypatch.setattr("kvdrift.transforms.pipeline.SEGMENT_ROWS", 1)
     dask_cluster.add_worker()
     one = dask_cluster.add_worker("before its units are stored")
     with run_in(tmp_path, dask_cluster.address) as run:
@@ -107,7 +107,7 @@ def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
     dask_cluster: DaskCluster, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of four documents are in the group, and one of them is generated."""
-    monkeypatch.setattr("flows.cluster.groups._GUESS", 0.0)
+    monkeypatch.setattr("kvdrift.flows.cluster.groups._GUESS", 0.0)
     worker = dask_cluster.add_worker("amid a group")
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
@@ -125,7 +125,7 @@ def test_a_worker_killed_with_a_group_loses_and_doubles_nothing(
 def test_a_document_that_fails_takes_no_other_along(
     dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.cluster.groups._GUESS", 0.0)
+    monkeypatch.setattr("kvdrift.flows.cluster.groups._GUESS", 0.0)
     dask_cluster.add_worker(faulty="development-2")
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
@@ -211,7 +211,7 @@ def test_workers_that_do_not_fit_are_refused(dask_cluster: DaskCluster, tmp_path
         stages.prepare(run)
         assert run.derived_by(run.location).units == 0  # without a worker
         developing = Background(stages.develop, run)  # which waits for one
-        lacking = dask_cluster.add_worker(lacking="flows.cluster.facts")
+        lacking = dask_cluster.add_worker(lacking="kvdrift.flows.cluster.facts")
         with pytest.raises(InputError, match=r"worker tcp://127.0.0.1:\d+: lacks this kvdrift .*; install there"):
             developing.end()
         lacking.kill()
@@ -226,7 +226,7 @@ def test_workers_that_declare_no_gpu_get_no_work_of_a_gpu(
     dask_cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such workers are not even asked whether they fit. The model computes on the CPU, and is taken for a model of a GPU."""
-    monkeypatch.setattr("flows.cluster.generator.resources_of", lambda _: ONE_GPU)
+    monkeypatch.setattr("kvdrift.flows.cluster.generator.resources_of", lambda _: ONE_GPU)
     dask_cluster.add_worker(threads=2, sick=True)
     with run_in(tmp_path, dask_cluster.address) as run:
         stages.prepare(run)
@@ -258,7 +258,7 @@ def test_the_address_of_a_dashboard_is_said_if_there_is_one(tmp_path: Path, *, d
 
 
 def test_a_scheduler_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    cluster = DaskCluster(tmp_path, lacking="flows.cluster.facts")
+    cluster = DaskCluster(tmp_path, lacking="kvdrift.flows.cluster.facts")
     try:
         with run_in(tmp_path, cluster.address) as run:
             stages.prepare(run)
@@ -299,7 +299,7 @@ def test_a_scheduler_that_is_killed_in_a_derivation(dask_cluster: DaskCluster, t
 
 
 def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.cluster.connection._CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("kvdrift.flows.cluster.connection._CONNECT_SECONDS", 0.5)
     with run_in(tmp_path, "tcp://127.0.0.1:9") as run:
         assert isinstance(run.made_by, ClusterGenerator)
         with pytest.raises(OperationError, match=r"^cluster tcp://127.0.0.1:9: no scheduler answers \("):
@@ -328,7 +328,7 @@ def test_a_worker_makes_what_this_process_does_and_knows_weights_that_are_not_he
     (action,) = build_actions(study)[:1]
     expected = LocalGenerator().identify(study, required=True)(action)
     absent = ModelIdentity(None, expected.tokenizer_sha256)
-    monkeypatch.setattr("flows.cluster.generator.model_files", lambda *_: absent)
+    monkeypatch.setattr("kvdrift.flows.cluster.generator.model_files", lambda *_: absent)
     dask_cluster.add_worker()
     with run_in(tmp_path, dask_cluster.address) as run:
         assert run.identify(study, required=False)(action).weights_sha256 is None

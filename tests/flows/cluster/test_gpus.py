@@ -12,16 +12,16 @@ from fixtures.small_study import run_of, write_study
 from fixtures.stored_rows import content
 from fixtures.study_files import load_study
 
-from flows.cluster.address import ClusterAddress
-from flows.cluster.connection import Cluster, local_processes
-from flows.cluster.generator import ClusterGenerator
-from flows.cluster.gpus import having, resources_of, who_has_which
-from flows.run import stages
-from flows.run.study_run import StudyRun
-from generator.identity import GpuKinds
-from generator.transformer.model_checks import visible_gpus
 from kvdrift.dry_run.timing import Sample, Seconds, StudyTime
-from schema.errors import InputError
+from kvdrift.flows.cluster.address import ClusterAddress
+from kvdrift.flows.cluster.connection import Cluster, local_processes
+from kvdrift.flows.cluster.generator import ClusterGenerator
+from kvdrift.flows.cluster.gpus import having, resources_of, who_has_which
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.identity import GpuKinds
+from kvdrift.generator.transformer.model_checks import visible_gpus
+from kvdrift.schema.errors import InputError
 
 TINY = 'id = "kvdrift/tiny"'
 CUDA = (TINY, f'{TINY}\ndevice = "cuda"')
@@ -29,7 +29,7 @@ CUDA = (TINY, f'{TINY}\ndevice = "cuda"')
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("generator.transformer.model_checks.visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr("kvdrift.generator.transformer.model_checks.visible_gpus", lambda: ["0", "1"])
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_workers_of_two_gpus_load_their_model_once_and_generate_the_same(tmp_pat
         import sys  # noqa: PLC0415
 
         torch_is_there = "torch" in sys.modules
-        kept = sys.modules.get("flows.cluster.worker")
+        kept = sys.modules.get("kvdrift.flows.cluster.worker")
         return os.environ.get("CUDA_VISIBLE_DEVICES"), torch_is_there, kept and id(kept._KEPT.local._model)
 
     study = load_study(write_study(tmp_path))

@@ -15,12 +15,12 @@ from fixtures.small_study import run_of
 from fixtures.stored_rows import content
 from fixtures.study_files import load_study
 
-from flows.cluster.address import ClusterAddress
-from flows.cluster.connection import Cluster
-from flows.cluster.derivation import derive_on
-from flows.cluster.generator import ClusterGenerator
-from flows.run import stages
-from flows.run.study_run import StudyRun
+from kvdrift.flows.cluster.address import ClusterAddress
+from kvdrift.flows.cluster.connection import Cluster
+from kvdrift.flows.cluster.derivation import derive_on
+from kvdrift.flows.cluster.generator import ClusterGenerator
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.study_run import StudyRun
 
 
 @pytest.fixture(scope="module")

@@ -17,23 +17,23 @@ from fixtures.small_study import run_of, write_study
 from fixtures.stored_units import killed_in
 from fixtures.study_files import load_study
 
-from flows.cluster import worker
-from flows.cluster.facts import facts, other_versions
-from flows.cluster.generator import check_stored
-from flows.cluster.groups import Group
-from flows.generate.laws import of_all_laws
-from flows.generate.local import LocalGenerator
-from flows.generate.named_work import named
-from flows.generate.pending import pending_development
-from flows.generate.stored_material import stored_identities
-from flows.run import stages
-from flows.run.study_run import StudyRun
-from generator.generation import Work
-from generator.identity import ActionIdentity, GpuKinds
-from log.store import Unit
-from log.units import commits
-from schema.errors import InputError, OperationError
-from schema.study import Study, load_studies
+from kvdrift.flows.cluster import worker
+from kvdrift.flows.cluster.facts import facts, other_versions
+from kvdrift.flows.cluster.generator import check_stored
+from kvdrift.flows.cluster.groups import Group
+from kvdrift.flows.generate.laws import of_all_laws
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.named_work import named
+from kvdrift.flows.generate.pending import pending_development
+from kvdrift.flows.generate.stored_material import stored_identities
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.generation import Work
+from kvdrift.generator.identity import ActionIdentity, GpuKinds
+from kvdrift.log.store import Unit
+from kvdrift.log.units import commits
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.study import Study, load_studies
 
 
 @pytest.fixture

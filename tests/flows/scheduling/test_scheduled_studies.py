@@ -15,7 +15,7 @@ import pytest
 from fixtures.prefect_server import PrefectServer, clone, wait_until
 from fixtures.small_study import ADDED_ACTION, write_study
 
-from log.store import Store
+from kvdrift.log.store import Store
 
 pytestmark = pytest.mark.scheduling
 

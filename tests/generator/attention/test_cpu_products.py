@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.activations import SiLUActivation
 
-from generator.attention.cpu_products import (
+from kvdrift.generator.attention.cpu_products import (
     OneDNNLinear,
     PackedLinear,
     SeamlessSiLU,
@@ -18,8 +18,8 @@ from generator.attention.cpu_products import (
     product,
     replace_linear_layers,
 )
-from generator.attention.threads import torch_threads
-from generator.transformer.loading import load_model
+from kvdrift.generator.attention.threads import torch_threads
+from kvdrift.generator.transformer.loading import load_model
 
 # --- Products ---------------------------------------------------------------------------------------------------------
 

@@ -14,18 +14,18 @@ from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, assert_ne
 from fixtures.decoding_attention import Streams, case_faults
 
 from benchmarks.pretend_device import SECOND, TwoDevices, to_second_device
-from generator.attention import parts
-from generator.attention.fused import attention, prompt_attention, suffix_attention, tables
-from generator.attention.holding import AsComputed
-from generator.attention.recording import PromptLayer
-from generator.attention.shared_prefix import PrefixLayer
-from generator.checks.random_models import random_document, random_model
-from generator.coupling.fused_draws import fused_fault
-from generator.coupling.streams import ALL_SAVINGS
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import Recent
-from generator.transformer.prompts.eviction import evict
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.attention import parts
+from kvdrift.generator.attention.fused import attention, prompt_attention, suffix_attention, tables
+from kvdrift.generator.attention.holding import AsComputed
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.checks.random_models import random_document, random_model
+from kvdrift.generator.coupling.fused_draws import fused_fault
+from kvdrift.generator.coupling.streams import ALL_SAVINGS
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import Recent
+from kvdrift.generator.transformer.prompts.eviction import evict
+from kvdrift.schema.tables import PLAIN, SWRB
 
 FUSED = replace(ALL_SAVINGS, fused=True)
 
@@ -78,7 +78,7 @@ def test_a_device_of_its_own_gives_near_events(dtype: str, monkeypatch: pytest.M
     to_second_device(network)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
     for module in ("prefilled", "prepared"):
-        monkeypatch.setattr(f"generator.transformer.prompts.{module}.available_bytes", lambda _: 2**33)
+        monkeypatch.setattr(f"kvdrift.generator.transformer.prompts.{module}.available_bytes", lambda _: 2**33)
     with TwoDevices():
         split = generate_units(replace(model, network=network, device=str(SECOND)), "s", document, pending, 6, 3, FUSED)
     for one, other in zip(whole, split, strict=True):
@@ -129,9 +129,9 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("module", "fault"),
     [
-        ("generator.attention.fused.prompt_kernel", prompt_attention.fault),
-        ("generator.attention.fused.suffix_kernel", suffix_attention.fault),
-        ("generator.coupling.fused_sums", fused_fault),
+        ("kvdrift.generator.attention.fused.prompt_kernel", prompt_attention.fault),
+        ("kvdrift.generator.attention.fused.suffix_kernel", suffix_attention.fault),
+        ("kvdrift.generator.coupling.fused_sums", fused_fault),
     ],
 )
 def test_without_triton_none_is_used(module: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:

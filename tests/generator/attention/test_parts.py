@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from generator.attention import parts as partial_attention
-from generator.attention.parts import attend_causally, attend_part, attend_prompt, join_parts, packed_chunks
-from generator.attention.statistics import QueryChunk
-from generator.attention.threads import torch_threads
-from generator.checks.random_models import random_document, random_model
-from generator.transformer.prompts import prompt as transformer
-from generator.transformer.prompts.prompt import Prompt
+from kvdrift.generator.attention import parts as partial_attention
+from kvdrift.generator.attention.parts import attend_causally, attend_part, attend_prompt, join_parts, packed_chunks
+from kvdrift.generator.attention.statistics import QueryChunk
+from kvdrift.generator.attention.threads import torch_threads
+from kvdrift.generator.checks.random_models import random_document, random_model
+from kvdrift.generator.transformer.prompts import prompt as transformer
+from kvdrift.generator.transformer.prompts.prompt import Prompt
 
 # float32 kernels round sums of up to 700 terms; bfloat16 has 8 bits.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2}

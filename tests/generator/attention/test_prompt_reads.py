@@ -10,10 +10,10 @@ import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from torch import Tensor
 
-from generator.attention.row_invariance import find_row_multiple
-from generator.attention.streams import prompt_reads
-from generator.attention.streams.prompt_reads import PrefixLayer, PromptReads, with_packed_keys
-from generator.checks.random_models import random_document, random_model
+from kvdrift.generator.attention.row_invariance import find_row_multiple
+from kvdrift.generator.attention.streams import prompt_reads
+from kvdrift.generator.attention.streams.prompt_reads import PrefixLayer, PromptReads, with_packed_keys
+from kvdrift.generator.checks.random_models import random_document, random_model
 
 KV_HEADS, GROUP, SIZE = 2, 3, 16
 
@@ -109,5 +109,5 @@ def test_the_self_test_finds_how_few_streams_read_together(monkeypatch: pytest.M
             output, mass = attend(query, *others)
             return output, mass * (1 + 2.0**-20) if query.shape[1] < below else mass
 
-        monkeypatch.setattr("generator.attention.row_invariance.attend_prompt", other_rounding)
+        monkeypatch.setattr("kvdrift.generator.attention.row_invariance.attend_prompt", other_rounding)
         assert find_row_multiple(model.network).few == few

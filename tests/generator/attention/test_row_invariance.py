@@ -11,13 +11,13 @@ import torch
 from fixtures.common_actions import HALF_SNAPKV
 from torch import nn
 
-from generator.attention import row_invariance
-from generator.attention.cpu_products import SeamlessSiLU
-from generator.attention.row_invariance import TriedSteps
-from generator.attention.streams.rows import tile_of
-from generator.checks.random_models import random_document, save_random_model
-from generator.generation import PendingUnit, generate_units
-from generator.transformer.loading import load_model
+from kvdrift.generator.attention import row_invariance
+from kvdrift.generator.attention.cpu_products import SeamlessSiLU
+from kvdrift.generator.attention.row_invariance import TriedSteps
+from kvdrift.generator.attention.streams.rows import tile_of
+from kvdrift.generator.checks.random_models import random_document, save_random_model
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.transformer.loading import load_model
 
 
 def test_the_self_test_passes_here(folder: Path) -> None:

@@ -11,15 +11,15 @@ import pytest
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from torch import Tensor
 
-from generator.attention.fused.tables import few_rows
-from generator.attention.row_invariance import TriedSteps
-from generator.attention.streams import prompt_reads
-from generator.checks.random_models import random_document, random_model, save_random_model
-from generator.coupling.streams import ALL_SAVINGS, Savings
-from generator.generation import PendingUnit, generate_units
-from generator.transformer.loading import load_model
-from generator.transformer.model import LoadedModel
-from generator.transformer.prompts.tried_steps import _step_deviation
+from kvdrift.generator.attention.fused.tables import few_rows
+from kvdrift.generator.attention.row_invariance import TriedSteps
+from kvdrift.generator.attention.streams import prompt_reads
+from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.prompts.tried_steps import _step_deviation
 
 FUSED = replace(ALL_SAVINGS, fused=True)
 HORIZON = 20
@@ -68,7 +68,7 @@ def test_nor_do_those_of_models_without_groups(
     heads: tuple[int, int], savings: Savings, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums of parts lie side by side there, which a CPU joins with a seam; several chunks, joined at each step."""
-    monkeypatch.setattr("generator.attention.parts.CHUNK", 256)
+    monkeypatch.setattr("kvdrift.generator.attention.parts.CHUNK", 256)
     folder = save_random_model(
         tmp_path / "model", "llama", num_attention_heads=heads[0], num_key_value_heads=heads[1]
     )  # fmt: skip

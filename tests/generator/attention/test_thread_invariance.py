@@ -15,15 +15,15 @@ import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
 
-from generator.attention import cpu_products
-from generator.attention import threads as attention_threads
-from generator.attention.row_invariance import TriedSteps
-from generator.attention.threads import torch_threads
-from generator.checks.random_models import random_document, save_random_model
-from generator.generation import PendingUnit, generate_units
-from generator.transformer.loading import load_model
-from log.store import Unit
-from schema.free_processors import FreeProcessors
+from kvdrift.generator.attention import cpu_products
+from kvdrift.generator.attention import threads as attention_threads
+from kvdrift.generator.attention.row_invariance import TriedSteps
+from kvdrift.generator.attention.threads import torch_threads
+from kvdrift.generator.checks.random_models import random_document, save_random_model
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.log.store import Unit
+from kvdrift.schema.free_processors import FreeProcessors
 
 HORIZON = 6
 DOCUMENT = random_document("d600", 600)

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from generator.attention import threads
-from schema.free_processors import FreeProcessors, waited
-from schema.own_process import own_environment
+from kvdrift.generator.attention import threads
+from kvdrift.schema.free_processors import FreeProcessors, waited
+from kvdrift.schema.own_process import own_environment
 
 _IDLE_TEAM = """
 import generator

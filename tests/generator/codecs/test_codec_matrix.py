@@ -12,12 +12,12 @@ import pytest
 from fixtures.own_codecs import MODULE as OWN
 from fixtures.part_checks import of_this_process
 
-from generator.checks.codecs import CODEC_CHECKS, CodecSubject
-from generator.checks.families import checks_of, tried_of
-from generator.checks.tried import Check
-from generator.codecs import CODECS
-from generator.codecs.quantized_cache import QuantizedCacheCodec
-from generator.selectors import default_parameters
+from kvdrift.generator.checks.codecs import CODEC_CHECKS, CodecSubject
+from kvdrift.generator.checks.families import checks_of, tried_of
+from kvdrift.generator.checks.tried import Check
+from kvdrift.generator.codecs import CODECS
+from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
+from kvdrift.generator.selectors import default_parameters
 
 NAMES = [
     pytest.param(name, marks=[pytest.mark.quantizers] if issubclass(kind, QuantizedCacheCodec) else [])

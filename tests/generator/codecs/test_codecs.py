@@ -15,24 +15,24 @@ from fixtures.own_codecs import MODULE as OWN
 from oracles import plain_codecs
 from oracles.plain_codecs import Stored
 
-from generator.actions import Action, build_action
-from generator.attention.holding import DTYPES
-from generator.attention.shared_prefix import PrefixLayer
-from generator.checks.random_models import random_document, random_model
-from generator.codecs import CODECS, Codec
-from generator.codecs.affine import float16_above, float16_below
-from generator.codecs.kivi import KIVI, Int2, Int4, Int8
-from generator.codecs.quantized_cache import QuantizedCacheCodec
-from generator.codecs.rotated import RotatedInt4, hadamard
-from generator.embedded.documents import make_document
-from generator.generation import PendingUnit, generate_units
-from generator.identity import parts_sha256, selector_sha256
-from generator.transformer.files.local_folders import EMBEDDED_ID
-from generator.transformer.footprint import Footprint
-from generator.transformer.loading import load_model
-from generator.transformer.memory import ModelShape
-from schema.errors import InputError, OperationError
-from schema.study import ActionSection
+from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.attention.holding import DTYPES
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.checks.random_models import random_document, random_model
+from kvdrift.generator.codecs import CODECS, Codec
+from kvdrift.generator.codecs.affine import float16_above, float16_below
+from kvdrift.generator.codecs.kivi import KIVI, Int2, Int4, Int8
+from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
+from kvdrift.generator.codecs.rotated import RotatedInt4, hadamard
+from kvdrift.generator.embedded.documents import make_document
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.identity import parts_sha256, selector_sha256
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_ID
+from kvdrift.generator.transformer.footprint import Footprint
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.memory import ModelShape
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.study import ActionSection
 
 PLAIN: dict[str, Callable[..., tuple[Any, Any, Stored]]] = {
     "fp8": lambda key, value, _: plain_codecs.fp8(key, value),

@@ -17,27 +17,27 @@ from oracles.plain_generated import CodedStream, PlainCoder
 from oracles.plain_generator import load_eager
 from oracles.plain_policies import plain_streams_rollout
 
-from generator.actions import Action, build_action
-from generator.attention.cache_rules import StreamEntries
-from generator.attention.recording import PromptLayer
-from generator.attention.shared_prefix import PrefixLayer
-from generator.attention.weights import attend_with_weights
-from generator.checks.random_models import EOS_TOKENS, random_document, random_model, save_random_model
-from generator.codecs import CODECS, Codec
-from generator.codecs.fp8 import FP8
-from generator.codecs.generated import GeneratedEntries
-from generator.codecs.kivi import KIVI
-from generator.codecs.quantized_cache import QuantizedCacheCodec
-from generator.coupling.streams import ALL_SAVINGS, Savings
-from generator.generation import PendingUnit, generate_units
-from generator.identity import parts_sha256
-from generator.transformer.prompts.eviction import evict
-from generator.transformer.prompts.prompt import Prompt
-from log.store import Unit
-from schema.errors import InputError
-from schema.study import ActionSection
-from schema.study.described import described_action
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.attention.cache_rules import StreamEntries
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.attention.weights import attend_with_weights
+from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, random_model, save_random_model
+from kvdrift.generator.codecs import CODECS, Codec
+from kvdrift.generator.codecs.fp8 import FP8
+from kvdrift.generator.codecs.generated import GeneratedEntries
+from kvdrift.generator.codecs.kivi import KIVI
+from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.identity import parts_sha256
+from kvdrift.generator.transformer.prompts.eviction import evict
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.log.store import Unit
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import ActionSection
+from kvdrift.schema.study.described import described_action
+from kvdrift.schema.tables import PLAIN, SWRB
 
 HORIZON, LENGTH, SEED = 28, 45, 3
 # Of 45 entries in groups of 8, five begin a group that three generated ones complete; of 32, thirteen and nineteen. One
@@ -353,7 +353,7 @@ def test_what_cannot_be_is_refused(codec: Any, line: str) -> None:
 
 
 def test_a_codec_of_ones_own_must_be_derived_from_one_that_can(tmp_path: Path) -> None:
-    text = "from dataclasses import dataclass\nfrom generator.codecs.{module} import {base}\n@dataclass(frozen=True)\n"
+    text = "from dataclasses import dataclass\nfrom kvdrift.generator.codecs.{module} import {base}\n@dataclass(frozen=True)\n"
     for module, base in (("kivi", "Int4"), ("codec", "Codec")):
         body = "    summary = 'mine'\n    def round_trip(self, layer):\n        return layer\n"
         body += "    def stored_bytes(self, layer):\n        return None\n"

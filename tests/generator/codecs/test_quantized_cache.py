@@ -18,14 +18,14 @@ from fixtures.study_files import load_study
 from torch import Tensor
 from transformers import LlamaConfig
 
-from generator.actions import Action, build_action
-from generator.attention.holding import DTYPES
-from generator.attention.shared_prefix import PrefixLayer
-from generator.codecs import CODECS, quantized_cache
-from generator.codecs.hqq import HQQ
-from generator.codecs.quantized_cache import QuantizedCacheCodec
-from generator.identity import parts_sha256
-from schema.study import ActionSection
+from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.attention.holding import DTYPES
+from kvdrift.generator.attention.shared_prefix import PrefixLayer
+from kvdrift.generator.codecs import CODECS, quantized_cache
+from kvdrift.generator.codecs.hqq import HQQ
+from kvdrift.generator.codecs.quantized_cache import QuantizedCacheCodec
+from kvdrift.generator.identity import parts_sha256
+from kvdrift.schema.study import ActionSection
 
 needs_quantizers = pytest.mark.quantizers
 NAMES = [name for name, kind in CODECS.items() if issubclass(kind, QuantizedCacheCodec)]

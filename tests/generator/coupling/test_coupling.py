@@ -12,9 +12,9 @@ from oracles.plain_laws import plain_law
 from scipy import stats
 
 from benchmarks.pretend_device import SECOND, TwoDevices
-from generator.coupling.laws import BLOCK_TOKENS, LawTable, block_sums, couple, draw, total_variation
-from generator.coupling.sampling import deployed
-from schema.sampling import SamplingLaw
+from kvdrift.generator.coupling.laws import BLOCK_TOKENS, LawTable, block_sums, couple, draw, total_variation
+from kvdrift.generator.coupling.sampling import deployed
+from kvdrift.schema.sampling import SamplingLaw
 
 Law = NDArray[np.float64]
 
@@ -249,8 +249,8 @@ def test_total_variation_of_float32_laws(size: int) -> None:
 def test_a_table_of_laws(at_once: int, long: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs by row number, few or many at a time, laws copied or not; row -1 is the point mass on the absorbing token."""
     laws, absorbed = large_laws(900, 6, torch.float32), 17
-    monkeypatch.setattr("generator.coupling.laws._CPU_BYTES", at_once * laws[0].nbytes)
-    monkeypatch.setattr("generator.coupling.laws._LONG_BYTES", long)
+    monkeypatch.setattr("kvdrift.generator.coupling.laws._CPU_BYTES", at_once * laws[0].nbytes)
+    monkeypatch.setattr("kvdrift.generator.coupling.laws._LONG_BYTES", long)
     table = LawTable(laws, absorbed)
     random = np.random.default_rng(1)
     left, right = torch.from_numpy(random.integers(-1, 6, (2, 40)))

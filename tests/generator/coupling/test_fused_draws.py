@@ -11,12 +11,12 @@ from fixtures.laws import large_laws
 from fixtures.table_kernels import CASES, Case, TableKernels, actions_for
 
 from benchmarks.pretend_device import SECOND, TwoDevices
-from generator.coupling.fused_draws import ABSORBED, NOTHING, fused_draws, fused_fault, pair_sums
-from generator.coupling.laws import LawTable, block_sums, draw
-from generator.coupling.rollout import rollout
-from generator.coupling.step_indices import StepIndices
-from generator.coupling.streams import Savings
-from generator.coupling.uniforms import uniform_table
+from kvdrift.generator.coupling.fused_draws import ABSORBED, NOTHING, fused_draws, fused_fault, pair_sums
+from kvdrift.generator.coupling.laws import LawTable, block_sums, draw
+from kvdrift.generator.coupling.rollout import rollout
+from kvdrift.generator.coupling.step_indices import StepIndices
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.coupling.uniforms import uniform_table
 
 ABSENT = 17
 
@@ -51,7 +51,7 @@ def test_some_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     laws = large_laws(900, 6, torch.float32)
     rows = torch.tensor([[NOTHING, 0, ABSORBED, 4], [5, 0, 1, ABSORBED]])
     whole = pair_sums(laws, rows, ABSENT)
-    monkeypatch.setattr("generator.coupling.fused_draws._BYTES", 2 * laws[0].nbytes)
+    monkeypatch.setattr("kvdrift.generator.coupling.fused_draws._BYTES", 2 * laws[0].nbytes)
     assert torch.equal(pair_sums(laws, rows, ABSENT), whole)
     assert torch.equal(whole[1, 0], block_sums(laws[5]))
     assert not whole[:, 1].any()
@@ -94,7 +94,7 @@ def test_a_machine_that_cannot_build_the_kernel_does_without(monkeypatch: pytest
         message = "Failed to find C compiler. Please specify via CC environment variable."
         raise RuntimeError(message)
 
-    monkeypatch.setattr("generator.coupling.fused_sums.pair_sums", broken)
+    monkeypatch.setattr("kvdrift.generator.coupling.fused_sums.pair_sums", broken)
     assert fused_fault.__wrapped__(torch.device("cpu")) == (
         "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."
     )

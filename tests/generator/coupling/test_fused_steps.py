@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
 
-from generator.actions import Action
-from generator.checks.random_models import random_document, random_model
-from generator.coupling.streams import Savings
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import Recent
-from generator.transformer.prompts.kernels import TransformerKernels
-from log.store import Unit
-from schema.retention import Retention
-from schema.tables import SWRB
+from kvdrift.generator.actions import Action
+from kvdrift.generator.checks.random_models import random_document, random_model
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import Recent
+from kvdrift.generator.transformer.prompts.kernels import TransformerKernels
+from kvdrift.log.store import Unit
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.tables import SWRB
 
 MOST = Action("recent-99", "recent", Recent(), Retention.parse("99%"))
 PENDING = [

@@ -13,13 +13,13 @@ from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from oracles.plain_branching import PlainBranch, plain_branching
 from oracles.plain_generator import keep_recent, keep_snapkv, load_eager
 
-from generator.actions import Action
-from generator.checks.random_models import EOS_TOKENS, random_document, random_model, save_random_model
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import Recent
-from log.units.unit import Unit
-from schema.retention import Retention
-from schema.tables import BRANCH, PLAIN, SCAN, SWRB
+from kvdrift.generator.actions import Action
+from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, random_model, save_random_model
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import Recent
+from kvdrift.log.units.unit import Unit
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.tables import BRANCH, PLAIN, SCAN, SWRB
 
 SEED, HORIZON, LENGTH, COUNT = 3, 24, 150, 10
 RECENT = Action("recent-most", "recent", Recent(), Retention.parse("140/150"))

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from oracles.plain_generator import coupled_pair, inverse_cdf
 from scipy import stats
 
-from generator.coupling.rollout import CoupledSteps, rollout
-from generator.coupling.streams import Savings
-from generator.coupling.uniforms import uniform_table
+from kvdrift.generator.coupling.rollout import CoupledSteps, rollout
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.coupling.uniforms import uniform_table
 
 
 @cache

@@ -14,10 +14,10 @@ from oracles.plain_laws import plain_law
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from generator.coupling import sampling
-from generator.coupling.laws import total_variation
-from generator.coupling.sampling import deployed, deployed_table
-from schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.generator.coupling import sampling
+from kvdrift.generator.coupling.laws import total_variation
+from kvdrift.generator.coupling.sampling import deployed, deployed_table
+from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
 
 GREEDY = SamplingLaw(0.0)
 LAWS = [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from generator.coupling.step_graphs import StepGraphs, captures
+from kvdrift.generator.coupling.step_graphs import StepGraphs, captures
 
 
 class Graph:

@@ -11,17 +11,17 @@ import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
 from fixtures.table_kernels import CASES, Case, TableKernels, actions_for
 
-from generator.actions import Action
-from generator.checks.random_models import random_document, random_model
-from generator.coupling.rollout import CoupledSteps, rollout
-from generator.coupling.streams import ALL_SAVINGS, Savings, distinct_streams
-from generator.coupling.uniforms import uniform_table
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import Recent
-from generator.transformer.prompts.prepared import PreparedPrompt
-from log.store import Unit
-from schema.retention import Retention
-from schema.tables import SWRB
+from kvdrift.generator.actions import Action
+from kvdrift.generator.checks.random_models import random_document, random_model
+from kvdrift.generator.coupling.rollout import CoupledSteps, rollout
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings, distinct_streams
+from kvdrift.generator.coupling.uniforms import uniform_table
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import Recent
+from kvdrift.generator.transformer.prompts.prepared import PreparedPrompt
+from kvdrift.log.store import Unit
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.tables import SWRB
 
 NAMES = [field.name for field in fields(Savings) if field.name != "fused"]  # which is off on a CPU
 NO_SAVINGS = Savings(**dict.fromkeys(NAMES, False))

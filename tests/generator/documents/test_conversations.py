@@ -17,11 +17,11 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from generator.documents.conversations import Conversation, TemplateRefusalError, TokenizerWithVariables
-from generator.documents.prompts import PromptText
-from generator.documents.special_tokens import control_tokens
-from generator.llama_cpp.tokenizer import load_gguf_tokenizer
-from schema.document import Document
+from kvdrift.generator.documents.conversations import Conversation, TemplateRefusalError, TokenizerWithVariables
+from kvdrift.generator.documents.prompts import PromptText
+from kvdrift.generator.documents.special_tokens import control_tokens
+from kvdrift.generator.llama_cpp.tokenizer import load_gguf_tokenizer
+from kvdrift.schema.document import Document
 
 PIECES = (
     "The special magic number", " is", " 4711", ".", "\n", "\n\n", "  ", "{{ x }}", "é", "你好", "<b>", "kvdrift0q", "[", "]",

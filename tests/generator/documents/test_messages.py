@@ -11,10 +11,10 @@ import pytest
 from fixtures.chat_tokenizers import chat_tokenizer, family_tokenizer
 from fixtures.refusals import refused
 
-from generator.documents.conversations import Conversation
-from generator.documents.registry import stratum_documents
-from schema.document import Document, Turn
-from schema.study import DocumentsSection
+from kvdrift.generator.documents.conversations import Conversation
+from kvdrift.generator.documents.registry import stratum_documents
+from kvdrift.schema.document import Document, Turn
+from kvdrift.schema.study import DocumentsSection
 
 USER = {"role": "user", "content": "How many apples?"}
 TOOLS = [{"type": "function", "function": {"name": "count", "parameters": {}}}]

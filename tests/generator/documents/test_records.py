@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from generator.documents.records import MOST_PLACES, Record, find_records
-from generator.embedded import vocabulary
-from generator.embedded.documents import TASKS, make_document
+from kvdrift.generator.documents.records import MOST_PLACES, Record, find_records
+from kvdrift.generator.embedded import vocabulary
+from kvdrift.generator.embedded.documents import TASKS, make_document
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -23,14 +23,14 @@ from oracles.plain_scores import (
     up_to_eos,
 )
 
-from generator.documents.answers import Decode, Tokens, answer_characters, score_pairs, score_text, task_scoring
-from generator.documents.registry import SOURCES, stratum_documents
-from generator.documents.ruler_tasks import GENERATED
-from generator.embedded import vocabulary
-from generator.embedded.documents import TASKS, make_document
-from generator.transformer.files.tokenizer import text_decoder
-from schema.document import Document
-from schema.study import DocumentsSection
+from kvdrift.generator.documents.answers import Decode, Tokens, answer_characters, score_pairs, score_text, task_scoring
+from kvdrift.generator.documents.registry import SOURCES, stratum_documents
+from kvdrift.generator.documents.ruler_tasks import GENERATED
+from kvdrift.generator.embedded import vocabulary
+from kvdrift.generator.embedded.documents import TASKS, make_document
+from kvdrift.generator.transformer.files.tokenizer import text_decoder
+from kvdrift.schema.document import Document
+from kvdrift.schema.study import DocumentsSection
 
 HELMET_TASKS = {
     "nq": "normalized", "triviaqa": "normalized", "hotpotqa": "normalized", "popqa": "normalized",

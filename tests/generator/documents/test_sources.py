@@ -13,15 +13,15 @@ from fixtures.byte_level import CHAT, byte_level_tokenizer
 from fixtures.refusals import refused
 from transformers import PreTrainedTokenizerFast
 
-from generator.documents import files, registry
-from generator.documents.registry import SOURCES, stratum_documents
-from generator.documents.ruler_tasks import GENERATED
-from generator.documents.source import Candidate
-from generator.embedded.documents import make_document
-from generator.transformer.files.tokenizer import load_tokenizer
-from schema.document import Document, part_of, split_of
-from schema.errors import InputError
-from schema.study import DocumentsSection
+from kvdrift.generator.documents import files, registry
+from kvdrift.generator.documents.registry import SOURCES, stratum_documents
+from kvdrift.generator.documents.ruler_tasks import GENERATED
+from kvdrift.generator.documents.source import Candidate
+from kvdrift.generator.embedded.documents import make_document
+from kvdrift.generator.transformer.files.tokenizer import load_tokenizer
+from kvdrift.schema.document import Document, part_of, split_of
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import DocumentsSection
 
 QUESTIONS = [f"Who wrote book number {number}?" for number in range(60)]
 

@@ -15,11 +15,11 @@ from fixtures.chat_tokenizers import chat_tokenizer, family_tokenizer
 from fixtures.gguf_models import write_random_llama
 from transformers import PreTrainedTokenizerFast
 
-from generator.documents.prompts import PromptText
-from generator.documents.registry import stratum_documents
-from generator.documents.special_tokens import control_tokens, controls_in, plain_tokens, prompt_controls
-from generator.llama_cpp.tokenizer import GgufTokenizer, load_gguf_tokenizer
-from schema.study import DocumentsSection
+from kvdrift.generator.documents.prompts import PromptText
+from kvdrift.generator.documents.registry import stratum_documents
+from kvdrift.generator.documents.special_tokens import control_tokens, controls_in, plain_tokens, prompt_controls
+from kvdrift.generator.llama_cpp.tokenizer import GgufTokenizer, load_gguf_tokenizer
+from kvdrift.schema.study import DocumentsSection
 
 TURN = "<start_of_turn>user\nWhat can I ask you?<end_of_turn>\n<start_of_turn>model\n"
 HEADER = (

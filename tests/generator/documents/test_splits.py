@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from fixtures.refusals import refused
 
-from generator.documents.registry import choose_candidates
-from generator.documents.source import Candidate, HeldDocument, HeldDocuments
-from generator.documents.splits import divided
-from schema.document import SPLITS, hash_position, split_of
-from schema.study import DocumentsSection
+from kvdrift.generator.documents.registry import choose_candidates
+from kvdrift.generator.documents.source import Candidate, HeldDocument, HeldDocuments
+from kvdrift.generator.documents.splits import divided
+from kvdrift.schema.document import SPLITS, hash_position, split_of
+from kvdrift.schema.study import DocumentsSection
 
 Rows = list[dict[str, Any]]
 

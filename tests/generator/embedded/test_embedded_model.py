@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-import generator.embedded
-from generator.embedded import vocabulary
-from generator.embedded.documents import LENGTHS, TASKS, PromptLayout, make_document, study_layout
+from kvdrift.generator import embedded
+from kvdrift.generator.embedded import vocabulary
+from kvdrift.generator.embedded.documents import LENGTHS, TASKS, PromptLayout, make_document, study_layout
 
-CHECKPOINT = Path(generator.embedded.__file__).parent / "checkpoint"
+CHECKPOINT = Path(embedded.__file__).parent / "checkpoint"
 STRATA = [(task, length) for task in TASKS for length in LENGTHS]
 QUESTION_TOKENS = {"needle": 12, "variable_tracking": 8}
 

@@ -15,19 +15,19 @@ from fixtures.engine_study import write_engine_study
 from fixtures.fake_engine import FakeEngine, FakeSession
 from fixtures.study_files import load_study
 
-from generator.actions import build_actions
-from generator.coupling.streams import Savings
-from generator.embedded.documents import make_document
-from generator.engines.again import Again
-from generator.engines.kernels import EngineKernels, PromptSide
-from generator.engines.model import EngineModel
-from generator.engines.promises import PROMISES, Promise, Unknown
-from generator.generation import PendingUnit, engine_models, generate_units
-from generator.generation.engine_models import engine_model
-from log.store import Unit
-from schema.errors import InputError, OperationError
-from schema.sampling import FULL_SOFTMAX
-from schema.tables import SWRB
+from kvdrift.generator.actions import build_actions
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.embedded.documents import make_document
+from kvdrift.generator.engines.again import Again
+from kvdrift.generator.engines.kernels import EngineKernels, PromptSide
+from kvdrift.generator.engines.model import EngineModel
+from kvdrift.generator.engines.promises import PROMISES, Promise, Unknown
+from kvdrift.generator.generation import PendingUnit, engine_models, generate_units
+from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.log.store import Unit
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.sampling import FULL_SOFTMAX
+from kvdrift.schema.tables import SWRB
 
 FORK, LOGITS = FakeSession.fork, FakeSession._logits
 NONE_SHARED = Savings(share_equal_histories=False, share_until_parting=False, share_reference=False, drop_ended=False)
@@ -87,8 +87,8 @@ def test_sides_may_differ_at_the_first_position(tmp_path: Path) -> None:
 
 def test_replicates_in_rounds_are_those_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = units_of(tmp_path, ONE_BY_ONE)
-    monkeypatch.setattr("generator.engines.model._LEAST_ENTRIES", 60)  # room for 5 streams: two replicates
-    monkeypatch.setattr("generator.engines.model.streams_at_once", lambda *_: 5)
+    monkeypatch.setattr("kvdrift.generator.engines.model._LEAST_ENTRIES", 60)  # room for 5 streams: two replicates
+    monkeypatch.setattr("kvdrift.generator.engines.model.streams_at_once", lambda *_: 5)
     rounds = units_of(tmp_path, ONE_BY_ONE)
     for action, unit in whole.items():
         assert unit.events.equals(rounds[action].events), action

@@ -9,7 +9,7 @@ from fixtures.command import call, mistake
 from fixtures.fake_server import FakeServer
 from fixtures.server_study import NEEDS, addressed, fake_servers, write_server_study
 
-from generator.engines.http import connection
+from kvdrift.generator.engines.http import connection
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,12 @@ from fixtures.gguf_models import write_random_llama
 from fixtures.llama_server import llama_server
 from fixtures.refusals import refused
 
-from generator.documents.conversations import Conversation, TemplateRefusalError
-from generator.documents.prompts import PromptText
-from generator.documents.special_tokens import control_tokens
-from generator.engines.http.tokenizer import ServerTokenizer, server_tokenizer
-from generator.llama_cpp.tokenizer import GgufTokenizer, load_gguf_tokenizer
-from schema.study import ModelSection
+from kvdrift.generator.documents.conversations import Conversation, TemplateRefusalError
+from kvdrift.generator.documents.prompts import PromptText
+from kvdrift.generator.documents.special_tokens import control_tokens
+from kvdrift.generator.engines.http.tokenizer import ServerTokenizer, server_tokenizer
+from kvdrift.generator.llama_cpp.tokenizer import GgufTokenizer, load_gguf_tokenizer
+from kvdrift.schema.study import ModelSection
 
 pytestmark = pytest.mark.llama_cpp
 

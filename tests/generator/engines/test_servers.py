@@ -14,20 +14,20 @@ from fixtures.fake_server import EOS, FakeServer
 from fixtures.server_study import NEEDS, addressed, fake_servers, write_server_study
 from fixtures.study_files import load_study
 
-from generator.actions import build_actions
-from generator.documents.ends import TextEnds
-from generator.embedded.documents import make_document
-from generator.engines.again import Again
-from generator.engines.http import connection
-from generator.engines.http.apis.api import whole_law
-from generator.engines.http.sessions.slots import SlotSession
-from generator.engines.http.settings import Requests
-from generator.engines.model import EngineModel
-from generator.generation import PendingUnit, generate_units
-from generator.generation.engine_models import engine_model
-from log.store import Unit
-from schema.errors import InputError, OperationError
-from schema.sampling import SamplingLaw
+from kvdrift.generator.actions import build_actions
+from kvdrift.generator.documents.ends import TextEnds
+from kvdrift.generator.embedded.documents import make_document
+from kvdrift.generator.engines.again import Again
+from kvdrift.generator.engines.http import connection
+from kvdrift.generator.engines.http.apis.api import whole_law
+from kvdrift.generator.engines.http.sessions.slots import SlotSession
+from kvdrift.generator.engines.http.settings import Requests
+from kvdrift.generator.engines.model import EngineModel
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.generation.engine_models import engine_model
+from kvdrift.log.store import Unit
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.sampling import SamplingLaw
 
 Pair = tuple[FakeServer, FakeServer]
 API = {"vllm": f'settings = {{ api = "vllm", {NEEDS} }}', "sglang": f'settings = {{ api = "sglang", {NEEDS} }}'}

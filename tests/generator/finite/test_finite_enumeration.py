@@ -10,10 +10,10 @@ import pytest
 from fixtures.random_systems import ACTION, KINDS, History, all_paths, evaluations, random_system
 from oracles.exact_branching import branching_laws
 
-from generator.finite.enumeration import ExactQuantities, exact_quantities, exact_rows
-from generator.finite.paths import pair_paths
-from generator.finite.system import FiniteSystem
-from schema.errors import InputError
+from kvdrift.generator.finite.enumeration import ExactQuantities, exact_quantities, exact_rows
+from kvdrift.generator.finite.paths import pair_paths
+from kvdrift.generator.finite.system import FiniteSystem
+from kvdrift.schema.errors import InputError
 
 # Sums of at most 65,536 numbers in [0, 1], each off by some 1e-16 of its size.
 ROUNDING = 1e-12

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from generator.finite.enumeration import exact_quantities
-from generator.finite.families import mixture_system
-from generator.finite.system import FiniteSystem
-from schema.errors import InputError
+from kvdrift.generator.finite.enumeration import exact_quantities
+from kvdrift.generator.finite.families import mixture_system
+from kvdrift.generator.finite.system import FiniteSystem
+from kvdrift.schema.errors import InputError
 
 PUBLISHED = Path(__file__).parents[3] / "sql" / "published.csv"
 REFERENCE = [0.6655005219325899, 0.33449947806741004]

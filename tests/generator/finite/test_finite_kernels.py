@@ -7,11 +7,11 @@ import pytest
 import torch
 from fixtures.random_systems import ACTION, History, random_system, table_law
 
-from generator.coupling.kernels import StreamKernels
-from generator.finite.families import mixture_system
-from generator.finite.kernels import FiniteKernels
-from generator.finite.system import FiniteSystem
-from schema.errors import InputError
+from kvdrift.generator.coupling.kernels import StreamKernels
+from kvdrift.generator.finite.families import mixture_system
+from kvdrift.generator.finite.kernels import FiniteKernels
+from kvdrift.generator.finite.system import FiniteSystem
+from kvdrift.schema.errors import InputError
 
 Streams = list[tuple[str | None, History]]  # action (None: the reference) and history of every stream
 ACTIONS = ["one", "other", "one"]  # as asked for together: an action may recur

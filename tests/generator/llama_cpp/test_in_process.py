@@ -12,14 +12,14 @@ from fixtures.command import call, mistake
 from fixtures.gguf_models import write_random_llama
 from transformers import AutoModelForCausalLM
 
-from generator.embedded.documents import make_document
-from generator.engines.llama_cpp import LlamaCpp
-from generator.engines.promises import PROMISES, Promise
-from generator.llama_cpp import library as libraries
-from generator.llama_cpp.context import Context
-from generator.llama_cpp.library import check_layout, library, load
-from generator.llama_cpp.settings import ContextSettings
-from generator.llama_cpp.structures import (
+from kvdrift.generator.embedded.documents import make_document
+from kvdrift.generator.engines.llama_cpp import LlamaCpp
+from kvdrift.generator.engines.promises import PROMISES, Promise
+from kvdrift.generator.llama_cpp import library as libraries
+from kvdrift.generator.llama_cpp.context import Context
+from kvdrift.generator.llama_cpp.library import check_layout, library, load
+from kvdrift.generator.llama_cpp.settings import ContextSettings
+from kvdrift.generator.llama_cpp.structures import (
     CONTEXT_DEFAULTS,
     MODEL_DEFAULTS,
     ContextParameters,
@@ -27,11 +27,11 @@ from generator.llama_cpp.structures import (
     expected_defaults,
     written_defaults,
 )
-from generator.llama_cpp.tokenizer import load_gguf_tokenizer
-from generator.llama_cpp.weights import Weights, gguf_facts
-from generator.transformer.files.fingerprints import file_sha256
-from generator.transformer.files.local_folders import EMBEDDED_FOLDER, EMBEDDED_GGUF
-from schema.errors import InputError, OperationError
+from kvdrift.generator.llama_cpp.tokenizer import load_gguf_tokenizer
+from kvdrift.generator.llama_cpp.weights import Weights, gguf_facts
+from kvdrift.generator.transformer.files.fingerprints import file_sha256
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_FOLDER, EMBEDDED_GGUF
+from kvdrift.schema.errors import InputError, OperationError
 
 pytestmark = pytest.mark.llama_cpp
 

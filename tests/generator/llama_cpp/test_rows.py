@@ -9,11 +9,11 @@ import pytest
 from fixtures.gguf_models import write_random_llama
 from numpy.typing import NDArray
 
-from generator.embedded.documents import make_document
-from generator.llama_cpp.context import Context
-from generator.llama_cpp.settings import ContextSettings
-from generator.llama_cpp.weights import Weights
-from generator.transformer.files.local_folders import EMBEDDED_GGUF
+from kvdrift.generator.embedded.documents import make_document
+from kvdrift.generator.llama_cpp.context import Context
+from kvdrift.generator.llama_cpp.settings import ContextSettings
+from kvdrift.generator.llama_cpp.weights import Weights
+from kvdrift.generator.transformer.files.local_folders import EMBEDDED_GGUF
 
 pytestmark = pytest.mark.llama_cpp
 

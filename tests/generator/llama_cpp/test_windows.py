@@ -12,12 +12,12 @@ from fixtures.command import call, mistake
 from fixtures.gguf_models import write_windowed
 from numpy.typing import NDArray
 
-from generator.engines.llama_cpp import LlamaCpp
-from generator.llama_cpp.context import OUTPUT_ROWS, Context
-from generator.llama_cpp.settings import ContextSettings
-from generator.llama_cpp.weights import Weights, gguf_facts
-from generator.transformer.files.fingerprints import file_sha256
-from schema.errors import InputError
+from kvdrift.generator.engines.llama_cpp import LlamaCpp
+from kvdrift.generator.llama_cpp.context import OUTPUT_ROWS, Context
+from kvdrift.generator.llama_cpp.settings import ContextSettings
+from kvdrift.generator.llama_cpp.weights import Weights, gguf_facts
+from kvdrift.generator.transformer.files.fingerprints import file_sha256
+from kvdrift.schema.errors import InputError
 
 pytestmark = pytest.mark.llama_cpp
 

@@ -22,18 +22,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 
-from generator.actions import build_action
-from generator.attention.recording import PromptLayer
-from generator.checks.random_models import random_document, random_model, save_random_model
-from generator.selectors import build_selector, kvpress_presses
-from generator.selectors.h2o import AccumulatedAttention
-from generator.selectors.kvpress import AttentionInputs
-from generator.selectors.kvpress_presses import PRESSES, REFUSED_PRESSES, load_kvpress
-from generator.transformer.loading import load_model
-from generator.transformer.prompts.eviction import evict
-from generator.transformer.prompts.prompt import Prompt
-from schema.errors import InputError, OperationError
-from schema.study import ActionSection
+from kvdrift.generator.actions import build_action
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
+from kvdrift.generator.selectors import build_selector, kvpress_presses
+from kvdrift.generator.selectors.h2o import AccumulatedAttention
+from kvdrift.generator.selectors.kvpress import AttentionInputs
+from kvdrift.generator.selectors.kvpress_presses import PRESSES, REFUSED_PRESSES, load_kvpress
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.prompts.eviction import evict
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.study import ActionSection
 
 LAYERS = 3
 needs_kvpress = pytest.mark.kvpress
@@ -398,14 +398,14 @@ sys.path.insert(0, "tests")
 import torch
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from generator.checks.random_models import random_document, random_model, save_random_model
+from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from generator.attention.interface import IMPLEMENTATION, _attend
-from generator.transformer.prompts.eviction import evict
-from generator.selectors import build_selector
-from generator.selectors.kvpress_presses import PRESSES
-from generator.transformer.prompts.prompt import Prompt
+from kvdrift.generator.attention.interface import IMPLEMENTATION, _attend
+from kvdrift.generator.transformer.prompts.eviction import evict
+from kvdrift.generator.selectors import build_selector
+from kvdrift.generator.selectors.kvpress_presses import PRESSES
+from kvdrift.generator.transformer.prompts.prompt import Prompt
 
 tokens = random_document("x", 300).tokens
 ours = random_model("qwen2", layers=2)

@@ -11,19 +11,19 @@ from fixtures.own_policies import MODULE
 from fixtures.own_selectors import write_distribution, write_module
 from fixtures.refusals import refused
 
-from generator.actions import Action, build_action
-from generator.attention.row_invariance import TriedSteps
-from generator.checks.random_models import random_document, random_model
-from generator.generation import PendingUnit, generate_units
-from generator.identity import parts_sha256
-from generator.selectors.policies import build_policy
-from schema.errors import OperationError
-from schema.study import ActionSection
+from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.attention.row_invariance import TriedSteps
+from kvdrift.generator.checks.random_models import random_document, random_model
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.identity import parts_sha256
+from kvdrift.generator.selectors.policies import build_policy
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.study import ActionSection
 
 NAME = "my_policy:Mine"
 RULE = """
-from generator.attention.cache_rules import CacheRule
-from generator.selectors.policies.policy import Policy
+from kvdrift.generator.attention.cache_rules import CacheRule
+from kvdrift.generator.selectors.policies.policy import Policy
 
 
 class Rule(CacheRule):
@@ -81,7 +81,7 @@ def test_the_identity_follows_the_source_of_policy_and_first_cut(tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (("class Mine(ScoringPolicy)", "class Mine"), "class Mine is no Policy; derive it from ScoringPolicy of generator.selectors.policies"),
+        (("class Mine(ScoringPolicy)", "class Mine"), "class Mine is no Policy; derive it from ScoringPolicy of kvdrift.generator.selectors.policies"),
         (("def scored", "def score"), "class Mine has no method scored; define it"),
         (("share: float = 1.0", "name: float = 1.0"), "Mine.name: [[actions]] has a key of this name already"),
         (("share: float = 1.0", "least: float = 1.0"), "Mine().least is 1.0; it should be a number"),
@@ -167,7 +167,10 @@ def test_a_policy_runs_where_no_step_was_tried_before(tmp_path: Path) -> None:
 def test_a_first_cut_with_unlike_layers_is_refused(tmp_path: Path) -> None:
     action = made(
         tmp_path,
-        ("return First()", "from generator.selectors.pyramidkv import PyramidKV\n        return PyramidKV(window=4)"),
+        (
+            "return First()",
+            "from kvdrift.generator.selectors.pyramidkv import PyramidKV\n        return PyramidKV(window=4)",
+        ),
     )
     pending, document = [PendingUnit(action, 0, 1)], random_document("own", 40)
     line = refused(generate_units, random_model("llama"), "s", document, pending, 4, 3, error=OperationError)
@@ -176,7 +179,7 @@ def test_a_first_cut_with_unlike_layers_is_refused(tmp_path: Path) -> None:
 
 def test_a_budget_must_hold_the_first_cuts_window(tmp_path: Path) -> None:
     action = made(
-        tmp_path, ("return First()", "from generator.selectors import SnapKV\n        return SnapKV()"), keep=30
+        tmp_path, ("return First()", "from kvdrift.generator.selectors import SnapKV\n        return SnapKV()"), keep=30
     )
     line = refused(action.kept_entries, 100, "here")
     assert line.endswith(f"keep = 30 lets a step read 30 entries; policy {NAME} needs at least 64")

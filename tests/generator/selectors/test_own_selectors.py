@@ -12,17 +12,17 @@ from fixtures.refusals import refused
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
-from generator.actions import build_action, build_actions
-from generator.checks.random_models import random_document, random_model
-from generator.identity import selector_sha256
-from generator.selectors import Selector, build_selector
-from generator.selectors.own.names import source_texts
-from generator.service.protocol import DocumentMessage, GenerationRequest, PendingMessage
-from generator.service.server import requested_work
-from generator.transformer.prompts.eviction import evict
-from generator.transformer.prompts.prompt import Prompt
-from schema.errors import OperationError
-from schema.study import ActionSection
+from kvdrift.generator.actions import build_action, build_actions
+from kvdrift.generator.checks.random_models import random_document, random_model
+from kvdrift.generator.identity import selector_sha256
+from kvdrift.generator.selectors import Selector, build_selector
+from kvdrift.generator.selectors.own.names import source_texts
+from kvdrift.generator.service.protocol import DocumentMessage, GenerationRequest, PendingMessage
+from kvdrift.generator.service.server import requested_work
+from kvdrift.generator.transformer.prompts.eviction import evict
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.study import ActionSection
 
 NAME = "my_selector:Mine"
 SHARED = "def scale():\n    return 1.0\n"
@@ -136,7 +136,7 @@ def test_entry_points_stand_beside_the_packages_own(
     write_distribution(tmp_path, "other", twice="pointed_elsewhere:Mine")
     monkeypatch.syspath_prepend(tmp_path)
     assert build_selector("one", {"coordinate": 1}) == build_selector(target, {"coordinate": 1})
-    assert type(build_selector("recent", {})).__module__ == "generator.selectors.recent"
+    assert type(build_selector("recent", {})).__module__ == "kvdrift.generator.selectors.recent"
     assert "did you mean 'one'?" in refused(build_selector, "ones", {})
     twice = "selector 'twice': is an entry point of good 1.0 and of other 1.0; uninstall one of them, or write "
     assert refused(build_selector, "twice", {}).startswith(twice)
@@ -252,7 +252,7 @@ def test_a_wrong_name_is_one_line(name: str, says: str, tmp_path: Path) -> None:
 
 
 def test_no_module_takes_the_name_of_another(tmp_path: Path) -> None:
-    for name in ("schema", "torch", "statistics", "turtledemo"):
+    for name in ("kvdrift", "torch", "statistics", "turtledemo"):
         path, before = write_module(tmp_path, name=name), sys.modules.get(name)
         line = refused(build_selector, f"{name}:Mine", {}, tmp_path)
         assert line.startswith(f"{path}: the name '{name}' is taken by ")
@@ -266,7 +266,7 @@ def test_a_base_of_selectors_is_no_selector(tmp_path: Path) -> None:
 
 
 ASKING = (
-    "\nfrom generator.attention.statistics import QueryChunk, Statistic\n"
+    "\nfrom kvdrift.generator.attention.statistics import QueryChunk, Statistic\n"
     "\n@dataclass(frozen=True)\nclass Count:\n"
     "    def update(self, gathered, chunk):\n        return len(chunk.query)\n"
 )

@@ -18,16 +18,16 @@ from fixtures.refusals import refused
 from oracles.plain_generator import load_eager
 from oracles.plain_policies import PlainPolicy, PlainStream, plain_policy_rollout
 
-from generator.actions import Action, build_action
-from generator.checks.random_models import EOS_TOKENS, random_document, random_model, save_random_model
-from generator.coupling.streams import ALL_SAVINGS, Savings
-from generator.generation import PendingUnit, generate_units
-from generator.selectors.policies import POLICIES
-from generator.selectors.policies.watched import watched_steps
-from log.store import Unit
-from schema.errors import InputError
-from schema.study import ActionSection
-from schema.tables import PLAIN
+from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.checks.random_models import EOS_TOKENS, random_document, random_model, save_random_model
+from kvdrift.generator.coupling.streams import ALL_SAVINGS, Savings
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors.policies import POLICIES
+from kvdrift.generator.selectors.policies.watched import watched_steps
+from kvdrift.log.store import Unit
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.study import ActionSection
+from kvdrift.schema.tables import PLAIN
 
 HORIZON, LENGTH, SEED = 28, 197, 3
 # Half of the prompt, fewer entries than there are generated ones, and more than the prompt has: then all is kept at first.

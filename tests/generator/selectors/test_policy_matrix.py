@@ -18,9 +18,9 @@ from fixtures.own_selectors import write_module
 from fixtures.part_checks import of_this_process
 from fixtures.refusals import refused
 
-from generator.checks.policies import POLICY_CHECKS, PolicySubject
-from generator.checks.tried import Check
-from generator.selectors.policies import POLICIES, Sliding
+from kvdrift.generator.checks.policies import POLICY_CHECKS, PolicySubject
+from kvdrift.generator.checks.tried import Check
+from kvdrift.generator.selectors.policies import POLICIES, Sliding
 
 BY_NAME = {check.name: check for check in POLICY_CHECKS}
 NAME = "my_policy:Mine"
@@ -130,7 +130,7 @@ WINDOW = "list(range(count - self.budget, count))"
 def test_a_rule_of_ones_own_is_held_to_what_it_reads(read: str, check: str, says: str | None, tmp_path: Path) -> None:
     """The rule is a window without sinks, by attention that concatenates; variants break the promise."""
     rule = RULE.replace("READ", read)
-    imports = ("import torch\n", "import torch\n\nfrom generator.attention.cache_rules import CacheRule\n")
+    imports = ("import torch\n", "import torch\n\nfrom kvdrift.generator.attention.cache_rules import CacheRule\n")
     finding = BY_NAME[check](own(tmp_path, imports, text=MODULE + rule))
     assert finding.holds is (says is None), finding.found
     assert (says or "") in finding.found

@@ -14,10 +14,10 @@ from fixtures.own_selectors import write_module
 from fixtures.part_checks import of_this_process
 from fixtures.refusals import refused
 
-from generator.checks.selectors import CHECKS, Check, options_of
-from generator.checks.subject import Subject
-from generator.selectors import SELECTORS
-from generator.selectors.kvpress_presses import PRESSES
+from kvdrift.generator.checks.selectors import CHECKS, Check, options_of
+from kvdrift.generator.checks.subject import Subject
+from kvdrift.generator.selectors import SELECTORS
+from kvdrift.generator.selectors.kvpress_presses import PRESSES
 
 NAMES = [*SELECTORS, *(pytest.param(f"kvpress:{press}", marks=pytest.mark.kvpress) for press in PRESSES)]
 BY_NAME = {check.name: check for check in CHECKS}

@@ -23,19 +23,19 @@ from oracles.plain_generator import keep_recent, keep_snapkv, load_eager, share_
 from torch import Tensor
 from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
-from generator.actions import Action, build_action
-from generator.attention.recording import PromptLayer
-from generator.checks.random_models import VOCABULARY, random_document, random_model, save_random_model
-from generator.selectors import SELECTORS, Full, Recent, Selector, SnapKV, build_selector, h2o
-from generator.selectors.expected_attention import QueryMoments
-from generator.selectors.h2o import AccumulatedAttention
-from generator.transformer.loading import load_model
-from generator.transformer.prompts.eviction import evict
-from generator.transformer.prompts.prompt import Prompt
-from schema.errors import InputError, OperationError
-from schema.retention import Retention
-from schema.study import ActionSection
-from schema.tables import ACTIONS
+from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.checks.random_models import VOCABULARY, random_document, random_model, save_random_model
+from kvdrift.generator.selectors import SELECTORS, Full, Recent, Selector, SnapKV, build_selector, h2o
+from kvdrift.generator.selectors.expected_attention import QueryMoments
+from kvdrift.generator.selectors.h2o import AccumulatedAttention
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.prompts.eviction import evict
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.schema.errors import InputError, OperationError
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.study import ActionSection
+from kvdrift.schema.tables import ACTIONS
 
 KV_HEADS, GROUP, SIZE = 2, 3, 8
 CAP = 2.0  # of the scores of a small Gemma 2

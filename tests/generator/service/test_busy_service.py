@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 import pytest
 from pyarrow import flight
 
-from generator.identity import NUMERICS_VERSION, ModelIdentity, selector_sha256
-from generator.selectors import Recent
-from generator.service import admission, server
-from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
-from generator.service.server import GenerationService
-from schema.errors import OperationError
-from schema.sampling import FULL_SOFTMAX, SamplingLaw
-from schema.tables import SCHEMA_VERSION
+from kvdrift.generator.identity import NUMERICS_VERSION, ModelIdentity, selector_sha256
+from kvdrift.generator.selectors import Recent
+from kvdrift.generator.service import admission, server
+from kvdrift.generator.service.protocol import PROTOCOL, GenerationRequest, Identity
+from kvdrift.generator.service.server import GenerationService
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
+from kvdrift.schema.tables import SCHEMA_VERSION
 
 FILES = ModelIdentity("w", None)
 Work = Callable[[str, Callable[[], None]], None]  # of a document, and what is called before every pass

@@ -28,26 +28,26 @@ from fixtures.small_study import TEXT, run_of, write_study
 from fixtures.study_files import load_study
 from pyarrow import flight
 
-from flows.generate.local import LocalGenerator
-from flows.generate.pending import pending_development
-from flows.generate.storing import storing
-from flows.material import gather_material
-from flows.run import stages
-from flows.run.study_run import StudyRun
-from generator.generation import PendingUnit, StudyLaw
-from generator.identity import NUMERICS_VERSION, GpuKinds
-from generator.service import remote
-from generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed, is_loopback
-from generator.service.credentials import token_certificate
-from generator.service.protocol import PROTOCOL, GenerationRequest, Identity
-from generator.service.remote import RemoteGenerator
-from generator.service.server import requested_work
 from kvdrift.command import main
-from log.store import Store, Unit
-from schema.errors import InputError, NobodyLeftError, OperationError
-from schema.sampling import SamplingLaw
-from schema.study import Study, load_studies
-from schema.tables import EVENTS, SCHEMA_VERSION
+from kvdrift.flows.generate.local import LocalGenerator
+from kvdrift.flows.generate.pending import pending_development
+from kvdrift.flows.generate.storing import storing
+from kvdrift.flows.material import gather_material
+from kvdrift.flows.run import stages
+from kvdrift.flows.run.study_run import StudyRun
+from kvdrift.generator.generation import PendingUnit, StudyLaw
+from kvdrift.generator.identity import NUMERICS_VERSION, GpuKinds
+from kvdrift.generator.service import remote
+from kvdrift.generator.service.client import Call, EndpointLost, ServiceAddress, WorkFailed, is_loopback
+from kvdrift.generator.service.credentials import token_certificate
+from kvdrift.generator.service.protocol import PROTOCOL, GenerationRequest, Identity
+from kvdrift.generator.service.remote import RemoteGenerator
+from kvdrift.generator.service.server import requested_work
+from kvdrift.log.store import Store, Unit
+from kvdrift.schema.errors import InputError, NobodyLeftError, OperationError
+from kvdrift.schema.sampling import SamplingLaw
+from kvdrift.schema.study import Study, load_studies
+from kvdrift.schema.tables import EVENTS, SCHEMA_VERSION
 
 TOKEN = "a-token-that-nobody-guesses"  # noqa: S105 - for these tests alone
 ALLOWED = "fixtures.own_selectors"  # a module that the service may import

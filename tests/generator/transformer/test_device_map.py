@@ -14,16 +14,16 @@ from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
 from benchmarks.pretend_device import SECOND, TwoDevices, bring_inputs, to_second_device
-from generator.actions import Action
-from generator.checks.random_models import random_document, random_model, save_random_model
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import SELECTORS, Full
-from generator.transformer.loading import load_model
-from generator.transformer.model import LoadedModel
-from schema.errors import InputError
-from schema.retention import Retention
-from schema.study import Study
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.actions import Action
+from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import SELECTORS, Full
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.study import Study
+from kvdrift.schema.tables import PLAIN, SWRB
 
 DOCUMENT = random_document("d197", 197)
 HORIZON = 8
@@ -76,7 +76,7 @@ def test_a_device_of_its_own_gives_the_same_events(dtype: str, monkeypatch: pyte
     whole = generate_units(model, "s", DOCUMENT, pending, HORIZON, 3)
     monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
     for module in ("prefilled", "prepared"):
-        monkeypatch.setattr(f"generator.transformer.prompts.{module}.available_bytes", lambda _: 2**33)
+        monkeypatch.setattr(f"kvdrift.generator.transformer.prompts.{module}.available_bytes", lambda _: 2**33)
     with TwoDevices():
         other = generate_units(replace(model, network=network, device=str(SECOND)), "s", DOCUMENT, pending, HORIZON, 3)
     for one, twin in zip(whole, other, strict=True):
@@ -106,7 +106,7 @@ def test_a_study_names_a_device_or_a_map(tmp_path: Path) -> None:
 
 def test_accelerate_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_random_model(tmp_path / "model", "llama")
-    monkeypatch.setattr("generator.transformer.model_checks.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("kvdrift.generator.transformer.model_checks.importlib.util.find_spec", lambda _: None)
     with pytest.raises(
         InputError, match=r"^model.device_map = 'auto': needs accelerate: pip install -e '.\[multi-gpu\]'"
     ):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from generator.transformer.files import fingerprints
-from generator.transformer.files.fingerprints import digests_path, model_identity
+from kvdrift.generator.transformer.files import fingerprints
+from kvdrift.generator.transformer.files.fingerprints import digests_path, model_identity
 
 LONG_AGO = time.time_ns() - 10**12
 

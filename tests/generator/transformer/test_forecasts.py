@@ -14,10 +14,10 @@ import transformers
 from fixtures.families import FAMILIES
 from fixtures.house import ROOT
 
-from generator.transformer.files.configuration import quiet
-from generator.transformer.footprint import local_footprint, plan_memory
-from schema.own_process import own_environment
-from schema.tables import PLAIN
+from kvdrift.generator.transformer.files.configuration import quiet
+from kvdrift.generator.transformer.footprint import local_footprint, plan_memory
+from kvdrift.schema.own_process import own_environment
+from kvdrift.schema.tables import PLAIN
 
 ENTRIES, KEPT, REPLICATES, CONTROLS, HORIZON = 1500, 750, 32, 2, 64
 
@@ -51,12 +51,12 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT
-from generator.checks.random_models import random_document
-from generator.attention.row_invariance import TriedSteps
-from generator.generation import PendingUnit, generate_units
-from generator.transformer.loading import load_model
-from generator.transformer.other_weights.model import ModelWithOthers
-from schema.sampling import FULL_SOFTMAX
+from kvdrift.generator.checks.random_models import random_document
+from kvdrift.generator.attention.row_invariance import TriedSteps
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.other_weights.model import ModelWithOthers
+from kvdrift.schema.sampling import FULL_SOFTMAX
 
 def resident(what):
     return 1024 * int(Path("/proc/self/status").read_text().partition(what + ":")[2].split()[0])

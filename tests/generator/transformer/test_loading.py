@@ -18,17 +18,23 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, T5Config
 
-from generator.actions import Action
-from generator.checks.random_models import ARCHITECTURES, EOS_TOKENS, VOCABULARY, random_document, save_random_model
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import SnapKV
-from generator.transformer.files.configuration import head_size, position_limit, read_configuration
-from generator.transformer.files.local_folders import has_local_weights, local_configuration
-from generator.transformer.files.stored_tensors import check_tensors, needed_tensors
-from generator.transformer.files.tokenizer import token_reader
-from generator.transformer.loading import load_model
-from generator.transformer.model_checks import check_model
-from schema.retention import Retention
+from kvdrift.generator.actions import Action
+from kvdrift.generator.checks.random_models import (
+    ARCHITECTURES,
+    EOS_TOKENS,
+    VOCABULARY,
+    random_document,
+    save_random_model,
+)
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import SnapKV
+from kvdrift.generator.transformer.files.configuration import head_size, position_limit, read_configuration
+from kvdrift.generator.transformer.files.local_folders import has_local_weights, local_configuration
+from kvdrift.generator.transformer.files.stored_tensors import check_tensors, needed_tensors
+from kvdrift.generator.transformer.files.tokenizer import token_reader
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.model_checks import check_model
+from kvdrift.schema.retention import Retention
 
 ROOT = Path(__file__).parents[3]
 
@@ -329,6 +335,6 @@ def test_scaled_rope_against_the_plain_generator(tmp_path: Path, rope: dict[str,
 def test_loading_says_nothing(folder: Path) -> None:
     """Neither on standard output nor on standard error, a needless tensor in the files included."""
     edit_weights(folder, lambda tensors: tensors.update({"model.layers.0.needless": torch.zeros(3)}))
-    program = f"from generator.transformer.loading import load_model; load_model({str(folder)!r})"
+    program = f"from kvdrift.generator.transformer.loading import load_model; load_model({str(folder)!r})"
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

@@ -14,22 +14,22 @@ import torch
 from fixtures.refusals import refused
 from torch.profiler import ProfilerActivity, profile
 
-from generator.actions import Action
-from generator.attention.fused.tables import chunks_of
-from generator.attention.holding import DTYPES
-from generator.attention.parts import CHUNK
-from generator.checks.random_models import random_document, random_model, save_random_model
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import Recent
-from generator.selectors.kvpress import KVPress
-from generator.transformer import memory as planner
-from generator.transformer.footprint import plan_memory
-from generator.transformer.fused.head import Head
-from generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes
-from generator.transformer.prompts.prepared import PreparedPrompt
-from schema.errors import OperationError
-from schema.retention import Retention
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.actions import Action
+from kvdrift.generator.attention.fused.tables import chunks_of
+from kvdrift.generator.attention.holding import DTYPES
+from kvdrift.generator.attention.parts import CHUNK
+from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import Recent
+from kvdrift.generator.selectors.kvpress import KVPress
+from kvdrift.generator.transformer import memory as planner
+from kvdrift.generator.transformer.footprint import plan_memory
+from kvdrift.generator.transformer.fused.head import Head
+from kvdrift.generator.transformer.memory import PREFILL_CHUNK, ModelShape, available_bytes
+from kvdrift.generator.transformer.prompts.prepared import PreparedPrompt
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.tables import PLAIN, SWRB
 
 # Llama-3.1-8B.
 LARGE = ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256, "bfloat16")
@@ -148,7 +148,9 @@ def test_generation_asks_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> N
     """With room for two replicates of two actions, five replicates take three goes; a control beside them one more."""
     model, horizon = random_model("llama"), 6
     room = int(2.5 * model.shape.replicate_bytes(2, 150, horizon, PLAIN) / 0.9)
-    monkeypatch.setattr("generator.transformer.prompts.prepared.available_bytes", lambda device: {"cpu": room}[device])
+    monkeypatch.setattr(
+        "kvdrift.generator.transformer.prompts.prepared.available_bytes", lambda device: {"cpu": room}[device]
+    )
     opened = []
     kernels = PreparedPrompt.kernels
     monkeypatch.setattr(PreparedPrompt, "kernels", lambda self, *given: opened.append(1) or kernels(self, *given))
@@ -169,7 +171,7 @@ class Greedy(Recent):
 def test_choosing_that_cannot_fit_is_refused_before_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """If everything is kept, nothing is chosen."""
     model, document = random_model("llama"), random_document("d150", 150)
-    monkeypatch.setattr("generator.transformer.prompts.prefilled.available_bytes", lambda _: 2**16)
+    monkeypatch.setattr("kvdrift.generator.transformer.prompts.prefilled.available_bytes", lambda _: 2**16)
     greedy = [Action("greedy", "mine", Greedy(), Retention(kept)) for kept in (100, 150)]
     line = refused(model.prefill, document, greedy[:1], 6)
     assert line == (
@@ -177,7 +179,7 @@ def test_choosing_that_cannot_fit_is_refused_before_it_tries(monkeypatch: pytest
         "give shorter prompts or another selector"
     )
     model.prefill(document, greedy[1:], 6)
-    monkeypatch.setattr("generator.transformer.prompts.prefilled.available_bytes", lambda _: 3 * 150**2)
+    monkeypatch.setattr("kvdrift.generator.transformer.prompts.prefilled.available_bytes", lambda _: 3 * 150**2)
     model.prefill(document, greedy, 6)
 
 
@@ -201,7 +203,7 @@ def test_a_prompt_that_memory_is_too_small_for_is_named(monkeypatch: pytest.Monk
     model, unit = random_model("llama"), PendingUnit(Action("recent", "recent", Recent(), Retention(50)), 0, 1)
 
     def fails(error: Exception) -> None:
-        monkeypatch.setattr("generator.transformer.prompts.prefilled.Prompt", Mock(side_effect=error))
+        monkeypatch.setattr("kvdrift.generator.transformer.prompts.prefilled.Prompt", Mock(side_effect=error))
 
     fails(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."))
     line = refused(generate_units, model, "s", random_document("d150", 150), [unit], 6, 3, error=OperationError)

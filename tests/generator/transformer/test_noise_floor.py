@@ -12,16 +12,16 @@ from fixtures.refusals import refused
 from oracles.plain_generator import keep_all, load_eager
 from transformers import DynamicCache
 
-from generator.actions import Action, build_action
-from generator.attention import shared_prefix
-from generator.attention.shared_prefix import PrefixLayer, SharedPrefix
-from generator.checks.random_models import random_document, random_model, save_random_model
-from generator.generation import PendingUnit, generate_units
-from generator.identity import selector_sha256
-from generator.transformer.footprint import plan_memory
-from log.store import Unit
-from schema.study import ActionSection
-from schema.tables import PLAIN
+from kvdrift.generator.actions import Action, build_action
+from kvdrift.generator.attention import shared_prefix
+from kvdrift.generator.attention.shared_prefix import PrefixLayer, SharedPrefix
+from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.identity import selector_sha256
+from kvdrift.generator.transformer.footprint import plan_memory
+from kvdrift.log.store import Unit
+from kvdrift.schema.study import ActionSection
+from kvdrift.schema.tables import PLAIN
 
 DOCUMENT, HORIZON = random_document("d190", 190), 10
 

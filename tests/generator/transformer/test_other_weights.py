@@ -15,18 +15,18 @@ from oracles.plain_generator import keep_all, keep_recent, keep_snapkv, load_eag
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from generator.actions import build_actions
-from generator.checks.random_models import random_document, save_random_model
-from generator.coupling.streams import Savings
-from generator.generation import PendingUnit, generate_units
-from generator.generation.units import generate_together
-from generator.transformer.files.text_ends import model_files
-from generator.transformer.model import LoadedModel
-from generator.transformer.other_weights.model import ModelWithOthers, load_transformer
-from generator.transformer.other_weights.named import check_shared, identities
-from log.store import Unit
-from schema.study import Study
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.actions import build_actions
+from kvdrift.generator.checks.random_models import random_document, save_random_model
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.generation.units import generate_together
+from kvdrift.generator.transformer.files.text_ends import model_files
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.other_weights.model import ModelWithOthers, load_transformer
+from kvdrift.generator.transformer.other_weights.named import check_shared, identities
+from kvdrift.log.store import Unit
+from kvdrift.schema.study import Study
+from kvdrift.schema.tables import PLAIN, SWRB
 
 DOCUMENTS = (random_document("d150", 150), random_document("d140", 140))
 HORIZON, COUNT = 12, 5

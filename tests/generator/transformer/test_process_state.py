@@ -11,20 +11,20 @@ import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV
 
-from generator.actions import Action
-from generator.attention import threads as attention_threads
-from generator.attention.threads import torch_threads
-from generator.checks.random_models import random_document, save_random_model
-from generator.generation import PendingUnit, generate_units
-from generator.selectors import SnapKV
-from generator.selectors.expected_attention import ExpectedAttention
-from generator.transformer import decoder
-from generator.transformer.loading import load_model
-from generator.transformer.prompts.kernels import TransformerKernels
-from schema.errors import InputError
-from schema.free_processors import FreeProcessors
-from schema.retention import Retention
-from schema.tables import PLAIN, SWRB
+from kvdrift.generator.actions import Action
+from kvdrift.generator.attention import threads as attention_threads
+from kvdrift.generator.attention.threads import torch_threads
+from kvdrift.generator.checks.random_models import random_document, save_random_model
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.selectors import SnapKV
+from kvdrift.generator.selectors.expected_attention import ExpectedAttention
+from kvdrift.generator.transformer import decoder
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.prompts.kernels import TransformerKernels
+from kvdrift.schema.errors import InputError
+from kvdrift.schema.free_processors import FreeProcessors
+from kvdrift.schema.retention import Retention
+from kvdrift.schema.tables import PLAIN, SWRB
 
 DOCUMENT = random_document("d150", 150)
 ACTIONS = [HALF_SNAPKV, Action("b", "expected_attention", ExpectedAttention(), HALF_SNAPKV.retention)]

@@ -10,10 +10,10 @@ import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT, steps_of
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TorchAoConfig
 
-from generator.checks.random_models import random_document
-from generator.generation import PendingUnit, generate_units
-from generator.transformer.files import remembered_proofs as proofs
-from generator.transformer.loading import load_model
+from kvdrift.generator.checks.random_models import random_document
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.transformer.files import remembered_proofs as proofs
+from kvdrift.generator.transformer.loading import load_model
 
 DOCUMENT = random_document("d100", 100)
 

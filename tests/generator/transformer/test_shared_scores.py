@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import pytest
 from torch import Tensor
 
-from generator.actions import Action
-from generator.attention.recording import PromptLayer
-from generator.checks.random_models import random_document, random_model
-from generator.selectors import Knorm, Recent, SnapKV
-from generator.selectors.selector import ScoringSelector
-from schema.retention import Retention
+from kvdrift.generator.actions import Action
+from kvdrift.generator.attention.recording import PromptLayer
+from kvdrift.generator.checks.random_models import random_document, random_model
+from kvdrift.generator.selectors import Knorm, Recent, SnapKV
+from kvdrift.generator.selectors.selector import ScoringSelector
+from kvdrift.schema.retention import Retention
 
 ENTRIES, LAYERS = 150, 3
 SCORED: Counter[str] = Counter()  # layers, by the name of a selector's class

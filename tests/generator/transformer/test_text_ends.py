@@ -22,13 +22,13 @@ from fixtures.small_study import finish, run_of
 from fixtures.study_files import load_study
 
 import kvdrift
-from generator.documents.ends import TextEnds, template_end
-from generator.transformer.files.text_ends import end_texts, text_ends
 from kvdrift.dry_run.ends import end_lines
-from report.parts.study import section as study_section
-from report.parts.verdict.section import section as verdict_section
-from schema.study import Study
-from sql.catalog import open_views
+from kvdrift.generator.documents.ends import TextEnds, template_end
+from kvdrift.generator.transformer.files.text_ends import end_texts, text_ends
+from kvdrift.report.parts.study import section as study_section
+from kvdrift.report.parts.verdict.section import section as verdict_section
+from kvdrift.schema.study import Study
+from kvdrift.sql.catalog import open_views
 
 CASE_02 = FORMS[0]
 NAMED = [pytest.param(form, id=form.report) for form in FORMS]

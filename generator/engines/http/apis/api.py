@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.connection import Connection
-from generator.engines.http.settings import ServerSettings
-from schema.errors import InputError, OperationError
+from kvdrift.generator.engines.http.connection import Connection
+from kvdrift.generator.engines.http.settings import ServerSettings
+from kvdrift.schema.errors import InputError, OperationError
 
 PROBE = (
     "The quick brown fox jumps over 13 lazy dogs; naïve café, Straße, Ωμέγα, Привет, 你好, こんにちは, 🙂\n\t"

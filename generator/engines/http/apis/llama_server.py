@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.apis.api import ServerFacts, whole_law
-from generator.engines.http.connection import Connection
-from generator.engines.http.settings import ServerSettings
-from schema.errors import InputError, OperationError
+from kvdrift.generator.engines.http.apis.api import ServerFacts, whole_law
+from kvdrift.generator.engines.http.connection import Connection
+from kvdrift.generator.engines.http.settings import ServerSettings
+from kvdrift.schema.errors import InputError, OperationError
 
 SAVED: Final = "kvdrift-prompt.bin"  # the file of a saved slot, in the folder that the server was given for such files
 

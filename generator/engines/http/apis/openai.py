@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from generator.engines.http.apis.api import ServerFacts
-from generator.engines.http.apis.vllm import NAMED_BY_ID, first_model
-from generator.engines.http.connection import Connection
-from generator.engines.http.settings import ServerSettings
-from schema.errors import InputError
+from kvdrift.generator.engines.http.apis.api import ServerFacts
+from kvdrift.generator.engines.http.apis.vllm import NAMED_BY_ID, first_model
+from kvdrift.generator.engines.http.connection import Connection
+from kvdrift.generator.engines.http.settings import ServerSettings
+from kvdrift.schema.errors import InputError
 
 
 class OpenAi:

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.apis.api import PROBE, ServerFacts, whole_law
-from generator.engines.http.apis.vllm import probed_tokenizer
-from generator.engines.http.connection import Connection
-from generator.engines.http.settings import ServerSettings
-from schema.errors import InputError, OperationError
+from kvdrift.generator.engines.http.apis.api import PROBE, ServerFacts, whole_law
+from kvdrift.generator.engines.http.apis.vllm import probed_tokenizer
+from kvdrift.generator.engines.http.connection import Connection
+from kvdrift.generator.engines.http.settings import ServerSettings
+from kvdrift.schema.errors import InputError, OperationError
 
 _MODEL: Final = ("model_path", "tokenizer_path", "weight_version")
 _SERVER: Final = ("version", "dtype", "quantization", "kv_cache_dtype", "attention_backend", "tp_size")

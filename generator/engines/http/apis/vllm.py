@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.apis.api import PROBE, ServerFacts, whole_law
-from generator.engines.http.connection import Connection
-from generator.engines.http.settings import ServerSettings
-from schema.errors import InputError, OperationError
+from kvdrift.generator.engines.http.apis.api import PROBE, ServerFacts, whole_law
+from kvdrift.generator.engines.http.connection import Connection
+from kvdrift.generator.engines.http.settings import ServerSettings
+from kvdrift.schema.errors import InputError, OperationError
 
 NAMED_BY_ID: Final = "token_id:"  # how a token is named that is asked for by its id
 

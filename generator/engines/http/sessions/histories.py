@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.apis.api import LawApi, ServerFacts
-from generator.engines.http.apis.openai import OpenAi
-from generator.engines.http.connection import Connection
-from generator.engines.http.sessions.token_streams import Tokens, TokenStreams
+from kvdrift.generator.engines.http.apis.api import LawApi, ServerFacts
+from kvdrift.generator.engines.http.apis.openai import OpenAi
+from kvdrift.generator.engines.http.connection import Connection
+from kvdrift.generator.engines.http.sessions.token_streams import Tokens, TokenStreams
 
 
 class _Histories(TokenStreams):

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from generator.engines.http.apis.api import ServerFacts
-from generator.engines.http.apis.llama_server import LlamaServer
-from generator.engines.http.connection import Connection, LostServerError
-from generator.engines.http.sessions.token_streams import Tokens, TokenStreams
-from schema.errors import OperationError
+from kvdrift.generator.engines.http.apis.api import ServerFacts
+from kvdrift.generator.engines.http.apis.llama_server import LlamaServer
+from kvdrift.generator.engines.http.connection import Connection, LostServerError
+from kvdrift.generator.engines.http.sessions.token_streams import Tokens, TokenStreams
+from kvdrift.schema.errors import OperationError
 
 _TRIES = 4  # of one step in a slot that does not keep what it was given
 

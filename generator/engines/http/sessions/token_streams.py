@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from generator.engines.http.apis.api import ServerFacts
-from generator.engines.http.connection import Connection
+from kvdrift.generator.engines.http.apis.api import ServerFacts
+from kvdrift.generator.engines.http.connection import Connection
 
 Tokens = tuple[int, ...]
 

@@ -13,13 +13,13 @@ from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.pretend_device import SECOND, bring_inputs, to_second_device
-from generator.checks.random_models import ARCHITECTURES, random_document, random_model
-from generator.coupling.streams import Savings
-from generator.generation import PendingUnit, generate_units
-from generator.transformer.fused import layers
-from generator.transformer.fused.layers import FusedLayers, fused_layers, join_weights, layout_fault, slower
-from generator.transformer.model import LoadedModel
-from log.store import Unit
+from kvdrift.generator.checks.random_models import ARCHITECTURES, random_document, random_model
+from kvdrift.generator.coupling.streams import Savings
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.transformer.fused import layers
+from kvdrift.generator.transformer.fused.layers import FusedLayers, fused_layers, join_weights, layout_fault, slower
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.log.store import Unit
 
 DOCUMENT = random_document("d150", 150)
 
@@ -80,7 +80,7 @@ def test_a_cpu_computes_what_transformers_does(
     own = generate_units(model, "s", DOCUMENT, [PendingUnit(HALF_SNAPKV, 0, 3)], 8, 3)
     assert not hasattr(model.network.model.layers[0].mlp, "joint_proj")
     assert isinstance(fused_layers(model.network, None), FusedLayers)
-    monkeypatch.setattr("generator.transformer.prompts.kernels.fused_layers", lambda *_: None)
+    monkeypatch.setattr("kvdrift.generator.transformer.prompts.kernels.fused_layers", lambda *_: None)
     twin = generate_units(model, "s", DOCUMENT, [PendingUnit(HALF_SNAPKV, 0, 3)], 8, 3)
     assert own[0].events.equals(twin[0].events)
 

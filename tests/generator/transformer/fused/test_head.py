@@ -20,14 +20,14 @@ from fixtures.study_files import load_study
 from torch import nn
 
 from benchmarks.pretend_device import SECOND, TwoDevices, to_second_device
-from generator.checks.random_models import random_document, random_model
-from generator.coupling.laws import total_variation
-from generator.generation import PendingUnit, generate_units
-from generator.transformer.decoder import whole_sums
-from generator.transformer.fused.head import Head
-from generator.transformer.other_weights.model import load_transformer
-from generator.transformer.prompts.prompt import Prompt
-from schema.errors import InputError
+from kvdrift.generator.checks.random_models import random_document, random_model
+from kvdrift.generator.coupling.laws import total_variation
+from kvdrift.generator.generation import PendingUnit, generate_units
+from kvdrift.generator.transformer.decoder import whole_sums
+from kvdrift.generator.transformer.fused.head import Head
+from kvdrift.generator.transformer.other_weights.model import load_transformer
+from kvdrift.generator.transformer.prompts.prompt import Prompt
+from kvdrift.schema.errors import InputError
 
 DOCUMENT = random_document("d150", 150)
 

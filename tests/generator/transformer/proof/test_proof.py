@@ -21,16 +21,16 @@ from fixtures.families import BASE, saved_family
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from generator.attention.interface import IMPLEMENTATION
-from generator.attention.streams.states import StreamStates
-from generator.transformer import decoder, loading
-from generator.transformer.files.configuration import quiet
-from generator.transformer.fused.head import Head
-from generator.transformer.loading import load_model
-from generator.transformer.model import LoadedModel
-from generator.transformer.prompts.kernels import TransformerKernels
-from generator.transformer.proof.forward import Probe, Reference
-from generator.transformer.proof.proof import refusal
+from kvdrift.generator.attention.interface import IMPLEMENTATION
+from kvdrift.generator.attention.streams.states import StreamStates
+from kvdrift.generator.transformer import decoder, loading
+from kvdrift.generator.transformer.files.configuration import quiet
+from kvdrift.generator.transformer.fused.head import Head
+from kvdrift.generator.transformer.loading import load_model
+from kvdrift.generator.transformer.model import LoadedModel
+from kvdrift.generator.transformer.prompts.kernels import TransformerKernels
+from kvdrift.generator.transformer.proof.forward import Probe, Reference
+from kvdrift.generator.transformer.proof.proof import refusal
 
 DTYPES = ("float32", "bfloat16", "float16")
 LAYERS = 5

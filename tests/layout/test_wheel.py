@@ -1,0 +1,67 @@
+"""The wheel installs one name, and a study runs beside files that have the names of our folders."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from fixtures.finite_study import write_finite_study
+from fixtures.house import PACKAGES, ROOT
+
+
+def ran(command: Sequence[str | Path], folder: Path) -> str:
+    """Run a command, which must succeed, in a folder; return its standard output."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    ran([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], ROOT)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_it_has_every_file_under_one_name(wheel: Path) -> None:
+    files = {str(path.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()}
+    expected = {
+        name if name.startswith("kvdrift/") else f"kvdrift/{name}" for name in files if "__pycache__" not in name
+    }
+    assert {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name} == expected
+
+
+def test_another_distribution_named_schema_is_left_alone(wheel: Path, tmp_path: Path) -> None:
+    """The wheel is installed beside one, used, and uninstalled."""
+    environment = tmp_path / "environment"
+    ran([sys.executable, "-m", "venv", "--without-pip", environment], tmp_path)
+    python, pip = environment / "bin" / "python", [sys.executable, "-m", "pip", "--python"]
+    site = Path(ran([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path).strip())
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))  # those that kvdrift needs
+    (site / "schema.py").write_text("Schema = 'theirs'")
+    before = {path.name for path in site.iterdir()}
+    ran([*pip, python, "install", "--quiet", "--no-deps", "--no-index", wheel], tmp_path)
+    assert {path.name.partition("-")[0] for path in site.iterdir()} - before == {"kvdrift"}
+    program = "import kvdrift.schema.study, schema; print(kvdrift.schema.study.__file__, schema.Schema)"
+    assert ran([python, "-c", program], tmp_path) == f"{site / 'kvdrift' / 'schema' / 'study' / '__init__.py'} theirs\n"
+    assert "decomposition" in ran([environment / "bin" / "kvdrift", "list", "views"], tmp_path)
+    ran([*pip, python, "uninstall", "--quiet", "--yes", "kvdrift"], tmp_path)
+    assert {path.name for path in site.iterdir()} - {"__pycache__"} == before
+    assert ran([python, "-c", "import schema; print(schema.Schema)"], tmp_path) == "theirs\n"
+
+
+def test_a_study_runs_beside_files_with_the_names_of_our_folders(tmp_path: Path) -> None:
+    for name in ("schema", "log"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError")
+    (tmp_path / "stats").mkdir()
+    (tmp_path / "stats" / "__init__.py").write_text("raise RuntimeError")
+    (tmp_path / "kvdrift").mkdir()
+    study = write_finite_study(tmp_path)
+    assert "report: " in ran([sys.executable, "-m", "kvdrift", "run", study, "--store", "store"], tmp_path)
+    assert ran([Path(sys.executable).with_name("kvdrift"), "verify", "store"], tmp_path)
