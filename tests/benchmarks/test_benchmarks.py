@@ -21,7 +21,6 @@ SMALLEST = {
     "generation": ("--entries=128", "--replicates=2", "--horizon=4", "--repetitions=1"),
     "interventions": ("--entries=128", "--replicates=2", "--horizon=4", "--repetitions=1"),
     "scale": ("--events=20e3",),
-    "step_profile": (),
     "store": ("--units", "50", "100"),
     "streams": ("--replicates=10", "--horizon=20"),
     "synthetic_study": ("{folder}/store", *STUDY),
@@ -41,7 +40,7 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout)
-    assert printed.get("rows") or printed["launches"]
+    assert printed["rows"]
     if name in {"analysis", "scale"}:
         assert any(row["peer"] and row["ratio"] > 0 for row in printed["rows"])
 
@@ -59,7 +58,7 @@ def test_it_prints_a_table_or_an_object() -> None:
 def test_a_long_group_of_facts_has_a_line_for_each(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the operations of ``benchmarks.step_profile``, which has no rows; names of groups are printed as words."""
+    """Names of groups are printed as words."""
     operations = {f"aten::op_{number}": {"launches": number, "a_layer": 1.0} for number in range(9)}
     for options in ([], ["--json"]):
         monkeypatch.setattr("sys.argv", ["profile", *options])

@@ -12,8 +12,8 @@ import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_RECENT, HALF_SNAPKV, assert_near
 from fixtures.decoding_attention import Streams, case_faults
+from fixtures.pretend_device import SECOND, TwoDevices, to_second_device
 
-from benchmarks.pretend_device import SECOND, TwoDevices, to_second_device
 from kvdrift.generator.attention import parts
 from kvdrift.generator.attention.fused import attention, prompt_attention, suffix_attention, tables
 from kvdrift.generator.attention.holding import AsComputed

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from fixtures.laws import large_laws
+from fixtures.pretend_device import SECOND, TwoDevices
 from numpy.typing import NDArray
 from oracles.plain_generator import coupled_pair
 from oracles.plain_laws import plain_law
 from scipy import stats
 
-from benchmarks.pretend_device import SECOND, TwoDevices
 from kvdrift.generator.coupling.laws import BLOCK_TOKENS, LawTable, block_sums, couple, draw, total_variation
 from kvdrift.generator.coupling.sampling import deployed
 from kvdrift.schema.sampling import SamplingLaw

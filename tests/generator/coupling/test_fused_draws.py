@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from fixtures.laws import large_laws
+from fixtures.pretend_device import SECOND, TwoDevices
 from fixtures.table_kernels import CASES, Case, TableKernels, actions_for
 
-from benchmarks.pretend_device import SECOND, TwoDevices
 from kvdrift.generator.coupling.fused_draws import ABSORBED, NOTHING, fused_draws, fused_fault, pair_sums
 from kvdrift.generator.coupling.laws import LawTable, block_sums, draw
 from kvdrift.generator.coupling.rollout import rollout

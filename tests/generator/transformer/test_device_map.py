@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
+from fixtures.pretend_device import SECOND, TwoDevices, bring_inputs, to_second_device
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 
-from benchmarks.pretend_device import SECOND, TwoDevices, bring_inputs, to_second_device
 from kvdrift.generator.actions import Action
 from kvdrift.generator.checks.random_models import random_document, random_model, save_random_model
 from kvdrift.generator.generation import PendingUnit, generate_units

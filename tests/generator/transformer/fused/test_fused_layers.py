@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
+from fixtures.pretend_device import SECOND, bring_inputs, to_second_device
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.pretend_device import SECOND, bring_inputs, to_second_device
 from kvdrift.generator.checks.random_models import ARCHITECTURES, random_document, random_model
 from kvdrift.generator.coupling.streams import Savings
 from kvdrift.generator.generation import PendingUnit, generate_units

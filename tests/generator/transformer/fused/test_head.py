@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from fixtures.common_actions import CONTROL, HALF_SNAPKV, assert_near
+from fixtures.pretend_device import SECOND, TwoDevices, to_second_device
 from fixtures.small_study import write_study
 from fixtures.study_files import load_study
 from torch import nn
 
-from benchmarks.pretend_device import SECOND, TwoDevices, to_second_device
 from kvdrift.generator.checks.random_models import random_document, random_model
 from kvdrift.generator.coupling.laws import total_variation
 from kvdrift.generator.generation import PendingUnit, generate_units
