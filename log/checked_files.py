@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvdrift.log.delta.parquet_files import StoredFile, content_digest, replace_file
-from kvdrift.log.units.numbers import NUMBERED
+from kvdrift.log.units.unit import NUMBERED
 from kvdrift.schema.errors import first_line
 
 MEMORY: Final = ".checked"
@@ -30,8 +30,7 @@ WEEK: Final = 7 * 24 * 3600.0
 # What Arrow raises for bytes that are no Parquet file, or none that it knows.
 READ_ERRORS = (pa.ArrowException, OSError, NotImplementedError, KeyError, ValueError)
 
-# The digest at the end of a file's name. Before schema version 11, names of derived files were those of their events.
-_NAMED = re.compile(r"(?:.*-)?[0-9a-f]{16}\.parquet")
+_NAMED = re.compile(r"[0-9a-f]{16}\.parquet")  # how the store names the files that it writes
 
 
 class _Look(NamedTuple):
@@ -68,7 +67,7 @@ class CheckedFiles:
         self.forget(table, file.path)
         if len(data) != file.size:
             return f"the file has {len(data):,} bytes, must have {file.size:,} as the log says"
-        if (wanted := named_digest(table, file.path)) and wanted != digest:
+        if (wanted := named_digest(file.path)) and wanted != digest:
             return f"the content has digest {digest}, must have {wanted} as its name says"
         if look is not None and look.digest != digest:
             return f"the content has digest {digest}, had {look.digest} when it was read first"
@@ -92,11 +91,9 @@ class CheckedFiles:
             replace_file(self._file, "".join(lines).encode())
 
 
-def named_digest(table: str, path: str) -> str | None:
+def named_digest(path: str) -> str | None:
     """Return the digest that a file's name states; None if its name states none."""
-    name = path.rpartition("/")[2]
-    older = (table in NUMBERED[1:] and name != path) or (name.startswith("compacted-") and table in NUMBERED[1:])
-    return None if older or not _NAMED.fullmatch(name) else name.removesuffix(".parquet")[-16:]
+    return path.removesuffix(".parquet") if _NAMED.fullmatch(path) else None
 
 
 def read_pages(data: bytes) -> None:

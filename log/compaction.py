@@ -25,8 +25,7 @@ from kvdrift.log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile
 from kvdrift.log.delta.reading import READABLE_SINCE
 from kvdrift.log.delta.snapshot import Snapshot
 from kvdrift.log.units.commits import ROW_GROUP_ROWS as SMALL_ROW_GROUP_ROWS
-from kvdrift.log.units.numbers import NUMBERED, with_numbers
-from kvdrift.log.units.rows import UnitRows
+from kvdrift.log.units.unit import NUMBERED
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.location import is_local, join
 from kvdrift.schema.rows import Wide, combined_codes
@@ -62,7 +61,7 @@ class Rewritten:
     damaged: tuple[str, ...] = ()
 
 
-def gather(folder: DeltaFolder, rows: UnitRows, table: str, most: int = GATHERED_ROWS) -> int:
+def gather(folder: DeltaFolder, table: str, most: int = GATHERED_ROWS) -> int:
     """Merge files of a table if there are many of one size, small files first; return how many were replaced.
 
     Files with at least half of ``most`` rows, and damaged files, stay as they are.
@@ -70,17 +69,17 @@ def gather(folder: DeltaFolder, rows: UnitRows, table: str, most: int = GATHERED
     count, tiers = 0, _LARGE if table in NUMBERED else _SMALL
     for sources in too_many(folder.load(table).files(), most, tiers if is_local(folder.location) else _REMOTE):
         for part in cut(sources, most):
-            count += put_together(folder, rows, table, part).replaced
+            count += put_together(folder, table, part).replaced
     return count
 
 
-def compact(folder: DeltaFolder, rows: UnitRows, table: str, done: Callable[[int], None]) -> Rewritten:
+def compact(folder: DeltaFolder, table: str, done: Callable[[int], None]) -> Rewritten:
     """Merge all small files of a table, in the order of their keys; ``done`` gets the number of files done so far."""
     loaded = folder.load(table)
     small = [file for file in loaded.files() if (file.rows or 0) < PACK_ROWS // 2 and file.size < _LARGE_BYTES // 2]
     replaced, damaged = 0, list[str]()
     for part in cut(_in_order(folder, loaded, small), PACK_ROWS):
-        found = put_together(folder, rows, table, part)
+        found = put_together(folder, table, part)
         replaced += found.replaced
         damaged += found.damaged
         done(len(part))
@@ -96,23 +95,17 @@ def too_many(files: Iterable[StoredFile], most: int, tiers: Tiers = _LARGE) -> l
     return [sizes[size] for size in sorted(sizes) if len(sizes[size]) > tiers.base]
 
 
-def put_together(
-    folder: DeltaFolder, rows: UnitRows, table: str, sources: Sequence[StoredFile], *, alone: bool = False
-) -> Rewritten:
-    """Write the rows of some files as one file, sorted by key and with their units, by one commit.
+def put_together(folder: DeltaFolder, table: str, sources: Sequence[StoredFile]) -> Rewritten:
+    """Write the rows of some files as one file, sorted by key, by one commit.
 
-    Nothing is replaced if another compaction has replaced one of the files meanwhile. ``alone`` says that even a single
-    file is rewritten, since it has rows of an older schema version.
+    Nothing is replaced if another compaction has replaced one of the files meanwhile.
     """
     loaded = folder.load(table)
     paths = {file.path for file in sources} & set(loaded.paths())
     read, damaged = _read_whole(folder, loaded, sorted(paths))
-    if len(read) < (1 if alone else 2):
+    if len(read) < 2:
         return Rewritten(0, tuple(damaged))
-    together = pa.concat_tables(read.values())
-    if table in NUMBERED:
-        together = with_numbers(table, together, rows.spans()) if together["unit"].null_count else together
-    together = sorted_by_key(table, together)
+    together = sorted_by_key(table, pa.concat_tables(read.values()))
     small = table not in NUMBERED
     file = folder.put_rows(table, together, row_group=SMALL_ROW_GROUP_ROWS if small else ROW_GROUP_ROWS)
     replaced = [*read]

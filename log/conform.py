@@ -11,8 +11,7 @@ from kvdrift.schema.tables import Table
 def conform(table: Table, rows: pa.Table, *, filled: bool = False) -> pa.Table:
     """Return rows, with columns in any order, in the declared schema of a table.
 
-    A column that was added later may be missing and gets its default. With ``filled``, nulls in such a column get the
-    default too.
+    A column of ``table.defaults`` may be missing. With ``filled``, nulls in such a column become its default.
     """
     names, declared, defaults = rows.column_names, table.columns, table.defaults
     for name in names:
@@ -32,7 +31,7 @@ def conform(table: Table, rows: pa.Table, *, filled: bool = False) -> pa.Table:
             raise InputError(f"{table.name}: column '{field.name}' is {column.type}, must be {field.type}")
         if filled and column.null_count and defaults.get(field.name) is not None:
             column = column.fill_null(pa.scalar(defaults[field.name], field.type))
-        columns.append(column)
         if column.null_count and not field.nullable:
             raise InputError(f"{table.name}: column '{field.name}' is null in {column.null_count} row(s)")
+        columns.append(column)
     return pa.Table.from_arrays(columns, schema=table.schema)

@@ -46,7 +46,7 @@ class ReadableStore:
         """Open an existing store.
 
         Raises:
-            InputError: There is no store, or it has a newer schema version.
+            InputError: There is no store, or it has another schema version.
             DamagedStoreError: Commits are damaged or lost.
         """
         store = cls(location)
@@ -60,7 +60,7 @@ class ReadableStore:
         return self._folder.location
 
     @property
-    def id(self) -> str | None:
+    def id(self) -> str:
         """The store's unique id, which stays the same when the store is moved."""
         return self._load("events").id
 
@@ -93,23 +93,15 @@ class ReadableStore:
         self._check_table(table)
         return self._folder.read_bytes(table, path)
 
-    def files_by_missing_columns(self, table: str, version: int | None = None) -> dict[tuple[str, ...], list[str]]:
-        """Group the files visible at a version, as absolute paths or URLs, by the declared columns that they lack."""
-        found = self._folder.paths_by_missing_columns(self._load(table, version))
-        return {missing: self._absolute(table, paths) for missing, paths in found.items()}
-
     def dataset(self, table: str, version: int | None = None) -> pads.Dataset:
         """Return a table at a version as a dataset of its declared schema, which reads nothing before it is scanned.
 
-        Page checksums are verified. The columns that files of older schema versions lack are null; the reader fills in
-        their declared defaults.
+        Page checksums are verified.
         """
         return self._folder.dataset(self._load(table, version))
 
     def read(self, table: str, version: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the rows of a table at a version, in all or some columns of its declared schema; verify page checksums.
-
-        Rows of older schema versions hold the declared defaults in the columns that they lack.
 
         Raises:
             InputError: The table, a column or the version is unknown, or a file is missing or damaged.
@@ -126,19 +118,9 @@ class ReadableStore:
         self._check_table(table)
         return NewRows(self._folder, table, columns)
 
-    def rows_of_units(
-        self, table: str, version: int | None = None, records: Sequence[Mapping[str, Any]] = ()
-    ) -> RowsOfUnits:
-        """Return a reader of the rows that some units have in ``events`` or in a derived table, at a version.
-
-        ``records`` are rows that ``units`` lacks; in tables of older schema versions they tell which rows are theirs.
-        """
-
-        def spans() -> pa.Table:
-            stored = self._units.spans()
-            return pa.concat_tables([stored, as_rows(records).select(stored.column_names)])
-
-        return RowsOfUnits(self._folder, self._load(table, version), spans)
+    def rows_of_units(self, table: str, version: int | None = None) -> RowsOfUnits:
+        """Return a reader of the rows that some units have in ``events`` or in a derived table, at a version."""
+        return RowsOfUnits(self._folder, self._load(table, version))
 
     def records_of(
         self, path: str, units: Collection[int], known: Collection[int], version: int | None = None

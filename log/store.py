@@ -16,9 +16,7 @@ Exactly once
     again which units are still missing (``kvdrift.log.units.commits``).
 
 Schema versions
-    A store of an older version is read as it is: later columns hold their declared defaults, later tables are empty.
-    ``create`` upgrades the store, and so does the first write that needs a missing table or column. ``events`` is
-    upgraded last, so its version is the version of the whole store. An upgrade changes no existing value.
+    Each table has the version of its schema as a property. A store of another version is refused.
 """
 
 from __future__ import annotations
@@ -38,13 +36,11 @@ from kvdrift.log.units.commits import UnitCommits
 from kvdrift.log.units.contradictions import ContradictionError, set_aside
 from kvdrift.log.units.derived import DerivedFile, commit_derived, withdraw_units
 from kvdrift.log.units.many import Columns, conform_pairs
-from kvdrift.log.units.numbers import NUMBERED
 from kvdrift.log.units.unit import DERIVED_TABLES, Unit
-from kvdrift.log.upgrade import is_older, upgrade
 from kvdrift.schema.errors import InputError, nearest
 from kvdrift.schema.location import is_local
 from kvdrift.schema.locking import sweep
-from kvdrift.schema.tables import DOCUMENTS, TABLES, UNITS
+from kvdrift.schema.tables import DOCUMENTS, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -67,16 +63,15 @@ class Store(ReadableStore):
     def __init__(self, location: str | Path) -> None:
         super().__init__(location)
         self._commits = UnitCommits(self._folder, self._units)
-        self._current: set[str] = set()  # tables seen with all declared columns; no table loses a column
 
     @classmethod
     def create(cls, location: str | Path) -> Store:
-        """Open the store at ``location``; make its missing tables and upgrade the older ones.
+        """Open the store at ``location``; make its missing tables.
 
         Several processes may do so at once, and may be killed in between.
 
         Raises:
-            InputError: The store cannot be written.
+            InputError: The store cannot be written, or has another schema version.
             DamagedStoreError: Commits are damaged or lost.
         """
         store = cls(location)
@@ -112,7 +107,6 @@ class Store(ReadableStore):
             OperationError: Writing failed.
         """
         refuse_forgotten(self.location, (unit.record for unit in units))
-        self._prepare("units", "events", "prompts")
         # Prompts first: a visible unit then has its kept entries. Kept entries of a refused unit are never read.
         append_prompts(self._folder, (kept_row(unit.record, kept) for unit in units for kept in unit.kept))
         return self._commits.append(units)
@@ -120,7 +114,6 @@ class Store(ReadableStore):
     def add_pairs(self, records: Sequence[Mapping[str, Any]], values: Columns) -> set[int]:
         """Make many units of coupled pairs visible, as ``add_units`` does; ``conform_pairs`` says what is given."""
         refuse_forgotten(self.location, records)
-        self._prepare("units", "events")
         return self._commits.append_complete(*conform_pairs(records, values))
 
     def stored_units(self, records: Sequence[Mapping[str, Any]]) -> set[int]:
@@ -129,17 +122,14 @@ class Store(ReadableStore):
 
     def append_prompts(self, rows: Iterable[Mapping[str, Any]]) -> int:
         """Append rows of ``prompts`` unless the table has their keys; return how many are new."""
-        self._prepare("prompts")
         return append_prompts(self._folder, rows)
 
     def adopt_units(self, events: pa.Table, records: Sequence[Mapping[str, Any]]) -> int:
         """Make lost events visible again; ``UnitCommits.adopt`` describes arguments and result."""
-        self._prepare("units", "events")
         return self._commits.adopt(events, records)
 
     def append_records(self, records: Sequence[Mapping[str, Any]]) -> int:
         """Append rows of ``units`` for units whose events are visible and that have no row; return how many."""
-        self._prepare("units")
         return self._commits.append_rows(records)
 
     def reconcile(self) -> int:
@@ -160,7 +150,6 @@ class Store(ReadableStore):
         given = conform(TABLES[table], rows, filled=True)
         if table == DOCUMENTS.name:
             refuse_forgotten(self.location, given.select(["study", "model", "doc"]).to_pylist())
-        self._prepare(table)
         return append_new_rows(self._folder, table, given)
 
     def put_derived(self, table: str, rows: pa.Table) -> DerivedFile:
@@ -183,7 +172,6 @@ class Store(ReadableStore):
         new.
         """
         self._check_table(table)
-        self._prepare(table)
         return commit_derived(self._folder, self._units, table, [*files], {app_id: version})
 
     def withdraw_files(self, table: str, paths: Iterable[str]) -> int:
@@ -201,13 +189,11 @@ class Store(ReadableStore):
         Readers of a growing store then open at most some hundred files, however many units the store has. Files with at
         least half of ``most`` rows, and damaged files, are not merged.
         """
-        self._prepare(*TABLES)
-        return sum(gather(self._folder, self._units, table, most) for table in TABLES)
+        return sum(gather(self._folder, table, most) for table in TABLES)
 
     def compact(self, table: str, done: Callable[[int], None] = lambda _: None) -> Rewritten:
         """Merge all small files of a table, sorted by key; ``done`` is called with the number of files done so far."""
-        self._prepare(table)
-        return compact(self._folder, self._units, table, done)
+        return compact(self._folder, table, done)
 
     def delete_replaced(self, table: str, age: timedelta) -> tuple[int, int]:
         """Delete the files of a table that were replaced at least ``age`` ago; return their number and their bytes."""
@@ -232,21 +218,6 @@ class Store(ReadableStore):
         self._folder.forget_history(table)
 
     def make_tables(self) -> None:
-        """Make missing tables and upgrade older tables."""
-        upgrade(self._folder, self._units, self._commits)
-        self._current.update(TABLES)
-
-    def prepare_derivation(self) -> None:
-        """Upgrade an older store as ``make_tables`` does, and make missing tables of derived rows.
-
-        A store is older if rows of ``events``, ``units`` or a derived table lack unit numbers. Only these are opened.
-        """
-        if is_older(self._folder):
-            self.make_tables()
-        self._prepare(*NUMBERED, UNITS.name)
-
-    def _prepare(self, *tables: str) -> None:
-        """Upgrade the store if one of the tables is missing or lacks a declared column."""
-        if not all(table in self._current or self._folder.is_current(table) for table in tables):
-            self.make_tables()
-        self._current.update(tables)
+        """Make missing tables, ``events`` last: if it is there, all are."""
+        for table in sorted(TABLES, key="events".__eq__):
+            self._folder.create(table)

@@ -1,7 +1,7 @@
 """The text of a frozen plan and its hash, which depends on decisions and not on measured seconds.
 
 A plan's JSON has a key ``measured`` with all measured seconds, nested like the plan itself. Two runs never measure the
-same seconds, so the hash leaves this key out. Plans frozen by versions without this key are hashed as a whole.
+same seconds, so the hash leaves this key out. A plan without this key is hashed as a whole.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def wanted_documents(content: Mapping[str, Any]) -> dict[str, int]:
 
 
 def with_measured(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a plan's content with the measured seconds merged into their places, as in older plans."""
+    """Return a plan's content with the measured seconds merged into their places."""
     rest = {name: value for name, value in content.items() if name != MEASURED}
     merged: dict[str, Any] = _merged(rest, content.get(MEASURED, {}))
     return merged

@@ -14,22 +14,8 @@ import pyarrow as pa
 
 from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
 
-# 2: event kinds and weights, units' estimator and pair evaluations, residual branches, exact values
-# 3: a study's model revision
-# 4: revisions of actions, the identity of units, a study's settings
-# 5: revisions of plans, moments of documents
-# 6: files of many units, and files that replace others
-# 7: the method of intervals and the clusters behind them
-# 8: compensators for control variates, reduced estimates, looks of sequential studies, scores of answers
-# 9: codecs and decode-time policies of actions, bytes of scales, texts of tokens, the law of a study's tokens
-# 10: revisions of documents, checksums of entries read with codecs and policies, written positions
-# 11: the unit of every row; settings and weights of actions, reports of engines
-# 12: prompts, and their kept entries
-# 13: bytes of weights
-# 14: moments of units, in place of those of documents
-# 15: bytes that no action can evict
-# 16: the tokens that end a text, turns of prompts
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 1
+"""The version of these tables. A store of another version is refused."""
 
 GROUP_KEY: Final = ("study", "model", "doc", "action")  # shared by all replicates of a unit
 
@@ -47,16 +33,12 @@ SWRB: Final = "swrb"  # estimator of a unit of scans with one residual branch ea
 
 @dataclass(frozen=True)
 class Table:
-    """One stored table: the meaning of a row, the columns that are unique together, and the version that added it.
-
-    A store of an older schema version does not have the table.
-    """
+    """One stored table: the meaning of a row, the columns that are unique together, and the columns."""
 
     name: str
     row: str
     key: tuple[str, ...]
     schema: pa.Schema
-    since: int = 1
 
     @functools.cached_property
     def columns(self) -> tuple[str, ...]:
@@ -75,20 +57,21 @@ class Table:
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
-        """The columns that were added later, each with the value of rows written before."""
-        later = {field.name: (field.metadata, field.type) for field in self.schema if b"since" in field.metadata}
+        """The columns that rows to append may leave out, each with its value then."""
         return {
-            name: pa.scalar(metadata[b"default"].decode()).cast(kind).as_py() if b"default" in metadata else None
-            for name, (metadata, kind) in later.items()
+            field.name: pa.scalar(field.metadata[b"default"].decode()).cast(field.type).as_py()
+            if b"default" in field.metadata
+            else None
+            for field in self.schema
+            if field.nullable or b"default" in field.metadata
         }
 
 
 def _column(
-    name: str, meaning: str, unit: str = "", *, kind: pa.DataType, null: bool = False, since: int = 1, default: str = ""
+    name: str, meaning: str, unit: str = "", *, kind: pa.DataType, null: bool = False, default: str = ""
 ) -> pa.Field:
-    """Declare a column added by schema version ``since``; in earlier rows it is ``default``, or else null."""
-    null = null or (since > 1 and not default)
-    metadata = {"meaning": meaning, "unit": unit, "since": str(since) if since > 1 else "", "default": default}
+    """Declare a column. Rows to append may leave out a column that may be null or has a ``default``."""
+    metadata = {"meaning": meaning, "unit": unit, "default": default}
     return pa.field(name, kind, nullable=null, metadata={key: text for key, text in metadata.items() if text})
 
 
@@ -102,8 +85,8 @@ _ints = functools.partial(_column, kind=pa.list_(pa.int32()))
 _texts = functools.partial(_column, kind=pa.list_(pa.string()))
 
 
-def _table(name: str, row: str, key: tuple[str, ...], *columns: pa.Field, since: int = 1) -> Table:
-    return Table(name, row, key, pa.schema(columns), since)
+def _table(name: str, row: str, key: tuple[str, ...], *columns: pa.Field) -> Table:
+    return Table(name, row, key, pa.schema(columns))
 
 
 _STUDY = _text("study", "name of the study")
@@ -114,44 +97,32 @@ _GROUP = (_STUDY, _MODEL, _DOC, _ACTION)
 _PAIR = (*_GROUP, _int("replicate", "coupled pair of continuations, from 0", "none"))
 
 
-def _revision(since: int = 1) -> pa.Field:
-    """Declare the column of an action's revision; rows written before the column was added have revision 0."""
-    meaning = "revision of the action, from 0; a later revision supersedes it"
-    return _int("action_revision", meaning, "none", since=since, default="0" if since > 1 else "")
-
-
-def _identity(since: int = 1) -> tuple[pa.Field, ...]:
-    """Declare the columns of a unit's identity; they are null for units made before the columns were added."""
-    return (
-        _text("weights_sha256", "SHA-256 of the model's weights and settings", null=True, since=since),
-        _text("tokenizer_sha256", "SHA-256 of the tokenizer's files", null=True, since=since),
-        _text(
-            "selector_sha256", "SHA-256 of source and parameters of selector, codec and policy", null=True, since=since
-        ),
-        _int("numerics", "version of the generator's own numerics", "none", null=True, since=since),
-        _text(
-            "eos_tokens",
-            "ids of the tokens that end a text on both sides, separated by commas; the first fills what follows an end",
-            since=16,
-        ),
-    )
-
-
-_REVISION = _revision(since=4)
-_UNIT = _long("unit", "unit of the row, as in units", "none", since=11)
+_IDENTITY = (
+    _text("weights_sha256", "SHA-256 of the model's weights and settings", null=True),
+    _text("tokenizer_sha256", "SHA-256 of the tokenizer's files", null=True),
+    _text("selector_sha256", "SHA-256 of source and parameters of selector, codec and policy", null=True),
+    _int("numerics", "version of the generator's own numerics", "none", null=True),
+    _text(
+        "eos_tokens",
+        "ids of the tokens that end a text on both sides, separated by commas; the first fills what follows an end",
+        null=True,
+    ),
+)
+_REVISION = _int(
+    "action_revision", "revision of the action, from 0; a later revision supersedes it", "none", default="0"
+)
+_UNIT = _long("unit", "unit of the row, as in units", "none", null=True)
 _ESTIMATED_FROM = (
     _int(
         "action_revision",
         "revision of the action whose events the row was estimated from",
         "none",
-        since=4,
         default="0",
     ),
     _int(
         "baseline_revision",
         "revision of the baseline whose events the row was estimated from; 0 without a baseline",
         "none",
-        since=4,
         default="0",
     ),
 )
@@ -159,7 +130,6 @@ _DOCUMENTS_REVISION = _int(
     "documents_revision",
     "newest revision of the study's documents that the row was estimated from",
     "none",
-    since=10,
     default="0",
 )
 
@@ -167,14 +137,11 @@ _DOCUMENTS_REVISION = _int(
 _INTERVAL = _text(
     "interval",
     "how the interval was made: studentized, skewed, alike, expanded, percentile, simultaneous, repeated (of a look)",
-    since=7,
     default="percentile",
 )
 
 
-def _inputs(since: int) -> pa.Field:
-    meaning = "SHA-256 of the moments and settings that the row was made from"
-    return _text("inputs_sha256", meaning, since=since)
+_INPUTS = _text("inputs_sha256", "SHA-256 of the moments and settings that the row was made from", null=True)
 
 
 EVENTS = _table(
@@ -189,8 +156,8 @@ EVENTS = _table(
     _distance("f", "TV(P_t(.|X_<t), Q_t(.|X_<t)); 0 after X's EOS", "total variation, 0..1"),
     _flag("x_eos", "true from X's first EOS on"),
     _flag("y_eos", "true from Y's first EOS on"),
-    _text("kind", "coupled, scan (both tokens U_t, delta e_t) or branch", since=2, default=COUPLED),
-    _real("weight", "w_t of a scan step: its residual branch's probability", "probability, 0..1", since=2),
+    _text("kind", "coupled, scan (both tokens U_t, delta e_t) or branch", default=COUPLED),
+    _real("weight", "w_t of a scan step: its residual branch's probability", "probability, 0..1", null=True),
     _REVISION,
     _UNIT,
 )
@@ -215,14 +182,13 @@ DOCUMENTS = _table(
         "scoring",
         "how answers are scored: all (the share that occurs), part (whether any occurs) or normalized (likewise, "
         "without case, punctuation and articles); null: the rule of the document's task",
-        since=8,
+        null=True,
     ),
     _int(
         "document_revision",
         "revision of the document's answers, scoring and cluster, numbered within its study, from 0; a later "
         "revision supersedes it",
         "none",
-        since=10,
         default="0",
     ),
 )
@@ -246,32 +212,30 @@ ACTIONS = _table(
     _text("position_mode", "positions of generated entries: continued from n"),
     _flag("control", "full-retention control: delta and f must be exactly 0"),
     _flag("prespecified", "false for an action added after the plan was frozen"),
-    _text("parameters", "parameters without a column, JSON object", since=2),
+    _text("parameters", "parameters without a column, JSON object", null=True),
     _REVISION,
-    _flag("dropped", "whether the action was dropped", since=4, default="false"),
-    _text("codec", "codec that stores the kept entries; null: entries are stored as computed", since=9),
-    _text("codec_parameters", "the codec's parameters, JSON object", since=9),
-    _text("policy", "registered name of the decode-time policy; null: every step reads all kept entries", since=9),
-    _text("policy_parameters", "the policy's parameters, JSON object", since=9),
+    _flag("dropped", "whether the action was dropped", default="false"),
+    _text("codec", "codec that stores the kept entries; null: entries are stored as computed", null=True),
+    _text("codec_parameters", "the codec's parameters, JSON object", null=True),
+    _text("policy", "registered name of the decode-time policy; null: every step reads all kept entries", null=True),
+    _text("policy_parameters", "the policy's parameters, JSON object", null=True),
     _text(
         "settings",
         "engine settings that differ from the reference's settings, JSON object; null without an engine",
-        since=11,
+        null=True,
     ),
-    _text("weights", "weights of the action's side; null: the reference's", since=11),
+    _text("weights", "weights of the action's side; null: the reference's", null=True),
 )
 
 IDENTITIES = _table(
     "identities",
-    "the identity of one revision of an action: how its units are made; null for units made before identities "
-    "were recorded",
+    "the identity of one revision of an action: how its units are made; null where another generator does not say it",
     ("study", "model", "action", "action_revision"),
     _STUDY,
     _MODEL,
     _ACTION,
-    _revision(),
-    *_identity(),
-    since=4,
+    _REVISION,
+    *_IDENTITY,
 )
 
 UNITS = _table(
@@ -315,47 +279,45 @@ UNITS = _table(
     ),
     _long("seed", "seed of the study", "none", null=True),
     _texts("kept_sha256", "SHA-256 of kept indices (int32), per layer", null=True),
-    _text("estimator", "plain: coupled rollouts; swrb: residual branching", since=2, default=PLAIN),
-    _long("pair_evaluations", "kernel pairs evaluated: positions not yet absorbed", "count", since=2),
+    _text("estimator", "plain: coupled rollouts; swrb: residual branching", default=PLAIN),
+    _long("pair_evaluations", "kernel pairs evaluated: positions not yet absorbed", "count", null=True),
     _real(
         "batch_deviation",
         "largest difference that other rows of the batch made in the self-test, relative to the largest output",
         "ratio",
-        since=2,
+        null=True,
     ),
     _REVISION,
-    *_identity(since=4),
-    _text("prompt_sha256", "SHA-256 of the prompt, as in documents", since=4),
-    _long(
-        "scale_bytes", "bytes of a codec's scales and zero points; null for units of earlier versions", "bytes", since=9
-    ),
+    *_IDENTITY,
+    _text("prompt_sha256", "SHA-256 of the prompt, as in documents", null=True),
+    _long("scale_bytes", "bytes of a codec's scales and zero points; null if unknown", "bytes", null=True),
     _texts(
         "read_checksums",
         "per layer, checksum of the entries as the codec reads them back, or of the policy's first step; null "
         "without codec and policy",
-        since=10,
+        null=True,
     ),
-    _long("unit", "number of the unit: the first 60 bits of a SHA-256 of its key and replicates", "none", since=11),
-    _long("event_rows", "rows of the unit in events", "count", since=11),
-    _text("events_sha256", "SHA-256 of these rows, independent of the files that hold them", since=11),
+    _long("unit", "number of the unit: the first 60 bits of a SHA-256 of its key and replicates", "none"),
+    _long("event_rows", "rows of the unit in events", "count"),
+    _text("events_sha256", "SHA-256 of these rows, independent of the files that hold them"),
     _text(
         "engine",
         "an engine's report of itself, JSON object: build, libraries, settings asked and read back; null "
         "without an engine",
-        since=11,
+        null=True,
     ),
     _long(
         "weight_bytes",
         "bytes of the files with the weights of the action's side; null if there are no such files or their "
         "size is unknown",
         "bytes",
-        since=13,
+        null=True,
     ),
     _long(
         "fixed_bytes",
         "part of payload_bytes that no action can evict: entries of windows, and states; null if unknown",
         "bytes",
-        since=15,
+        null=True,
     ),
 )
 
@@ -407,7 +369,7 @@ SCORES = _table(
     "one coupled pair of continuations of a document with answers, scored by its decoded text up to EOS",
     ("study", "model", "doc", "action", "action_revision", "replicate", "document_revision"),
     *_PAIR,
-    _revision(),
+    _REVISION,
     _text("scoring", "the rule: all (the share of answers that occurs), part or normalized (whether any does)"),
     _real("score_x", "score of X; 1 is right", "score, 0..1"),
     _real("score_y", "score of Y", "score, 0..1"),
@@ -420,8 +382,7 @@ SCORES = _table(
     _int(
         "span_last", "position of X's last token of a matched answer; null if no answer is matched", "tokens", null=True
     ),
-    _int("document_revision", "revision of the document whose answers scored the pair", "none", since=10, default="0"),
-    since=8,
+    _int("document_revision", "revision of the document whose answers scored the pair", "none", default="0"),
 )
 
 TOKENS = _table(
@@ -432,7 +393,6 @@ TOKENS = _table(
     _MODEL,
     _int("token", "token id, as x_token and y_token of events", "none"),
     _text("text", "the token decoded alone; a part of a character is written as U+FFFD"),
-    since=9,
 )
 
 PROMPTS = _table(
@@ -442,7 +402,7 @@ PROMPTS = _table(
     *_GROUP[:3],
     _int("document_revision", "revision of the answers whose records the row has; 0 with an action", "none"),
     _text("action", "action name, unique within study; null: the prompt itself", null=True),
-    _revision(),
+    _REVISION,
     _int("step", "generated tokens after which entries are counted; 0: right after prefill", "tokens"),
     _ints("tokens", "token ids in order; null with an action", null=True),
     _column(
@@ -472,9 +432,8 @@ PROMPTS = _table(
         "turns of a prompt that a chat template wrote: the role of each and its first position, from 1; null with an "
         "action or without a template",
         kind=pa.list_(pa.struct([("role", pa.string()), ("first", pa.int32())])),
-        since=16,
+        null=True,
     ),
-    since=12,
 )
 
 BRANCHINGS = _table(
@@ -490,7 +449,6 @@ BRANCHINGS = _table(
     _int("mismatches", "sum of I_t over t >= J; 0 if M = 0", "tokens"),
     _REVISION,
     _UNIT,
-    since=2,
 )
 
 BRANCHING_DEPTHS = _table(
@@ -503,7 +461,6 @@ BRANCHING_DEPTHS = _table(
     _real("capacity", "W_L = (1/H) sum_s w_s (H - s - L + 1)_+", "share, 0..1"),
     _REVISION,
     _UNIT,
-    since=2,
 )
 
 _SUM = pa.float64()
@@ -531,7 +488,7 @@ UNIT_MOMENTS = _table(
     "the moments of one unit, summed over its complete replicates that end at the study's horizon",
     (*GROUP_KEY, "action_revision", "unit"),
     *_GROUP,
-    _revision(),
+    _REVISION,
     _long("unit", "unit of the row, as in units", "none"),
     *_WINDOWS,
     _int("replicates", "replicates that are summed", "count"),
@@ -540,7 +497,6 @@ UNIT_MOMENTS = _table(
     *(_sum(f"lag_{name}", f"{text}, at j = 1..T", _PROFILE) for name, text in LAG_MOMENTS.items()),
     _sum("depth_observed", "H Z_L, at L = 1..H", _PROFILE),
     _sum("depth_capacity", "H W_L, at L = 1..H", _PROFILE),
-    since=14,
 )
 
 EXACT_VALUES = _table(
@@ -552,7 +508,6 @@ EXACT_VALUES = _table(
     _int("x", "position or depth; null for a scalar", "tokens", null=True),
     _real("value", "the exact value", "unit of the quantity"),
     _REVISION,
-    since=2,
 )
 
 STUDIES = _table(
@@ -564,17 +519,17 @@ STUDIES = _table(
     _long("seed", "seed of all uniforms", "none"),
     *_WINDOWS[1:],
     _text("study_sha256", "SHA-256 of what in the study file decides the events"),
-    _text("revision", "the model's revision as the study file gives it", since=3),
-    _text("settings", "the settings that study_sha256 hashes, canonical JSON", since=4),
-    _real("temperature", "divisor of the logits; 0 is greedy decoding", "none", since=9, default="1.0"),
+    _text("revision", "the model's revision as the study file gives it", null=True),
+    _text("settings", "the settings that study_sha256 hashes, canonical JSON", null=True),
+    _real("temperature", "divisor of the logits; 0 is greedy decoding", "none", default="1.0"),
     _real(
         "top_p",
         "tokens are drawn from the smallest set of most probable tokens whose total probability reaches this "
         "value; null: from all tokens",
         "probability, 0..1",
-        since=9,
+        null=True,
     ),
-    _int("top_k", "tokens are drawn from this many most probable tokens; null: from all tokens", "tokens", since=9),
+    _int("top_k", "tokens are drawn from this many most probable tokens; null: from all tokens", "tokens", null=True),
 )
 
 PLANS = _table(
@@ -586,7 +541,7 @@ PLANS = _table(
     _column("frozen_at", "when the plan was frozen", kind=pa.timestamp("us", tz="UTC")),
     _long("events_version", "version of the events table behind the plan", "none"),
     _text("plan", "the plan: K, N, endpoints, contrasts, levels; canonical JSON"),
-    _int("plan_revision", "revision of the plan, from 0", "none", since=5, default="0"),
+    _int("plan_revision", "revision of the plan, from 0", "none", default="0"),
 )
 
 RESULTS = _table(
@@ -623,17 +578,17 @@ RESULTS = _table(
     _long("events_version", "version of the events table behind the row", "none"),
     _text("plan_sha256", "SHA-256 of the plan under which the row was made", null=True),
     *_ESTIMATED_FROM,
-    _inputs(since=4),
+    _INPUTS,
     _INTERVAL,
-    _int("clusters", "effective clusters of documents behind the estimate, rounded down", "count", since=7),
+    _int("clusters", "effective clusters of documents behind the estimate, rounded down", "count", null=True),
     _real(
         "estimate_reduced",
         "the estimate minus control variates; null for quantities without control variates",
         "unit of the quantity",
-        since=8,
+        null=True,
     ),
-    _real("low_reduced", "lower end of the reduced estimate's interval", "unit of the quantity", since=8),
-    _real("high_reduced", "upper end of the reduced estimate's interval", "unit of the quantity", since=8),
+    _real("low_reduced", "lower end of the reduced estimate's interval", "unit of the quantity", null=True),
+    _real("high_reduced", "upper end of the reduced estimate's interval", "unit of the quantity", null=True),
     _DOCUMENTS_REVISION,
 )
 
@@ -669,7 +624,7 @@ LOOKS = _table(
     _int("documents", "documents of the look behind the estimate", "count"),
     _int("clusters", "effective clusters of documents behind the estimate, rounded down", "count"),
     _flag("resolved", "whether the interval reaches the plan's goal"),
-    _revision(),
+    _REVISION,
     _int(
         "baseline_revision",
         "revision of the baseline whose events the row was estimated from; 0 without a baseline",
@@ -678,7 +633,6 @@ LOOKS = _table(
     _long("events_version", "version of the events table behind the row", "none"),
     _text("plan_sha256", "SHA-256 of the plan that has the look"),
     _DOCUMENTS_REVISION,
-    since=8,
 )
 
 CALIBRATION = _table(
@@ -718,7 +672,7 @@ CALIBRATION = _table(
     _long("events_version", "version of the events table behind the row", "none"),
     _text("plan_sha256", "SHA-256 of the plan under which the row was made", null=True),
     *_ESTIMATED_FROM,
-    _inputs(since=5),
+    _INPUTS,
     _INTERVAL,
     _DOCUMENTS_REVISION,
 )

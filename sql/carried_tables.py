@@ -8,7 +8,7 @@ if the store has more than ``MOST_DOCUMENTS``; and always for trajectories, step
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import duckdb
@@ -34,20 +34,16 @@ MOST_DOCUMENTS: Final = 10_000
 
 _OF_DOCUMENTS: Final = frozenset({"documents", "units"})  # tables that grow with each document
 
-CARRIED_VIEWS: Final = ("windows", "document_bytes", "document_answers")
-"""The views whose rows a catalogue holds, besides ``moments``; views that pool documents are computed from these."""
-
-_MOST_STEPS: Final = 1 << 23  # the most steps from which moments are computed, if units have no moments
+CARRIED_VIEWS: Final = ("windows", "document_bytes", "document_answers", "moments")
+"""The views whose rows a catalogue holds; views that pool documents are computed from these."""
 
 
 def fill_catalog(
     connection: duckdb.DuckDBPyConnection,
     store: Store,
     versions: Mapping[str, int],
-    files: Mapping[str, Mapping[str, Sequence[str]]],
+    files: Mapping[str, str | None],
     condition: str,
-    *,
-    waiting: bool,
 ) -> None:
     """Fill a catalogue: copy the rows of small tables, and make views of the files of large tables.
 
@@ -55,30 +51,27 @@ def fill_catalog(
         connection: A connection to a catalogue with all views over empty tables.
         store: The store.
         versions: Delta version by table name.
-        files: The sources of each table, as ``stored_rows`` takes them.
+        files: The source of each table, as ``create_stored_view`` takes it.
         condition: The SQL condition that a view of files checks when a client reads it; it raises if it does not hold.
-        waiting: Whether the moments of some documents are computed from steps.
     """
     few_documents = store.row_count("documents") <= MOST_DOCUMENTS
     carried = {name for name in CARRIED if _size(store, name, versions[name]) <= LARGEST}
     carried -= frozenset() if few_documents else _OF_DOCUMENTS
-    for table, sources in files.items():
+    for table, source in files.items():
         if table in carried:
-            fill_stored_table(connection, table, sources)
+            fill_stored_table(connection, table, source)
         else:
-            create_stored_view(connection, table, sources)
+            create_stored_view(connection, table, source)
     refused = refuse_unlike_units(connection, store, versions)
     if few_documents:
-        few = not waiting or store.row_count("steps") <= _MOST_STEPS
         connection.execute("set threads = 1")  # the same bits in every run
-        carried_views = (*CARRIED_VIEWS, "moments") if few else CARRIED_VIEWS
-        kept = [view for view in carried_views if view not in refused]
+        kept = [view for view in CARRIED_VIEWS if view not in refused]
         keep_views(connection, kept)
         for view in kept:
             connection.execute(comments(contract(view), "table"))
-    for table, sources in files.items():
+    for table, source in files.items():
         if table not in carried:
-            guard_stored_view(connection, table, sources, condition)
+            guard_stored_view(connection, table, source, condition)
 
 
 def keep_views(connection: duckdb.DuckDBPyConnection, views: Collection[str]) -> None:

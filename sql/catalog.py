@@ -20,15 +20,14 @@ import pyarrow as pa
 from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, KvdriftError, OperationError, nearest
 from kvdrift.schema.location import is_local
-from kvdrift.schema.tables import TABLES, UNIT_MOMENTS
+from kvdrift.schema.tables import TABLES
 from kvdrift.sql.carried_tables import keep_views
 from kvdrift.sql.contracts import Contract, contract, contracts
 from kvdrift.sql.empty_views import create_views
 from kvdrift.sql.quoting import literal, quoted
-from kvdrift.sql.stored_tables import create_stored_view, parquet_sources
+from kvdrift.sql.stored_tables import create_stored_view, parquet_source
 from kvdrift.sql.unlike_units import refuse_unlike_units
 from kvdrift.sql.view_texts import view_texts
-from kvdrift.sql.waiting import waiting_documents, with_computed
 
 __all__ = ["Contract", "Views", "describe_views", "open_views", "view_texts"]
 
@@ -185,19 +184,14 @@ def open_views(
     store.check_made_from_events(pinned)
     if checked_within is not None:
         store.check_files(pinned, checked_within)
-    waiting = waiting_documents(store, pinned)
     connection = duckdb.connect(":memory:", config={"threads": threads})
     try:
         be_quiet(connection)
         create_views(connection)
         for table, version in pinned.items():
             most = _HELD_BYTES if kept else _SMALL_BYTES
-            sources: Mapping[str, Sequence[str]] = (
-                {} if table in without else _sources(connection, store, table, version, most)
-            )
-            if table == UNIT_MOMENTS.name:
-                sources = with_computed(connection, waiting, sources)
-            create_stored_view(connection, table, sources)
+            source = None if table in without else _source(connection, store, table, version, most)
+            create_stored_view(connection, table, source)
         refuse_unlike_units(connection, store, pinned, kept)
         keep_views(connection, kept)
     except duckdb.Error as error:
@@ -217,21 +211,19 @@ def describe_views() -> tuple[Contract, ...]:
     return tuple(promised for promised in contracts().values() if not promised.internal)
 
 
-def _sources(
-    connection: duckdb.DuckDBPyConnection, store: Store, table: str, version: int, most: int
-) -> dict[str, Sequence[str]]:
-    """Return a table as sources of ``create_stored_view``.
+def _source(connection: duckdb.DuckDBPyConnection, store: Store, table: str, version: int, most: int) -> str | None:
+    """Return a table as the source that ``create_stored_view`` takes.
 
     A table behind a URL of at most ``most`` bytes is read into memory: one view reads a small table ten times. Arrow
     scans a larger table when a query asks for rows, and also events and steps, which few views read: DuckDB hands the
     columns and the conditions of the query to the scan, which leaves the rest of the files unread.
     """
     if is_local(store.location):
-        return parquet_sources(store, table, version)
+        return parquet_source(store, table, version)
     name = f"stored_{table}"
     small = table not in _SCANNED and sum(file.size for file in store.stored_files(table, version)) <= most
     connection.register(name, store.read(table, version) if small else store.dataset(table, version))
-    return {quoted(name): ()}
+    return quoted(name)
 
 
 def be_quiet(connection: duckdb.DuckDBPyConnection) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ from kvdrift.log.store import Store
 from kvdrift.schema.errors import InputError, OperationError, is_forbidden
 from kvdrift.schema.location import is_local
 from kvdrift.schema.locking import sweep, temporary_folder
-from kvdrift.schema.tables import UNIT_MOMENTS
 from kvdrift.sql.carried_tables import fill_catalog
 from kvdrift.sql.catalog import PINNING, be_quiet
 from kvdrift.sql.empty_views import create_views
 from kvdrift.sql.quoting import literal
-from kvdrift.sql.stored_tables import parquet_sources
-from kvdrift.sql.waiting import waiting_documents, with_computed
+from kvdrift.sql.stored_tables import parquet_source
 
 CATALOG_NAME = "catalog.duckdb"
 
@@ -47,19 +44,15 @@ def write_catalog(store: Store) -> Path:
     path = Path(store.location) / CATALOG_NAME
     sweep(path.parent)
     versions = {table: store.version(table) for table in PINNING}
-    files: dict[str, Mapping[str, Sequence[str]]] = {
-        table: parquet_sources(store, table, version) for table, version in versions.items()
-    }
-    waiting = waiting_documents(store, versions)
+    files = {table: parquet_source(store, table, version) for table, version in versions.items()}
     try:
         with temporary_folder(path.parent) as folder:  # DuckDB writes more files beside the one that it is told
             aside = folder / CATALOG_NAME
             with duckdb.connect(str(aside), config=_CATALOG_SETTINGS) as connection:
                 be_quiet(connection)
                 create_views(connection)
-                files[UNIT_MOMENTS.name] = with_computed(connection, waiting, files[UNIT_MOMENTS.name])
-                fill_catalog(connection, store, versions, files, _in_place(path), waiting=waiting.num_rows > 0)
-                connection.execute(f"create table stored.written_for as select {literal(store.id or '')} as store")
+                fill_catalog(connection, store, versions, files, _in_place(path))
+                connection.execute(f"create table stored.written_for as select {literal(store.id)} as store")
             replace_durably(aside, path)
     except (duckdb.Error, OSError) as error:
         raise OperationError(f"{path}: cannot be written ({' '.join(str(error).split())})") from error
@@ -82,15 +75,11 @@ def catalog_fault(store: Store) -> str | None:
     path = Path(store.location) / CATALOG_NAME
     try:
         with duckdb.connect(str(path), read_only=True) as connection:
-            tables = connection.execute(
-                "select table_name from duckdb_tables() where schema_name = 'stored'"
-            ).fetchall()
-            said = ("written_for",) in tables  # catalogues of earlier versions lack the table
-            written_for = connection.execute("from stored.written_for").fetchone() if said else None
+            (written_for,) = connection.execute("from stored.written_for").fetchone() or (None,)
     except (duckdb.Error, OSError) as error:
         return f"it cannot be opened ({' '.join(str(error).split())}), must be a DuckDB database"
-    if written_for is not None and written_for != (store.id,):
-        return f"it was written for another store (events table {written_for[0]}), must be of this one ({store.id})"
+    if written_for != store.id:
+        return f"it was written for another store (events table {written_for}), must be of this one ({store.id})"
     return None
 
 

@@ -95,7 +95,6 @@ def _create_empty_tables(connection: duckdb.DuckDBPyConnection) -> None:
     """Create the tables that views read: stored tables without rows, and the paper's numbers."""
     connection.execute("create schema internal")
     connection.execute("create schema stored")
-    connection.execute("create table stored.waiting (study varchar, model varchar, doc varchar, action varchar)")
     _create_published(connection)
     for name, table in TABLES.items():
         connection.from_arrow(table.schema.empty_table()).create(f"stored.{quoted(name)}")

@@ -20,9 +20,7 @@ import pyarrow.compute as pc
 from kvdrift.log.readable_store import ReadableStore
 from kvdrift.log.units import conditions
 from kvdrift.log.units.kept_sets import ALIKE, COMPARED, SAME, unlike_units
-from kvdrift.log.units.numbers import numbers_of
 from kvdrift.log.units.revisions import current_units
-from kvdrift.log.units.unit import SPAN
 from kvdrift.schema.errors import UnlikeUnitsError
 from kvdrift.schema.rows import Flags, Hashes, Wide, row_hashes
 from kvdrift.schema.tables import UNITS
@@ -112,7 +110,7 @@ class _KeptFacts:
     def of(cls, units: pa.Table) -> _KeptFacts:
         """Return the facts of rows of table ``units``."""
         return cls(
-            numbers_of(units),
+            units["unit"].to_numpy(),
             row_hashes(units[name] for name in SAME),
             np.stack([row_hashes([units[name]]) for name in ALIKE]),
             np.stack([pc.is_valid(units[name]).to_numpy() for name in ALIKE]),
@@ -151,7 +149,7 @@ class _UnitFacts(NamedTuple):
 
 def _unit_facts(store: ReadableStore, version: int) -> _UnitFacts:
     """Return the facts of all units at a version of ``units``; only files new since the last call are read."""
-    names = [*dict.fromkeys(("unit", *SPAN, *ALIKE, *conditions.COMPARED))]
+    names = [*dict.fromkeys(("unit", *SAME, *ALIKE, *conditions.COMPARED))]
     parts = store.of_files("units", names, _UnitFacts.of, version)
     parts = parts or [_UnitFacts.of(UNITS.schema.empty_table().select(names))]
     return _UnitFacts(_KeptFacts.all([part.kept for part in parts]), frozenset().union(*(p.conditions for p in parts)))

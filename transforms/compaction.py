@@ -41,11 +41,10 @@ class CompactedTable:
 
 
 def compact(store: Store, progress: Progress = SILENT) -> list[CompactedTable]:
-    """Merge the files of all tables; return the tables that have fewer files than before. An old store is upgraded.
+    """Merge the files of all tables; return the tables that have fewer files than before.
 
     It is safe beside writers, readers and another compaction.
     """
-    store.make_tables()
     store.reconcile()
     before, damaged = _count_files(store), list[str]()
     progress.begin("compact", sum(count.files for count in before.values()), "files")

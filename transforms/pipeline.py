@@ -69,7 +69,6 @@ def run_derivation(
     """
     begun = time.perf_counter()
     store = Store.open(store_location)
-    store.prepare_derivation()
     store.reconcile()  # rows of units tell what is to derive
     work = pending(store, SEGMENT_ROWS)
     version, todo = work.events_version, work.segments

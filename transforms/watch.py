@@ -44,7 +44,6 @@ def watch(
     """
     begun = time.perf_counter()
     store = Store.open(store_location)
-    store.prepare_derivation()
     total = DerivationReport.of([], store.version("events"), 0.0)
     seen = -1  # the events version after which nothing was left to do
     failed: set[int] = set()  # units

@@ -5,7 +5,7 @@ A check has counts, faults and notes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,7 @@ class TableFiles:
         read: The number of files read.
         faults: The faults found.
         damaged: The paths of damaged files, relative to the table.
-        rows: The rows of all readable files in the declared schema, with defaults filled in; none unless asked for.
+        rows: The rows of all readable files in the declared schema; none unless asked for.
     """
 
     read: int
@@ -91,9 +91,6 @@ def read_files(
     The memory of checked files records whole files and forgets damaged ones; files that were found whole ``within``
     this many seconds are passed over.
     """
-    folder = f"{store.location}/{table}/"
-    groups = store.files_by_missing_columns(table, version)
-    lacking = {file.removeprefix(folder): names for names, files in groups.items() for file in files}
     read, faults, found = 0, dict[str, Fault](), [TABLES[table].schema.empty_table()]
     for file in store.stored_files(table, version):
         if memory.age(table, file) < within:
@@ -107,7 +104,7 @@ def read_files(
             continue
         damage = memory.damage(table, file, data)
         try:
-            _check_schema(table, file, data, lacking[file.path])
+            _check_schema(table, file, data)
             if with_rows:
                 found.append(rows_in(table, data))
         except (InputError, *READ_ERRORS) as error:
@@ -118,15 +115,14 @@ def read_files(
     return TableFiles(read, tuple(faults.values()), frozenset(faults), pa.concat_tables(found))
 
 
-def _check_schema(table: str, file: StoredFile, data: bytes, lacking: Collection[str]) -> None:
-    """Check that a file has all declared columns except later ones, and as many rows as the log says."""
+def _check_schema(table: str, file: StoredFile, data: bytes) -> None:
+    """Check that a file has all declared columns, and as many rows as the log says."""
     with pq.ParquetFile(pa.BufferReader(data)) as parquet:
         there, count = parquet.schema_arrow, parquet.metadata.num_rows
     for field in TABLES[table].schema:
         if field.name not in there.names:
-            if field.name not in lacking:
-                raise InputError(f"column '{field.name}' is missing")
-        elif _plain(there.field(field.name).type) != _plain(field.type):
+            raise InputError(f"column '{field.name}' is missing")
+        if _plain(there.field(field.name).type) != _plain(field.type):
             raise InputError(f"column '{field.name}' is {there.field(field.name).type}, must be {field.type}")
     if file.rows is not None and count != file.rows:
         raise InputError(f"the file has {count} rows, must have {file.rows} as the log says")
@@ -144,20 +140,19 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def rows_in(table: str, data: bytes) -> pa.Table:
-    """Return the rows of a file in the declared schema of its table, defaults filled in."""
+    """Return the rows of a file in the declared schema of its table."""
     declared = TABLES[table]
     with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
-        there = set(parquet.schema_arrow.names)
-        rows = parquet.read(columns=[name for name in declared.columns if name in there])
+        rows = parquet.read(columns=list(declared.columns))
     fields = [declared.schema.field(name).with_nullable(nullable=True) for name in rows.column_names]
-    return conform(declared, rows.cast(pa.schema(fields)), filled=True)
+    return conform(declared, rows.cast(pa.schema(fields)))
 
 
 def whole_rows(store: Store, table: str, path: str) -> pa.Table | None:
     """Return the rows of a file, visible or not; None if its name or its schema shows that it is not whole."""
     try:
         data = store.read_bytes(table, path)
-        wanted = named_digest(table, path)
+        wanted = named_digest(path)
         return rows_in(table, data) if wanted is None or wanted == content_digest(data) else None
     except (InputError, *READ_ERRORS):
         return None

@@ -27,7 +27,7 @@ Key = tuple[Any, ...]
 def check_identities(table: SmallTable, records: Mapping[int, UnitRecord], actions: pa.Table) -> Verified:
     """Check that units have their revision's identity, and a model's actions come from one model.
 
-    A revision without an identity has units made before identities were recorded, or by another generator.
+    A revision without an identity has units of another generator.
     """
     rows = {tuple(row[name] for name in _KEY): row for row in table.rows.to_pylist()}
     made: dict[Key, dict[Key, list[UnitRecord]]] = defaultdict(lambda: defaultdict(list))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.log.units.numbers import with_numbers
-from kvdrift.log.units.records import as_rows, record_from
-from kvdrift.log.units.unit import DERIVED_TABLES, SPAN, in_order
+from kvdrift.log.units.records import record_from
+from kvdrift.log.units.unit import DERIVED_TABLES, in_order
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.rows import run_begins
 from kvdrift.schema.tables import EVENTS
@@ -37,11 +36,11 @@ class Known(NamedTuple):
 
 def known_units(store: Store) -> Known:
     """Return the known rows of ``units``; the visible files of ``units`` must be whole."""
-    rows = {row["unit"]: row for row in store.read("units").to_pylist() if row["unit"] is not None}
+    rows = {row["unit"]: row for row in store.read("units").to_pylist()}
     copies: dict[int, UnitRecord] = {}
     for path in _others(store, "units"):
         if (found := whole_rows(store, "units", path)) is not None:
-            copies |= {row["unit"]: row for row in found.to_pylist() if row["unit"] is not None}
+            copies |= {row["unit"]: row for row in found.to_pylist()}
     for path in (*store.paths("events"), *_others(store, "events")):
         copies = {record["unit"]: record for record in store.copied_records(path)} | copies
     return Known(rows, copies)
@@ -57,8 +56,7 @@ def broken_units(store: Store, known: Known) -> set[int]:
 
 
 def _is_there(record: UnitRecord | None, rows: int) -> bool:
-    wanted = None if record is None else record["event_rows"]
-    return rows > 0 if wanted is None else rows == wanted
+    return rows > 0 if record is None else rows == record["event_rows"]
 
 
 def whole_copies(store: Store, known: Known, numbers: Collection[int]) -> Iterator[list[tuple[UnitRecord, pa.Table]]]:
@@ -66,24 +64,22 @@ def whole_copies(store: Store, known: Known, numbers: Collection[int]) -> Iterat
 
     Yields rows of ``units`` with all events of these units, some hundred thousand events at once.
     """
-    records = [record for number in numbers if (record := known.record(number)) is not None]
-    spans = as_rows(records).select([*SPAN, "unit"])
     paths, rows = defaultdict[int, list[str]](list), Counter[int]()
     for path in (*store.paths("events"), *_others(store, "events")):
-        found = Counter(_numbered(store, path, spans)["unit"].to_pylist())
+        found = Counter(_events_in(store, path)["unit"].to_pylist())
         for number in found.keys() & set(numbers):
             paths[number].append(path)
             rows[number] += found[number]
     for part in in_parts(sorted(paths, key=lambda number: (paths[number], number)), rows.__getitem__):
-        yield _whole(store, known, part, paths, spans)
+        yield _whole(store, known, part, paths)
 
 
 def _whole(
-    store: Store, known: Known, numbers: list[int], paths: Mapping[int, list[str]], spans: pa.Table
+    store: Store, known: Known, numbers: list[int], paths: Mapping[int, list[str]]
 ) -> list[tuple[UnitRecord, pa.Table]]:
     wanted, found = pa.array(numbers, pa.int64()), list[pa.Table]()
     for path in dict.fromkeys(path for number in numbers for path in paths[number]):
-        rows = _numbered(store, path, spans)
+        rows = _events_in(store, path)
         found.append(rows.filter(pc.is_in(rows["unit"], wanted)))
     together, whole = pa.concat_tables(found), []
     for number in numbers:
@@ -105,11 +101,10 @@ def _once(events: pa.Table) -> pa.Table:
     return ordered.filter(pa.array(run_begins(*columns, kinds))) if ordered.num_rows else ordered
 
 
-def _numbered(store: Store, path: str, spans: pa.Table) -> pa.Table:
-    """Return the rows of a file whose unit is given or follows from their keys; empty if the file is damaged."""
+def _events_in(store: Store, path: str) -> pa.Table:
+    """Return the rows of a file of ``events`` that have a unit; none if the file is damaged."""
     rows = whole_rows(store, "events", path)
-    rows = with_numbers("events", EVENTS.schema.empty_table() if rows is None else rows, spans)
-    return rows.filter(pc.is_valid(rows["unit"]))
+    return EVENTS.schema.empty_table() if rows is None else rows.filter(pc.is_valid(rows["unit"]))
 
 
 def _others(store: Store, table: str) -> list[str]:

@@ -23,9 +23,8 @@ from kvdrift.log.delta.parquet_files import replace_file
 from kvdrift.log.delta.table_log import RELIED_ON, TableLog, empty_commit
 from kvdrift.log.small_tables import KEYED
 from kvdrift.log.store import ESTIMATED_TABLES, Store
-from kvdrift.log.units.numbers import NUMBERED
-from kvdrift.log.units.unit import DERIVED_TABLES, unit_name
-from kvdrift.schema.errors import DamagedStoreError, InputError, KvdriftError
+from kvdrift.log.units.unit import DERIVED_TABLES, NUMBERED, unit_name
+from kvdrift.schema.errors import InputError, KvdriftError
 from kvdrift.schema.location import is_local
 from kvdrift.schema.locking import repaired
 from kvdrift.schema.tables import IDENTITIES, TABLES
@@ -82,14 +81,12 @@ def _repair(store: Store, faults: Sequence[Fault]) -> Iterator[str]:
             lost.add(table)
         yield from done
     store = Store(store.location)  # the former object knows the logs before their repair
-    with suppress(DamagedStoreError):  # if events are lost, an older store is upgraded after they are restored
-        store.make_tables()
+    store.make_tables()
     yield from _restore_rows(store, lost)
     taken = list(_take_damaged(store, aside))
     yield from taken
     yield from _mend_events(store, logs["events"], without_rows=any(line.startswith("units:") for line in taken))
     yield from _mend_units(store)
-    store.make_tables()
     yield from _identify_again(store)
     yield from _derive_again(store, faults)
     if Path(store.location, CATALOG_NAME).exists():
@@ -201,7 +198,7 @@ def _mend_events(store: Store, log: TableLog, *, without_rows: bool) -> Iterator
 
 def _mend_units(store: Store) -> Iterator[str]:
     """Restore lost rows of ``units`` from copies or from events, each row once."""
-    rows = Counter(number for number in store.read("units", columns=["unit"])["unit"].to_pylist() if number is not None)
+    rows = Counter(store.read("units", columns=["unit"])["unit"].to_pylist())
     if twice := {number: 1 for number, count in rows.items() if count > 1}:
         kept = {row["unit"]: row for row in store.read("units").to_pylist() if row["unit"] in twice}
         store.withdraw_units("units", twice)

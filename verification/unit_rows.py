@@ -65,12 +65,12 @@ def checked_events(record: UnitRecord, events: pa.Table) -> pa.Table:
         InputError: They are not; the message begins with a verb or with the wrong field.
     """
     wanted = record["event_rows"]
-    if wanted is not None and events.num_rows != wanted:
+    if events.num_rows != wanted:
         raise InputError(f"has {events.num_rows:,} of {wanted:,} rows")
     given = {name: value for name, value in record.items() if name not in OF_STORE}
     found, rows = conform_unit(Unit(given, events.drop_columns("unit")))
     digest = record["events_sha256"]
-    if digest is not None and digest != found["events_sha256"]:
+    if digest != found["events_sha256"]:
         raise InputError(f"its events have SHA-256 {found['events_sha256']}, must have {digest} as in units")
     return rows
 

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvdrift.log.compaction import sorted_by_key
-from kvdrift.log.units.numbers import NUMBERED, numbers_of
-from kvdrift.log.units.unit import DERIVED, DERIVED_TABLES, group_of, unit_name, unit_number
+from kvdrift.log.units.unit import DERIVED, DERIVED_TABLES, NUMBERED, group_of, unit_name, unit_number
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.tables import EVENTS, GROUP_KEY, TABLES
 from kvdrift.transforms.segments import declared_windows, derived_rows, in_parts
@@ -52,8 +51,7 @@ class UnitWalk:
 
     def __init__(self, store: Store, units: SmallTable, pinned: Pinned) -> None:
         self._store, self._units, self._pinned = store, units, pinned
-        rows = [row | {"unit": int(n)} for row, n in zip(units.rows.to_pylist(), numbers_of(units.rows), strict=True)]
-        self._stored: dict[int, UnitRecord] = {row["unit"]: row for row in rows}
+        self._stored: dict[int, UnitRecord] = {row["unit"]: row for row in units.rows.to_pylist()}
         damaged = {table: pinned.files[table].damaged for table in NUMBERED}
         counts = {table: rows_by_unit(store, table, pinned.versions[table], damaged[table]) for table in NUMBERED}
         self._rows = {table: counts for table, (counts, _) in counts.items()}
@@ -63,8 +61,7 @@ class UnitWalk:
             self._faults[table] += pinned.files[table].faults
         self._missing = self._missing_records()
         self._records = self._stored | self._missing
-        lacked = [*self._missing.values()]
-        self._readers = {t: store.rows_of_units(t, pinned.versions[t], lacked) for t in NUMBERED}
+        self._readers = {table: store.rows_of_units(table, pinned.versions[table]) for table in NUMBERED}
         for table, reader in self._readers.items():  # what damaged files have would be blamed on units
             reader.unreadable.update(dict.fromkeys(damaged[table], "damaged"))
         self._studies = declared_windows(store)
@@ -74,7 +71,7 @@ class UnitWalk:
         """Check all units, and return the results."""
         progress.begin("verify", len(self._records), "units")
         records = sorted(self._records.values(), key=lambda record: tuple(record[name] for name in _ORDER))
-        for chunk in in_parts(records, lambda record: record["event_rows"] or record["replicates"] * record["horizon"]):
+        for chunk in in_parts(records, lambda record: record["event_rows"]):
             self._check_chunk(chunk)
             progress.advance(len(chunk))
         for table, reader in self._readers.items():
@@ -108,10 +105,7 @@ class UnitWalk:
             except InputError:  # a file cannot be read, which its own fault says
                 continue
         none = {n: rows for n, rows in self._rows["events"].items() if n not in self._stored | found}
-        without_number = none.pop(-1, 0) - sum(
-            row["event_rows"] for n, row in found.items() if n not in self._rows["events"]
-        )
-        if (rows := sum(none.values()) + max(0, without_number)) and self._readable["events"] and self._units.readable:
+        if (rows := sum(none.values())) and self._readable["events"] and self._units.readable:
             self._faults["events"].append(
                 Fault("events", f"{number_of(rows, 'row')} of no unit, must be of one in units")
             )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kvdrift.log.store import Store
-from kvdrift.log.units.numbers import NUMBERED
+from kvdrift.log.units.unit import NUMBERED
 from kvdrift.schema.errors import InputError, KvdriftError
 from kvdrift.schema.location import is_local
 from kvdrift.schema.progress import SILENT, Progress
@@ -34,7 +34,7 @@ _SMALL = (
 
 
 def verify(store: Store, progress: Progress = SILENT) -> Iterator[Verified]:
-    """Check a store of any schema version, finished or being written; only ``.checked`` is written.
+    """Check a store, finished or being written; only ``.checked`` is written.
 
     Yields each check when it is done. If a table's log is damaged, the check that says so is the last.
     """

@@ -19,7 +19,7 @@ from kvdrift.log.store import Store
 from kvdrift.log.units.revisions import current_actions, newest_revisions
 from kvdrift.schema.document import SPLITS, Document
 from kvdrift.schema.study import FINITE_STATE, Study
-from kvdrift.schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES, TABLES
+from kvdrift.schema.tables import ACTIONS, DOCUMENTS, EXACT_VALUES, IDENTITIES, STUDIES
 
 
 def record_material(store: Store, material: Material, planned_actions: list[str] | None) -> None:
@@ -62,7 +62,7 @@ def record_material(store: Store, material: Material, planned_actions: list[str]
 def record_identities(store: Store, material: Material, identity: Callable[[Action], ActionIdentity]) -> None:
     """Write the identity of each action's current revision, before its first unit is generated.
 
-    The identity of units stored before identities were recorded stays unknown.
+    The identity of units that another generator stored stays unknown.
     """
     study, model = material.study.name, material.model_id
     newest, stored = newest_revisions(store.read("actions")), stored_identities(store, study, model)
@@ -87,16 +87,14 @@ def stored_identities(store: Store, study: str, model: str) -> dict[tuple[str, i
 
 
 def _recorded(store: Store, study: Study) -> dict[str, Any]:
-    """Return the columns of the study's stored row that stay: those added since it was written, which are null in it.
+    """Return the columns of the study's stored row that stay.
 
-    The row's ``study_sha256`` covers the meaning of such columns, so they cannot contradict it. The hash stays, too, if
-    the study file names the same systems by another path.
+    The hash stays if the study file names the same systems by another path.
     """
-    later = TABLES["studies"].defaults
     for row in store.read("studies").to_pylist():
         if (row["study"], row["model"]) == (study.name, study.model.id):
             kept = ("study_sha256", "settings") if study.agrees_with(row["settings"]) else ()
-            return {name: None for name in later if row[name] is None} | {name: row[name] for name in kept}
+            return {name: row[name] for name in kept}
     return {}
 
 

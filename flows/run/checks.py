@@ -191,14 +191,10 @@ def check_equal_bytes(store: Store, material: Material) -> int:
     actions = {action.name: action for action in material.actions}
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for unit in units.select(columns).to_pylist():
-        unit["scale_bytes"] = unit["scale_bytes"] or 0  # null in units from before scales were stored
+        unit["scale_bytes"] = unit["scale_bytes"] or 0  # null if no entry is coded
         action, layers = actions.get(unit["action"]), len(unit["kept_sha256"] or ())
-        if unit["kept_entries"] == unit["prompt_entries"]:
-            if action is not None and action.policy is not None:
-                continue
-            if unit["index_bytes"]:  # earlier versions charged an index though nothing was removed
-                unit["resident_bytes"] -= unit["index_bytes"]
-                unit["index_bytes"] = 0
+        if unit["kept_entries"] == unit["prompt_entries"] and action is not None and action.policy is not None:
+            continue
         held = action and action.decides_bytes(unit["kept_entries"], unit["prompt_entries"], layers)
         groups[unit["doc"], unit["first_replicate"], unit["replicates"], unit["kept_entries"], held].append(unit)
     compared = 0

@@ -1,12 +1,7 @@
-"""One folder of Delta Lake tables: make and upgrade tables, and commit Parquet files that are in place.
+"""One folder of Delta Lake tables: make tables, and commit Parquet files that are in place.
 
 This module knows paths, bytes and commits, but not the meaning of rows. ``kvdrift.log.units`` says which rows may be
 appended, and ``kvdrift.log.store`` which rows are visible when.
-
-Schema versions: a table carries its version as a property. An upgrade first raises the version, which keeps the writers
-of older versions out, and then adds the new columns. The metadata of each new column names the last table version
-without the column; the files visible at that version lack it. Nothing is written to a table that lacks a column, so an
-upgrade that was killed between the two commits is simply continued.
 """
 
 from __future__ import annotations
@@ -22,19 +17,19 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from kvdrift.log.delta.commits import Commit, write_first_commit
 from kvdrift.log.delta.durability import make_folder, sync
-from kvdrift.log.delta.parquet_files import ROW_GROUP_ROWS, StoredFile, replace_file
+from kvdrift.log.delta.parquet_files import replace_file
 from kvdrift.log.delta.reading import TableReading
 from kvdrift.log.delta.retries import AT_ONCE, ATTEMPTS, has_gap, listed, wait_after
-from kvdrift.log.delta.snapshot import Snapshot, added_columns, lacking_columns
+from kvdrift.log.delta.snapshot import Snapshot
 from kvdrift.log.delta.table_log import CHECKPOINT_EVERY, empty_commit
 from kvdrift.log.delta.versions import VERSION_KEY
-from kvdrift.schema.errors import InputError, KvdriftError, OperationError, first_line, is_disk_fault
+from kvdrift.schema.errors import InputError, OperationError, first_line, is_disk_fault
 from kvdrift.schema.location import join
 from kvdrift.schema.locking import in_turn, written
 from kvdrift.schema.tables import SCHEMA_VERSION, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
 _FORGETTING = {"delta.setTransactionRetentionDuration": "interval 1 days"}  # of ``commits.guards``
 # Commits say how many rows a file has, and nothing of its columns: who loads a log then looks for nothing more.
@@ -52,7 +47,7 @@ class DeltaFolder(TableReading):
         self._checkpoints = PostCommitHookProperties(create_checkpoint=not self._local)
 
     def create(self, table: str) -> None:
-        """Make a table if it is missing and upgrade it if it is old."""
+        """Make a table if it is missing."""
         uri = join(self.location, table)
         properties = {
             VERSION_KEY: str(SCHEMA_VERSION),
@@ -65,86 +60,28 @@ class DeltaFolder(TableReading):
         try:
             if self._local:
                 make_folder(Path(uri))
-            if not self.exists(table):
-                if self._local:
-                    write_first_commit(table, Path(uri), properties)
-                else:
-                    DeltaTable.create(
-                        uri,
-                        schema=TABLES[table].schema,
-                        name=table,
-                        description=TABLES[table].row,
-                        configuration=properties | _REMOTE_CHECKPOINTS,
-                        raise_if_key_not_exists=False,  # the version key is ours
-                        # With retries, processes that make a table at once would make it again, one version up.
-                        commit_properties=CommitProperties(max_commit_retries=0),
-                    )
-                self.make_durable(table)
+            if self.exists(table):
+                self.load(table)  # which refuses other schema versions
                 return
+            if self._local:
+                write_first_commit(table, Path(uri), properties)
+            else:
+                DeltaTable.create(
+                    uri,
+                    schema=TABLES[table].schema,
+                    name=table,
+                    description=TABLES[table].row,
+                    configuration=properties | _REMOTE_CHECKPOINTS,
+                    raise_if_key_not_exists=False,  # the version key is ours
+                    # With retries, processes that make a table at once would make it again, one version up.
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                )
+            self.make_durable(table)
         except (DeltaError, OSError) as error:
             if is_disk_fault(error) or not self.exists(table):
-                raise self._refused(error, "cannot make a store here") from None
+                kind = OperationError if is_disk_fault(error) else InputError
+                raise kind(f"{self.location}: cannot make a store here ({first_line(error)})") from None
             # another process made it first
-        self._upgrade(table)
-
-    def _upgrade(self, table: str) -> None:
-        """Raise the schema version and add columns; if several processes do so at once, one makes each commit."""
-        what, refused = f"cannot upgrade '{table}' to schema version {SCHEMA_VERSION}", CommitFailedError()
-        for turn in range(ATTEMPTS):
-            begun = time.monotonic()
-            loaded = self._open(table)
-            older = self._schema_version(table, loaded) < SCHEMA_VERSION
-            lacking = lacking_columns(table, loaded)
-            if not older and not lacking:
-                self._tables.give_back(table, loaded)
-                return
-            # Without retries: a commit that came in between must not slip below this one unseen.
-            alone = CommitProperties(max_commit_retries=0)
-            try:
-                if older:
-                    loaded.alter.set_table_properties(
-                        {VERSION_KEY: str(SCHEMA_VERSION), **_FORGETTING},
-                        raise_if_not_exists=False,
-                        commit_properties=alone,
-                        post_commithook_properties=self._checkpoints,
-                    )
-                else:
-                    loaded.alter.add_columns(
-                        added_columns(table, loaded, lacking),
-                        commit_properties=alone,
-                        post_commithook_properties=self._checkpoints,
-                    )
-                self.make_durable(table)
-            except CommitFailedError as error:
-                refused = error
-                wait_after(turn, time.monotonic() - begun)
-            except (DeltaError, OSError) as error:
-                raise self._refused(error, what) from None
-        raise self._refused(refused, what)
-
-    def _refused(self, error: Exception, what: str) -> KvdriftError:
-        """Return the error about something that could not be written."""
-        kind = OperationError if is_disk_fault(error) else InputError
-        return kind(f"{self.location}: {what} ({first_line(error)})")
-
-    def put_rows(
-        self, table: str, rows: pa.Table, footer: Mapping[str, str] | None = None, *, row_group: int = ROW_GROUP_ROWS
-    ) -> StoredFile:
-        """Write rows as one file, as ``DataFiles.put_rows`` does, with the columns of older schema versions.
-
-        If a column must not be null in a table made by an older version, the column gets empty text, so that Delta's
-        own tools can still read every file.
-        """
-        for name in self.load(table).outdated_columns() if self.exists(table) else ():
-            rows = rows.append_column(pa.field(name, pa.string(), nullable=False), pa.repeat("", rows.num_rows))
-        return super().put_rows(table, rows, footer, row_group=row_group)
-
-    def is_current(self, table: str) -> bool:
-        """Tell whether a table exists and has every declared column."""
-        if not self.exists(table):
-            return False
-        with self._opened(table) as loaded:
-            return not lacking_columns(table, loaded)
 
     def commit(self, table: str, attempt: Callable[[Snapshot], Commit | None], *, alone: bool = False) -> int:
         """Change by one commit which files are visible; return how many files became visible.
@@ -235,18 +172,16 @@ class DeltaFolder(TableReading):
         """Replace files by files with changed rows, by one commit; return how many were replaced.
 
         ``candidates`` are the paths of the files whose rows may change. ``change`` returns the same object for rows
-        that stay. Files without a later column are replaced too, so that no earlier version is needed to read them.
+        that stay.
         """
         replaced: list[str] = []
 
         def attempt(loaded: Snapshot) -> Commit | None:
-            lacking = self.paths_by_missing_columns(loaded).items()
-            older = {path for missing, paths in lacking if missing for path in paths}
             files, replaced[:] = [], []
-            for path in [path for path in loaded.paths() if path in older or path in candidates]:
+            for path in [path for path in loaded.paths() if path in candidates]:
                 rows = self.read(loaded, TABLES[table].columns, paths=[path])
                 changed = change(rows)
-                if changed is not rows or path in older:
+                if changed is not rows:
                     replaced.append(path)
                     files += [self.put_rows(table, changed)] if changed.num_rows else []
             return Commit(files, [], replaced) if replaced else None

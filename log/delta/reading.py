@@ -1,4 +1,4 @@
-"""Read rows of Delta Lake tables at a version, in the columns of the current schema."""
+"""Read rows of Delta Lake tables at a version, in the columns of their declared schema."""
 
 from __future__ import annotations
 
@@ -86,29 +86,12 @@ class TableReading(TableVersions):
             return []
         return content.splitlines()
 
-    def paths_by_missing_columns(self, snapshot: Snapshot) -> dict[tuple[str, ...], list[str]]:
-        """Group the paths of visible files by the declared columns that they lack."""
-        self._check_readable(snapshot)
-        paths, last = snapshot.paths(), snapshot.last_versions_without()
-        first = 0 if self._disk is None else self._disk.logs[snapshot.table].first_readable()
-        older = {  # a log that begins later has none of the files before
-            version: set(paths if version == snapshot.version else self.load(snapshot.table, version).paths())
-            for version in set(last.values())
-            if version >= first
-        }
-        found: dict[tuple[str, ...], list[str]] = {}
-        for path in paths:
-            missing = tuple(name for name, version in last.items() if path in older.get(version, ()))
-            found.setdefault(missing, []).append(path)
-        return found
-
     def dataset(
         self, snapshot: Snapshot, paths: Sequence[str] | None = None, coded: Collection[str] = ()
     ) -> pads.Dataset:
         """Return the visible files, or some of them, as a dataset of the declared schema; nothing is read yet.
 
-        Page checksums are verified. Columns that files of older schema versions lack are null. Text columns in
-        ``coded`` are dictionaries.
+        Page checksums are verified. Text columns in ``coded`` are dictionaries.
         """
         self._check_readable(snapshot)
         scan = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
@@ -132,10 +115,9 @@ class TableReading(TableVersions):
     ) -> pa.Table:
         """Return the visible rows in some columns, with page checksums verified.
 
-        Columns that were added later are null for ``where`` in rows of older files. ``paths`` are some of the visible
-        files. With ``coded``, texts are dictionaries, which may differ between chunks. The columns ``compared`` are
-        those of ``where``: they are coded after the read, since Arrow skips no part of a file by the bounds of a column
-        that is read as dictionaries.
+        ``paths`` are some of the visible files. With ``coded``, texts are dictionaries, which may differ between
+        chunks. The columns ``compared`` are those of ``where``: they are coded after the read, since Arrow skips no
+        part of a file by the bounds of a column that is read as dictionaries.
 
         Raises:
             InputError: A file is missing or damaged.
@@ -144,7 +126,7 @@ class TableReading(TableVersions):
         texts = [name for name in columns if coded and TABLES[table].schema.field(name).type == pa.string()]
         try:
             rows = self._scanned(snapshot, paths, columns, where, texts, compared)
-            return _filled(table, rows, _declared(table, texts))
+            return _cast(rows, _declared(table, texts))
         except _DAMAGED as error:
             raise self._is_damaged(table, paths, error) from None
 
@@ -224,7 +206,7 @@ class TableReading(TableVersions):
             for tagged in scanner.scan_batches():
                 batches[tagged.fragment.path[beginning:]].append(tagged.record_batch)
             tables = {path: pa.Table.from_batches(own, scanner.projected_schema) for path, own in batches.items()}
-            return {path: _filled(snapshot.table, rows, declared).unify_dictionaries() for path, rows in tables.items()}
+            return {path: _cast(rows, declared).unify_dictionaries() for path, rows in tables.items()}
         except _DAMAGED as error:
             raise self._is_damaged(snapshot.table, paths, error) from None
 
@@ -256,17 +238,13 @@ class TableReading(TableVersions):
                 columns=list(columns), use_threads=False, batch_readahead=1, fragment_readahead=1
             )
             for batch in scan.to_batches():
-                yield _filled(table, pa.Table.from_batches([batch]), _declared(table, ()))
+                yield _cast(pa.Table.from_batches([batch]), _declared(table, ()))
         except _DAMAGED as error:
             raise self._is_damaged(table, [path], error) from None
 
 
-def _filled(table: str, rows: pa.Table, declared: pa.Schema) -> pa.Table:
-    """Return rows with declared defaults in columns that were added after the rows were written."""
-    defaults = TABLES[table].defaults
-    for at, name in enumerate(rows.column_names):
-        if defaults.get(name) is not None and rows.column(at).null_count:
-            rows = rows.set_column(at, declared.field(name), rows.column(at).fill_null(defaults[name]))
+def _cast(rows: pa.Table, declared: pa.Schema) -> pa.Table:
+    """Return rows in the declared types: other programs write texts and lists in several Arrow types."""
     return rows.cast(pa.schema([declared.field(name) for name in rows.column_names]))
 
 

@@ -1,26 +1,21 @@
-"""Open tables through delta-rs, and tell which files are visible at a version and which columns they lack."""
+"""Open tables through delta-rs, and tell which files are visible at a version."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
-from deltalake.schema import Field as DeltaField
+from deltalake import DeltaTable
 
 from kvdrift.log.delta.parquet_files import StoredFile
 from kvdrift.log.delta.retries import listed
 from kvdrift.log.delta.table_log import LogState, TableLog
 from kvdrift.schema.location import join
-from kvdrift.schema.tables import TABLES
 
 _FILE = ("path", "size_bytes", "num_records")  # what is taken of each visible file: the fields of a ``StoredFile``
 _ADDED = (*_FILE, "modification_time")
-
-ADDED_AFTER = "kvdrift.added_after"  # metadata of a column that an upgrade added: the last table version without it
-
 
 # A table that goes on from commit to commit holds what it has read of each, some kilobytes; opening it anew takes as
 # long as ten commits.
@@ -69,28 +64,19 @@ class OpenTables:
 
 
 class Snapshot:
-    """One table at one version: its visible files.
+    """One table at one version: its visible files."""
 
-    If the store is too old to have the table, the snapshot is empty, with version 0.
-    """
-
-    def __init__(self, table: str, loaded: DeltaTable | None, transaction_version: Callable[[str], int | None]) -> None:
+    def __init__(self, table: str, loaded: DeltaTable, transaction_version: Callable[[str], int | None]) -> None:
         """Take the visible files of a table that delta-rs has loaded; the table may be updated later.
 
         ``transaction_version`` returns the version of an application's last transaction up to this version.
         """
         self.table = table
-        self.version = 0 if loaded is None else int(loaded.version())
-        self._id = None if loaded is None else str(loaded.metadata().id)
-        self._added = None if loaded is None else pa.table(loaded.get_add_actions()).select(_ADDED)
-        self._fields = None if loaded is None else loaded.schema().fields
+        self.version = int(loaded.version())
+        self.id = str(loaded.metadata().id)  # given when the table was made
+        self._added = pa.table(loaded.get_add_actions()).select(_ADDED)
         self._transactions = dict[str, int | None]()
         self._find_transaction = transaction_version
-
-    @property
-    def id(self) -> str | None:
-        """The table's unique id, given when the table was made; None if the table does not exist."""
-        return self._id
 
     def paths(self) -> list[str]:
         """Return the relative paths of the visible files, sorted."""
@@ -117,22 +103,6 @@ class Snapshot:
             self._transactions[app_id] = self._find_transaction(app_id)
         return self._transactions[app_id]
 
-    def last_versions_without(self) -> dict[str, int]:
-        """Return the columns that some visible files lack, each with the last table version without the column."""
-        if self._fields is None:
-            return {}
-        stored = {field.name: field.metadata for field in self._fields}
-        last = {
-            name: int(stored[name].get(ADDED_AFTER, -1)) if name in stored else self.version
-            for name in TABLES[self.table].columns
-        }
-        return {name: version for name, version in last.items() if version >= 0}
-
-    def outdated_columns(self) -> list[str]:
-        """Return the text columns that must not be null and that only older schema versions declare."""
-        known = TABLES[self.table].columns
-        return [field.name for field in self._fields or () if field.name not in known and not field.nullable]
-
     @functools.cached_property
     def _files(self) -> list[StoredFile]:
         return [StoredFile(*values) for values in zip(*map(self._values, _FILE), strict=True)]
@@ -142,19 +112,5 @@ class Snapshot:
         return sorted(self._values("path"))
 
     def _values(self, name: str) -> list[Any]:
-        values: list[Any] = [] if self._added is None else self._added.column(name).to_pylist()
+        values: list[Any] = self._added.column(name).to_pylist()
         return values
-
-
-def lacking_columns(table: str, loaded: DeltaTable) -> list[str]:
-    """Return the declared columns that a table lacks."""
-    stored = {field.name for field in loaded.schema().fields}
-    return [name for name in TABLES[table].columns if name not in stored]
-
-
-def added_columns(table: str, loaded: DeltaTable, names: Sequence[str]) -> list[DeltaField]:
-    """Return the columns that an upgrade adds; they are nullable, since older files have no values for them."""
-    added = {ADDED_AFTER: str(loaded.version())}
-    fields = [TABLES[table].schema.field(name) for name in names]
-    nullable = [field.with_nullable(nullable=True).with_metadata({**field.metadata, **added}) for field in fields]
-    return Schema.from_arrow(pa.schema(nullable)).fields

@@ -15,7 +15,7 @@ from kvdrift.log.delta.snapshot import OpenTables, Snapshot
 from kvdrift.log.delta.table_log import LocalDisk, LogState, lost_commits
 from kvdrift.schema.errors import DamagedStoreError, InputError, MissingStoreError, first_line
 from kvdrift.schema.location import join
-from kvdrift.schema.tables import SCHEMA_VERSION, TABLES
+from kvdrift.schema.tables import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,6 @@ class TableVersions(DataFiles):
         self._disk = LocalDisk(Path(self.location)) if self._local else None
         self._tables = OpenTables(self.location, None if self._disk is None else self._disk.logs)
         self._snapshots: dict[str, dict[int, tuple[LogState | int | None, Snapshot]]] = {}  # by table and version
-        self._known_version = 1  # the schema version that the store has at least; every store has the tables of 1
 
     def load(self, table: str, version: int | None = None) -> Snapshot:
         """Load a table at a version, by default the latest.
@@ -54,8 +53,6 @@ class TableVersions(DataFiles):
         if held is None or state is None or state != self._tables.state(table, at):
             held = self._load(table, version)
             at, state = held.version, self._tables.state(table, held.version)
-        if held.id is None:  # the table may be made any moment
-            return held
         others = [item for item in self._snapshots.get(table, {}).items() if item[0] != at]
         self._snapshots[table] = dict([*others[1 - _HELD_VERSIONS :], (at, (state, held))])
         return held
@@ -80,9 +77,6 @@ class TableVersions(DataFiles):
         return max(self._snapshots.get(table, ()), default=-1)
 
     def _load(self, table: str, version: int | None) -> Snapshot:
-        if table not in self._snapshots and self._lacks(table):
-            self._check_version(table, version, 0)
-            return Snapshot(table, None, lambda _: None)
         with self._opened(table, version) as loaded:
             at = int(loaded.version())
             return Snapshot(table, loaded, lambda app_id: self._transaction_version(table, at, app_id))
@@ -112,25 +106,6 @@ class TableVersions(DataFiles):
         yield loaded
         self._tables.give_back(table, loaded)
 
-    def _lacks(self, table: str) -> bool:
-        """Tell whether the store is of an older schema version without the table.
-
-        An upgrade makes a table before it raises the version of ``events``, so a store of the table's version has the
-        table.
-        """
-        since = TABLES[table].since
-        if self._local and self.exists(table):  # a look at the disk, where a request would be made
-            return False
-        if since > self._known_version:
-            try:
-                with self._opened("events") as loaded:
-                    self._known_version = self._schema_version("events", loaded)
-            except MissingStoreError:  # it is being made, ``events`` last
-                if not self.exists(table):
-                    raise
-                return False
-        return since > self._known_version and not self.exists(table)
-
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
         uri = join(self.location, table)
         if self._local and Path(self.location).is_file():
@@ -139,7 +114,7 @@ class TableVersions(DataFiles):
             raise MissingStoreError(self._without(table))
         try:
             loaded = self._tables.take(table, version)
-            self._schema_version(table, loaded)
+            self._check_schema_version(table, loaded)
         except (DeltaError, OSError, ValueError, OverflowError) as error:
             if version is not None:
                 self._check_version(table, version, self._open(table).version())
@@ -183,13 +158,13 @@ class TableVersions(DataFiles):
         if version is not None and not 0 <= version <= latest:
             raise InputError(f"{self.location}: '{table}' has no version {version}; its versions are 0..{latest}")
 
-    def _schema_version(self, table: str, loaded: DeltaTable) -> int:
-        found = loaded.metadata().configuration.get(VERSION_KEY)
-        if found is None or not found.isdecimal():
+    def _check_schema_version(self, table: str, loaded: DeltaTable) -> None:
+        version = loaded.metadata().configuration.get(VERSION_KEY)
+        if version is None:
             raise InputError(f"{self.location}: table '{table}' was not made by kvdrift (no {VERSION_KEY})")
-        if int(found) > SCHEMA_VERSION:
+        if version != str(SCHEMA_VERSION):
             raise InputError(
-                f"{self.location}: table '{table}' has schema version {found}, this kvdrift reads up to "
-                f"{SCHEMA_VERSION}; update kvdrift"
+                f"{self.location}: table '{table}' has schema version {version}, this kvdrift reads version "
+                f"{SCHEMA_VERSION} only: use the kvdrift that made the store, or generate or ingest its studies again "
+                "into a new store"
             )
-        return int(found)

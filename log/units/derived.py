@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvdrift.log.delta.commits import Commit, transactions
-from kvdrift.log.units.numbers import keys_of, with_numbers
 from kvdrift.schema.tables import TABLES
 
 if TYPE_CHECKING:
@@ -71,13 +70,8 @@ def withdraw_units(folder: DeltaFolder, rows: UnitRows, table: str, numbers: Col
 
     def attempt(loaded: Snapshot) -> Commit | None:
         replaced[:] = rows.files_with(loaded, numbers)
-        names = TABLES[table].columns
-        kept = []
-        for path in replaced:
-            own = folder.read(loaded, names, paths=[path])
-            if set(names) >= set(keys_of(table)):
-                own = with_numbers(table, own, rows.spans())
-            kept.append(_rewritten(folder, table, own, numbers))
+        columns = TABLES[table].columns
+        kept = [_rewritten(folder, table, folder.read(loaded, columns, paths=[path]), numbers) for path in replaced]
         return Commit([file for file in kept if file.rows], [], replaced) if replaced else None
 
     folder.commit(table, attempt, alone=True)

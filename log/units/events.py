@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.log.units.numbers import keys_of, with_numbers
 from kvdrift.log.units.unit import in_order
 from kvdrift.schema.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from kvdrift.log.delta.folder import DeltaFolder
     from kvdrift.log.delta.parquet_files import StoredFile
@@ -32,9 +31,8 @@ class RowsOfUnits:
     the other parts.
     """
 
-    def __init__(self, folder: DeltaFolder, table: Snapshot, spans: Callable[[], pa.Table]) -> None:
-        """Take a table; ``spans`` reads the rows that ``with_numbers`` needs for rows of older schema versions."""
-        self._folder, self._table, self._spans = folder, table, spans
+    def __init__(self, folder: DeltaFolder, table: Snapshot) -> None:
+        self._folder, self._table = folder, table
         self.unreadable = dict[str, str]()
 
     def read(
@@ -45,7 +43,7 @@ class RowsOfUnits:
         If the number of rows is known, ``count``, the newest files are read first, no more at once than can have the
         rows, and reading stops once all rows are found. Rows in unreadable files are missing.
         """
-        names = [*dict.fromkeys((*columns, *keys_of(self._table.table)))]
+        names = [*dict.fromkeys((*columns, "unit"))]
         wanted = pa.array(sorted(units), pa.int64())
         files = [file for file in self._table.newest_files() if file.path not in self.unreadable]
         size, missing = (_AT_ONCE, math.inf) if count is None else (_NEWEST, count)
@@ -55,8 +53,6 @@ class RowsOfUnits:
             while part and missing > 0:
                 number = _enough(part, missing)
                 rows, part = self._part([file.path for file in part[:number]], docs, names), part[number:]
-                if rows["unit"].null_count:
-                    rows = with_numbers(self._table.table, rows, self._spans())
                 found.append(rows.filter(pc.is_in(rows["unit"], wanted)))
                 missing -= found[-1].num_rows
         return pa.concat_tables(found).unify_dictionaries().select(columns)

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvdrift.log.units.numbers import NUMBERED, keys_of, numbers_of, with_numbers
-from kvdrift.log.units.unit import DERIVED, SPAN
+from kvdrift.log.units.unit import DERIVED, DERIVED_TABLES, NUMBERED
 from kvdrift.schema.rows import Flags, Wide
 from kvdrift.schema.tables import PLAIN, UNITS
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 COUNTED: Final = ("unit", "estimator", "replicates", "horizon", "event_rows")
 """The columns of ``units`` that are counted."""
 
-_UNKNOWN = -1  # rows of an older unit whose number nobody has counted
+_NO_UNIT = -1  # stands for the unit of rows without one, which another program appended
 
 
 @dataclass(frozen=True)
@@ -41,16 +40,14 @@ class UnitCounts:
     swrb: Flags
     replicates: Wide
     horizon: Wide
-    event_rows: Wide  # ``_UNKNOWN`` of older units of residual branching
+    event_rows: Wide
 
     @classmethod
     def of(cls, units: pa.Table) -> UnitCounts:
         """Return the counts of rows of ``units`` with the columns ``COUNTED``."""
         swrb = pc.not_equal(units["estimator"].cast(pa.string()), PLAIN).to_numpy()
         replicates, horizon = (units[name].to_numpy().astype(np.int64) for name in ("replicates", "horizon"))
-        rows = units["event_rows"].fill_null(_UNKNOWN).to_numpy()
-        rows = np.where((rows == _UNKNOWN) & ~swrb, replicates * horizon, rows)
-        return cls(numbers_of(units), swrb, replicates, horizon, rows)
+        return cls(units["unit"].to_numpy(), swrb, replicates, horizon, units["event_rows"].to_numpy())
 
     @classmethod
     def all(cls, parts: Sequence[UnitCounts]) -> UnitCounts:
@@ -59,7 +56,7 @@ class UnitCounts:
         return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def rows_in(self, table: str) -> Wide:
-        """Return how many rows each unit has in a table, int64 [units], 0 without any; ``_UNKNOWN`` if unknown."""
+        """Return how many rows each unit has in a table, int64 [units], 0 without any."""
         if table == "events":
             return self.event_rows
         rows_of: dict[str, tuple[Wide | int, bool]] = {
@@ -69,11 +66,10 @@ class UnitCounts:
         rows, of_swrb = rows_of[table]
         return np.where(self.swrb == of_swrb, rows, 0)
 
-    def total(self, table: str, without: Wide | None = None) -> int | None:
-        """Return how many rows all units (or all except ``without``) have in a table; None if a number is unknown."""
+    def total(self, table: str, without: Wide | None = None) -> int:
+        """Return how many rows all units (or all except ``without``) have in a table."""
         rows = self.rows_in(table)
-        rows = rows if without is None else rows[np.isin(self.number, without, invert=True)]
-        return None if np.any(rows == _UNKNOWN) else int(rows.sum())
+        return int((rows if without is None else rows[np.isin(self.number, without, invert=True)]).sum())
 
 
 class Pending(NamedTuple):
@@ -102,11 +98,11 @@ class UnitRows:
     def read(self, units: Snapshot, numbers: Wide, columns: Sequence[str]) -> pa.Table:
         """Return the rows of ``units`` with some numbers; only files that have such rows are read."""
         paths = [path for path, own in self._counts(units).items() if np.isin(own.number, numbers).any()]
-        rows = self._folder.read(units, _numbered(units, (*columns, "unit")), paths=paths)
-        return rows.filter(np.isin(numbers_of(rows), numbers)).select(list(columns))
+        rows = self._folder.read(units, [*dict.fromkeys((*columns, "unit"))], paths=paths)
+        return rows.filter(np.isin(rows["unit"].to_numpy(), numbers)).select(list(columns))
 
     def _counts(self, units: Snapshot) -> dict[str, UnitCounts]:
-        return self._folder.of_files(units, _numbered(units, COUNTED), UnitCounts.of)
+        return self._folder.of_files(units, COUNTED, UnitCounts.of)
 
     def remember(self, path: str, rows: pa.Table) -> None:
         """Keep the rows of a file of ``units`` that is about to become visible."""
@@ -117,10 +113,9 @@ class UnitRows:
         there = [part.number for part in self._counts(units).values()]
         return {number for part in there for number in part[np.isin(part, numbers)].tolist()}
 
-    def total(self, units: Snapshot, table: str, without: Wide | None = None) -> int | None:
+    def total(self, units: Snapshot, table: str, without: Wide | None = None) -> int:
         """Return how many rows units have in a table, as ``UnitCounts.total`` does for the units of one file."""
-        totals = [part.total(table, without) for part in self._counts(units).values()]
-        return None if None in totals else sum(filter(None, totals))
+        return sum(part.total(table, without) for part in self._counts(units).values())
 
     def unknown(self, units: Snapshot, events: Snapshot) -> Iterator[tuple[str, dict[int, int]]]:
         """Find the rows of ``events`` of units that have no row in ``units``; there are more events than rows say.
@@ -128,13 +123,12 @@ class UnitRows:
         The newest files are looked into first, until all rows are accounted for. Yields paths, each with how many rows
         it has of each of these units; -1 stands for rows that belong to none.
         """
-        counted = self.total(units, events.table)
-        left = None if counted is None else self._folder.count_rows(events) - counted
+        left = self._folder.count_rows(events) - self.total(units, events.table)
         known = set(self.counts(units).number.tolist())
         for path in (file.path for file in events.newest_files()):
             if new := {number: rows for number, rows in self.rows_by_unit(events, path).items() if number not in known}:
                 yield path, new
-                left = left and left - sum(new.values())
+                left -= sum(new.values())
             if left == 0:
                 return
         if left:
@@ -151,25 +145,13 @@ class UnitRows:
         """Count the rows of each unit in a file; -1 counts rows without a unit."""
         known = self._columns.get((table.table, path))
         if known is None:
-            known = self._columns[table.table, path] = self._read_column(table, path)
+            known = self._columns[table.table, path] = _counted(self._folder.parts(table, path, ["unit"]))
         return known
-
-    def _read_column(self, table: Snapshot, path: str) -> dict[int, int]:
-        counted = _counted(self._folder.parts(table, path, ["unit"]))
-        if _UNKNOWN not in counted:
-            return counted
-        units = self.spans()  # rows of an older schema version: their keys tell
-        parts = self._folder.parts(table, path, keys_of(table.table))
-        return _counted(with_numbers(table.table, rows, units) for rows in parts)
-
-    def spans(self) -> pa.Table:
-        """Read all rows of ``units`` in the columns that ``with_numbers`` needs."""
-        return self._folder.read(self._folder.load("units"), [*SPAN, "unit"])
 
     def lacking(self, versions: Mapping[str, int] | None = None) -> dict[str, Wide]:
         """Return the sorted numbers of the units without rows in each derived table, at the latest or some versions."""
         at = versions or {}
-        derived = {table: self._folder.load(table, at.get(table)) for table in NUMBERED[1:]}  # before ``units``
+        derived = {table: self._folder.load(table, at.get(table)) for table in DERIVED_TABLES}  # before ``units``
         units = self._folder.load("units", at.get("units"))
         found: dict[str, Wide] = {}
         for *small, many in DERIVED.values():
@@ -187,7 +169,7 @@ class UnitRows:
 
     def pending(self) -> Pending:
         """Find the units left to derive; ``lacking`` says what is raised."""
-        versions = {table: self._folder.load(table).version for table in NUMBERED[1:]}
+        versions = {table: self._folder.load(table).version for table in DERIVED_TABLES}
         units = self._folder.load("units")
         events = self._folder.load("events")  # last: it has the events of all these units
         lacking = self.lacking(versions | {"units": units.version})
@@ -201,7 +183,7 @@ class UnitRows:
             counts = self.counts(self._folder.load("units"))
             others = np.setdiff1d(self.numbers_in(self._folder.load(few)), wanted)
             rows = counts.rows_in(many)[np.isin(counts.number, others)]
-            if not np.any(rows < 0) and rows.sum() == self._folder.count_rows(table):
+            if rows.sum() == self._folder.count_rows(table):
                 return set()
         return set(np.intersect1d(wanted, self.numbers_in(table)).tolist())
 
@@ -220,8 +202,6 @@ class UnitRows:
         units = self._folder.load("units", versions.get("units"))
         for name, table in tables.items():
             expected, there = self.total(units, name), self._folder.count_rows(table)
-            if expected is None:  # of an older version, which has not been counted yet
-                continue
             if name == "events" and there < expected and self._is_lost(expected):
                 raise self.fewer_events(units, there, expected)
             if name == "events" and there > expected:
@@ -242,15 +222,10 @@ class UnitRows:
         return self._folder.count_rows(self._folder.load("events")) < rows
 
 
-def _numbered(units: Snapshot, columns: Sequence[str]) -> list[str]:
-    """Return columns of ``units``, with the columns that number rows of older schema versions."""
-    return [*dict.fromkeys((*columns, *(SPAN if "unit" in units.last_versions_without() else ())))]
-
-
 def _counted(parts: Iterable[pa.Table]) -> dict[int, int]:
     """Count rows by unit; -1 counts rows without a unit."""
     found = Counter[int]()
     for rows in parts:
-        numbers, counts = np.unique(rows["unit"].fill_null(_UNKNOWN).to_numpy(), return_counts=True)
+        numbers, counts = np.unique(rows["unit"].fill_null(_NO_UNIT).to_numpy(), return_counts=True)
         found.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
     return dict(found)

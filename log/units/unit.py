@@ -26,15 +26,19 @@ DERIVED: Final = {PLAIN: ("unit_moments", "trajectories", "steps"), SWRB: ("bran
 
 DERIVED_TABLES: Final = tuple(table for tables in DERIVED.values() for table in tables)
 
+NUMBERED: Final = ("events", *DERIVED_TABLES)
+"""The tables whose rows belong to units; column ``unit`` has the unit of each row."""
+
 SPAN: Final = (*GROUP_KEY, "action_revision", "estimator", "first_replicate", "replicates")
 """The columns of ``units`` from which a unit's number is computed."""
 
 _FIELDS: Final = {field.name: field for field in UNITS.schema}
 _DEFAULTS: Final = dict.fromkeys(UNITS.columns) | UNITS.defaults
-_REQUIRED: Final = tuple(field.name for field in UNITS.schema if not field.nullable)
 
 OF_STORE: Final = ("unit", "event_rows", "events_sha256")
 """The columns of ``units`` that the store fills in, not the generator."""
+
+_REQUIRED: Final = tuple(field.name for field in UNITS.schema if not field.nullable and field.name not in OF_STORE)
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ def complete_record(record: Mapping[str, Any]) -> dict[str, Any]:
 def _value(field: pa.Field, value: Any) -> Any:
     """Return a value in the type of its column."""
     if value is None:
-        if not field.nullable:
+        if field.name in _REQUIRED:
             raise InputError(f"units: column '{field.name}' is null in 1 row(s)")
         return None
     try:

@@ -133,7 +133,7 @@ def test_a_store_of_a_newer_version_is_no_missing_one(capsys: pytest.CaptureFixt
         first = Path(store.location, table, "_delta_log", f"{0:020d}.json")
         first.write_text(first.read_text().replace(f'"{SCHEMA_VERSION}"', '"99"'))
     line = same_line(capsys, write_study(tmp_path), tmp_path / "store")
-    assert f"has schema version 99, this kvdrift reads up to {SCHEMA_VERSION}; update kvdrift" in line
+    assert "has schema version 99" in line
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures.older_stores import make_empty_store
 from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 
@@ -54,7 +53,7 @@ def test_what_is_read_back_is_compared_too(store: Store) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"first": 4, "kept_sha256": None},  # unknown, as of an older version or another generator
+        {"first": 4, "kept_sha256": None},  # unknown, as of another generator
         {"first": 4, "kept_sha256": KEPT, "read_checksums": None},
         {"first": 4, "kept_sha256": KEPT, "read_checksums": ["1" * 16] * 2},
         {"doc": "d1", "kept_sha256": OTHERS},
@@ -71,12 +70,6 @@ def test_another_number_of_layers_is_told() -> None:
     units = [make_unit(kept_sha256=KEPT).record, make_unit(first=4, kept_sha256=KEPT[:1]).record]
     (line,) = unlike_units({"read_checksums": None, **unit} for unit in units)
     assert "(layer 1: kept_sha256 cdcdcdcdcdcd and none)" in line
-
-
-def test_a_store_of_the_version_before_takes_and_compares_units(tmp_path: Path) -> None:
-    store = Store.open(make_empty_store(tmp_path / "old", 9))
-    store.append_units([make_unit(kept_sha256=KEPT)])
-    assert refused(store.append_units, [make_unit(first=4, kept_sha256=OTHERS)], error=UnlikeUnitsError) == LINE
 
 
 def prompt_row(doc: str = "d0", **changed: Any) -> dict[str, Any]:

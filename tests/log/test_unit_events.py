@@ -151,7 +151,7 @@ def test_parts_of_a_file_with_other_documents_are_not_read(store: Store) -> None
     for doc in ("d0", "d2"):
         assert reader.read([numbers[doc]], [doc], ["doc", "t"], rows).num_rows == rows
     assert not reader.unreadable
-    assert reader.read([numbers["d1"]], ["d1"], ["doc", "t"], rows).num_rows == 0
+    assert reader.read([numbers["d1"]], ["d1"], ["study", "t"], rows).num_rows == 0
     assert [*reader.unreadable] == [path.name]
 
 
@@ -188,5 +188,5 @@ def test_older_files_with_the_documents_are_not_read(store: Store) -> None:
     each = reader.read_each([*numbers], ["d0", "d1"], ["t"], 2 * HORIZON * 4)
     assert [rows.num_rows for rows in each] == [HORIZON * 4] * 2
     assert not reader.unreadable
-    assert reader.read(numbers, ["d0", "d1"], ["t"]).num_rows == 2 * HORIZON * 4  # all files are read
+    assert reader.read(numbers, ["d0", "d1"], ["study", "t"]).num_rows == 2 * HORIZON * 4  # all files are read
     assert [*reader.unreadable] == [older.name]

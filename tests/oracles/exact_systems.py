@@ -201,7 +201,6 @@ LEFT_OUT = {
     "trajectories": "single replicates: moments has their means",
     "trajectory_moments": "single replicates: moments has their means",
     "unit_moments": "summed by moments, which are here: test_views compares them with their definition",
-    "computed_moments": "likewise",
     "profiles": "likewise, by position_moments, lag_moments and depth_moments",
     "units": "what was generated",
     "windows": "parameters",

@@ -1,4 +1,4 @@
-"""Moments of units by plain loops over the replicates of each unit, and which documents wait for theirs."""
+"""Moments of units by plain loops over the replicates of each unit."""
 
 from __future__ import annotations
 
@@ -10,30 +10,14 @@ from fixtures.awkward_logs import Row
 from oracles.coupled_paths import Analysis, Path, WindowRanges, capacity, in_cohort, observed, scalar_moments
 from oracles.view_definitions import document_keys, windows
 
-COMPUTED_UNIT = -1
-"""The unit of a row that sums all units of a document."""
-
-
-def waiting(analysis: Analysis) -> list[tuple[str, ...]]:
-    """Return every third of the sorted keys (document and action) whose replicates all have a unit."""
-    known = [key for key, paths in analysis.by_document(analysis.paths).items() if all(path.unit for path in paths)]
-    return sorted(known)[::3]
-
 
 def unit_moments(analysis: Analysis) -> list[Row]:
-    """Return one row for each unit. The units of a key in ``waiting`` have one row together, the sum of their moments."""
-    waits, rows = waiting(analysis), computed_moments(analysis)
-    for key, paths in analysis.by_document(analysis.paths).items():
-        if key not in waits:
-            for unit in {path.unit for path in paths}:
-                rows.append(summed(analysis, [path for path in paths if path.unit == unit], unit or 0))
-    return rows
-
-
-def computed_moments(analysis: Analysis) -> list[Row]:
-    """One row for each document that waits, over all its units."""
-    documents = analysis.by_document(analysis.paths)
-    return [summed(analysis, documents[key], COMPUTED_UNIT) for key in waiting(analysis)]
+    """Return one row for each unit."""
+    return [
+        summed(analysis, [path for path in paths if path.unit == unit], unit or 0)
+        for paths in analysis.by_document(analysis.paths).values()
+        for unit in {path.unit for path in paths}
+    ]
 
 
 def profiles(analysis: Analysis) -> list[Row]:
@@ -89,6 +73,5 @@ def of_lags(members: list[Path], found: WindowRanges, value: Callable[[Path, int
 
 UNIT_MOMENT_EVALUATIONS: dict[str, Callable[[Analysis], list[dict[str, Any]]]] = {
     "unit_moments": unit_moments,
-    "computed_moments": computed_moments,
     "profiles": profiles,
 }

@@ -1,4 +1,4 @@
-"""Moments of units: views pool what a derivation stored, and compute from steps what it did not store yet."""
+"""Moments of units, which views pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 
 from kvdrift.log.store import Store, Unit
-from kvdrift.schema.tables import ACTIONS, DOCUMENTS, SCHEMA_VERSION, STEPS, STUDIES
+from kvdrift.schema.tables import ACTIONS, DOCUMENTS, STEPS, STUDIES
 from kvdrift.schema.windows import Windows
 from kvdrift.sql.catalog import Views, open_views
 from kvdrift.sql.catalog_file import write_catalog
@@ -62,12 +62,6 @@ def pooled(store: Store, versions: dict[str, int] | None = None) -> dict[str, pa
         return {view: views.rows(view) for view in POOLED}
 
 
-def waiting(store: Store) -> set[tuple[str, str]]:
-    """Documents and actions whose moments are computed."""
-    with open_views(store) as views:
-        return {(row["doc"], row["action"]) for row in views.table("from stored.waiting").to_pylist()}
-
-
 def assert_same(found: dict[str, pa.Table], wanted: dict[str, pa.Table]) -> None:
     for view, rows in wanted.items():
         assert found[view].num_rows == rows.num_rows > 0, view
@@ -97,24 +91,12 @@ def store(made: Store, tmp_path: Path) -> Store:
     return Store.open(shutil.copytree(made.location, tmp_path / "it's a [store]* {x}"))
 
 
-def without_moments(store: Store) -> Store:
-    """A copy of the store as version 13 left one: it has no table of moments."""
-    older = Path(shutil.copytree(store.location, Path(store.location).with_name("older")))
-    shutil.rmtree(older / "unit_moments")
-    created = older / "events" / "_delta_log" / f"{0:020}.json"
-    ours, theirs = (f'"kvdrift.schema_version": "{version}"' for version in (SCHEMA_VERSION, 13))
-    assert ours in created.read_text("utf-8")
-    created.write_text(created.read_text("utf-8").replace(ours, theirs), "utf-8")
-    return Store.open(older)
-
-
 def test_each_unit_has_a_row(store: Store) -> None:
     with open_views(store) as views:
         found = views.table("select unit, replicates from internal.unit_moments order by unit").to_pylist()
     units = store.read("units").sort_by("unit").select(["unit", "replicates"]).to_pylist()
     assert found == units
     assert len(found) == 5
-    assert waiting(store) == set()
 
 
 def test_the_views_read_no_steps(store: Store) -> None:
@@ -135,28 +117,6 @@ def test_moments_are_kept_in_the_order_of_their_grain(store: Store) -> None:
             keys = views.sql(f"from {contract(view).relation} select {', '.join(contract(view).grain)}").fetchall()
             assert len(keys) >= 6
             assert keys == sorted(keys), view
-
-
-def test_a_store_of_an_older_version_computes_them_until_a_derivation_makes_them(store: Store) -> None:
-    stored = pooled(store)
-    older = without_moments(store)
-    assert waiting(older) == ALL
-    assert_same(pooled(older), stored)
-    assert run_derivation(older.location).units == 5
-    assert waiting(Store.open(older.location)) == set()
-    again = pooled(Store.open(older.location))
-    assert all(again[view].equals(stored[view]) for view in POOLED)
-    assert run_derivation(older.location).units == 0
-
-
-def test_only_documents_that_lack_moments_are_computed(store: Store) -> None:
-    stored = pooled(store)
-    older = without_moments(store)
-    run_derivation(older.location)
-    lacking = next(one for one in store.read("units").to_pylist() if (one["doc"], one["action"]) == ("d1", "one"))
-    older.withdraw_units("unit_moments", {lacking["unit"]})
-    assert waiting(older) == {("d1", "one")}
-    assert_same(pooled(older), stored)
 
 
 def test_a_study_that_is_declared_after_its_units(tmp_path: Path) -> None:
@@ -191,7 +151,6 @@ def test_a_document_that_becomes_known_after_its_trajectories(store: Store) -> N
     generate(store, make_unit("late", action="one"))
     assert "late" not in pooled(store)["moments"]["doc"].to_pylist()
     add_documents(store, "late")
-    assert waiting(store) == set()
     assert "late" in pooled(store)["moments"]["doc"].to_pylist()
 
 
@@ -214,8 +173,7 @@ def test_a_version_before_some_units(store: Store) -> None:
 def test_a_catalogue_has_the_moments(store: Store) -> None:
     import duckdb  # noqa: PLC0415 - a plain client
 
-    for one in (store, without_moments(store)):
-        own = pooled(one)
-        with duckdb.connect(str(write_catalog(one)), read_only=True) as client:
-            for view in POOLED:
-                assert Views(client, {}).rows(view).equals(own[view]), view
+    own = pooled(store)
+    with duckdb.connect(str(write_catalog(store)), read_only=True) as client:
+        for view in POOLED:
+            assert Views(client, {}).rows(view).equals(own[view]), view

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from fixtures.object_store import ObjectStore, served_folder
-from fixtures.older_stores import make_store_1
 
 from kvdrift.log.store import Store, Unit
 from kvdrift.schema.tables import EVENTS
@@ -84,20 +83,6 @@ def test_a_url_store_has_the_rows_of_its_folder(folder: Path, bucket: ObjectStor
             assert remote.rows(view).equals(local.rows(view))
         events = "select * from events where t = 1 order by doc, replicate"
         assert remote.table(events).equals(local.table(events))
-
-
-@pytest.mark.slow
-def test_columns_that_came_later_hold_their_defaults_behind_a_url(folder: Path, bucket: ObjectStore) -> None:
-    events = random_events("old", 7).slice(0, HORIZON)
-    record = {"study": "url", "model": "random", "doc": "old", "action": "half"}
-    unit = Unit(record | {"first_replicate": 0, "replicates": 1, "horizon": HORIZON}, events)
-    make_store_1(folder / "old", [unit])
-    with open_views(Store.open(f"{bucket.url}/old")) as views:
-        assert views.table("select distinct kind, weight from events").to_pylist() == [
-            {"kind": "coupled", "weight": None}
-        ]
-        assert views.rows("units", doc="old").column("estimator").to_pylist() == ["plain"]
-        assert views.rows("branchings").num_rows == 0
 
 
 def event_bytes(bucket: ObjectStore) -> int:

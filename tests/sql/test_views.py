@@ -8,7 +8,6 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +18,7 @@ from oracles.coupled_paths import Analysis
 from oracles.record_definitions import RECORD_EVALUATIONS
 from oracles.summary_definitions import OUR_NAMES, SUMMARY_EVALUATIONS
 from oracles.swrb_definitions import SWRB_EVALUATIONS
-from oracles.unit_moment_definitions import COMPUTED_UNIT, UNIT_MOMENT_EVALUATIONS, waiting
+from oracles.unit_moment_definitions import UNIT_MOMENT_EVALUATIONS
 from oracles.view_definitions import EVALUATIONS as PLAIN_EVALUATIONS
 
 from kvdrift.schema.moments import LAG_MOMENTS, POSITION_MOMENTS, SCALAR_MOMENTS
@@ -46,9 +45,8 @@ TOLERANCE = 1e-9
 class PlainFolder:
     """A source for ``open_views`` over plain Parquet files; unlike a store, it accepts damaged events."""
 
-    def __init__(self, folder: Path, without_moments: Sequence[int]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.without_moments = np.array(without_moments, dtype=np.int64)
         self.location = str(folder)
 
     def version(self, table: str) -> int:
@@ -59,27 +57,19 @@ class PlainFolder:
     def check_made_from_events(self, versions: Mapping[str, int]) -> None:
         """Files are of no events here."""
 
-    def underived(self, versions: Mapping[str, int]) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
-        """Some units have trajectories and no moments."""
-        assert set(versions) <= set(TABLES)
-        return {"unit_moments": self.without_moments, "trajectories": np.empty(0, dtype=np.int64)}
-
     def read(self, table: str, version: int = 0, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows of a table."""
-        files = self.files_by_missing_columns(table, version).get((), [])
-        parts = [pq.read_table(path) for path in files]
+        parts = [pq.read_table(path) for path in self.files(table, version)]
         return pa.concat_tables([TABLES[table].schema.empty_table(), *parts]).select(columns or TABLES[table].columns)
 
-    def files_by_missing_columns(self, table: str, version: int) -> dict[tuple[str, ...], list[str]]:
-        """Return all files of the table; none of them lacks a column."""
+    def files(self, table: str, version: int) -> list[str]:
+        """Return all files of the table."""
         assert version == 0
-        files = sorted(str(path) for path in (self.folder / table).glob("*.parquet"))
-        return {(): files} if files else {}
+        return sorted(str(path) for path in (self.folder / table).glob("*.parquet"))
 
     def of_files(self, table: str, columns: Sequence[str], make: Callable[[pa.Table], Any], version: int) -> list[Any]:
         """Return the results of ``make`` for each file's rows."""
-        files = self.files_by_missing_columns(table, version).get((), [])
-        return [make(pq.read_table(path, columns=list(columns))) for path in files]
+        return [make(pq.read_table(path, columns=list(columns))) for path in self.files(table, version)]
 
 
 def written(folder: Path, analysis: Analysis) -> Store:
@@ -87,14 +77,11 @@ def written(folder: Path, analysis: Analysis) -> Store:
     for name, table in TABLES.items():
         raw = getattr(analysis.log, name, None)  # also rows that a view leaves out
         rows = [{column: row[column] for column in table.columns} for row in raw or EVALUATIONS[name](analysis)]
-        rows = [row for row in rows if name != "unit_moments" or row["unit"] != COMPUTED_UNIT]
         (folder / name).mkdir()
         for part, some in enumerate((rows[: len(rows) // 2], rows[len(rows) // 2 :])):
             if some:
                 pq.write_table(pa.Table.from_pylist(some, schema=table.schema), folder / name / f"{part}.parquet")
-    paths = analysis.by_document(analysis.paths)
-    without_moments = [path.unit for key in waiting(analysis) for path in paths[key]]
-    return PlainFolder(folder, without_moments)  # type: ignore[return-value]
+    return PlainFolder(folder)  # type: ignore[return-value]
 
 
 def log_of(name: str) -> Log:

@@ -26,7 +26,7 @@ from fixtures.processes import forked
 from fixtures.random_units import branched_unit, unit
 
 from kvdrift.log.store import Store
-from kvdrift.log.units.numbers import NUMBERED
+from kvdrift.log.units.unit import NUMBERED
 from kvdrift.schema.errors import InputError, OperationError
 from kvdrift.schema.location import filesystem_of
 from kvdrift.schema.tables import BRANCHING_DEPTHS, BRANCHINGS, EVENTS, STEPS, TABLES, TRAJECTORIES, Table

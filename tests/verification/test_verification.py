@@ -21,7 +21,6 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 from fixtures.command import call
-from fixtures.older_stores import SCHEMAS_1, make_store_1, put_1
 from fixtures.refusals import refused
 from fixtures.stored_units import make_unit
 from fixtures.swrb_events import plain_replicate, random_laws, swrb_replicate, unit
@@ -31,9 +30,8 @@ from kvdrift.log.delta.parquet_files import content_digest, encode_parquet
 from kvdrift.log.last_times import FOLDER
 from kvdrift.log.store import Store, Unit
 from kvdrift.log.units.commits import UnitCommits
-from kvdrift.log.units.numbers import NUMBERED
 from kvdrift.log.units.records import FOOTER
-from kvdrift.log.units.unit import conform_unit
+from kvdrift.log.units.unit import NUMBERED, conform_unit
 from kvdrift.schema.errors import DamagedStoreError, InputError
 from kvdrift.schema.tables import ACTIONS, CALIBRATION, DOCUMENTS, RESULTS, TABLES
 from kvdrift.sql.catalog import Views, open_views
@@ -268,25 +266,6 @@ def endless(doc: str, first: int = 0) -> Unit:
     for name in ("x_eos", "y_eos"):
         events = events.set_column(events.schema.get_field_index(name), name, never)
     return Unit(made.record, events)
-
-
-def test_a_store_of_version_1(tmp_path: Path) -> None:
-    store = Store(make_store_1(tmp_path / "old", [endless("d0"), endless("d1", first=4)], lost_rows=1))
-    names = {"study": "s", "model": "org/model"}
-    rows = {"documents": [document_row(number) | names for number in (0, 1)], "actions": [action_row("snapkv")]}
-    for table, of_version_1 in rows.items():
-        data = encode_parquet(pa.Table.from_pylist(of_version_1, schema=SCHEMAS_1[table]))
-        put_1(DeltaTable(f"{store.location}/{table}"), f"{content_digest(data)}.parquet", data, len(of_version_1), [])
-    before = contents(store.location)
-    checks = {check.subject: check for check in verify(store)}
-    assert [fault for check in checks.values() for fault in check.faults] == []
-    assert checks["events"].looked_at == "2 units, 64 rows"
-    assert checks["units"].notes == ("units: 1 row still to come, from their events",)
-    assert checks["trajectories"].notes == ("trajectories: 2 units still to derive",)
-    assert contents(store.location) == before
-    derive(Store.create(store.location))  # which upgrades it: its old files lack columns that the tables have now
-    store.append_units([endless("d0", first=4)])
-    assert faults(store) == []
 
 
 def test_what_is_not_there_yet_is_no_fault(made: Store, monkeypatch: pytest.MonkeyPatch) -> None:
