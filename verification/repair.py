@@ -7,6 +7,7 @@ place, and rows in files that are still whole are committed again.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvdrift.log.delta.commits import REPAIR
 from kvdrift.log.delta.durability import make_folder, sync
 from kvdrift.log.delta.folder import DeltaFolder
 from kvdrift.log.delta.parquet_files import replace_file
@@ -110,7 +112,7 @@ def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> Iterator
     last = max([relied, *kept])
     missing = [version for version in range(log.oldest(), last + 1) if not log.file(version).exists()]
     for version in missing:
-        replace_file(log.file(version), _first_commit(table) if version == 0 else empty_commit())
+        replace_file(log.file(version), _first_commit(table, log) if version == 0 else empty_commit())
         yield f"{table}: log file {log.file(version).name} is lost: an empty commit stands in for it"
     if table == "events" and missing:
         # A new version of events: estimates and reports of the lost rows are then out of date.
@@ -119,11 +121,21 @@ def _mend_log(table: str, log: TableLog, relied: int, aside: _Aside) -> Iterator
         sync(log.folder)
 
 
-def _first_commit(table: str) -> bytes:
-    """Return the commit that makes a table, as in a new store."""
+def _first_commit(table: str, log: TableLog) -> bytes:
+    """Return a commit that makes a table, to stand in for a lost first one.
+
+    It keeps the table's id if a later commit names the id: otherwise that commit would be one of another store.
+    """
     with tempfile.TemporaryDirectory() as folder:
         DeltaFolder(folder).create(table)
-        return TableLog(Path(folder, table)).file(0).read_bytes()
+        actions = [json.loads(line) for line in TableLog(Path(folder, table)).file(0).read_bytes().splitlines()]
+    table_id = log.table_id()
+    for action in actions:
+        if "commitInfo" in action:
+            action["commitInfo"]["operation"] = REPAIR  # the next commit was made from another file
+        elif "metaData" in action and table_id is not None:
+            action["metaData"]["id"] = table_id
+    return "\n".join(map(json.dumps, actions)).encode()
 
 
 def _cited_version(store: Store) -> int:

@@ -172,7 +172,7 @@ class TableLog:
     def breaks(self) -> dict[Path, str]:
         """Read the whole log; return by path how commits contradict the versions that they were made from."""
         found, table_id = dict[Path, str](), None
-        for file in sorted(path for path in self.folder.glob("*.json") if path.stem.isdecimal()):
+        for file in self._files():
             if fault := self._break(file, table_id):
                 found[file] = fault
             table_id = _table_id(file) or table_id
@@ -221,9 +221,13 @@ class TableLog:
             found[self.folder / "_last_checkpoint"] = f"names the checkpoint of version {said}, which is missing"
         return found
 
+    def _files(self) -> list[Path]:
+        """Return the paths of all versions that have a file, the oldest first."""
+        return sorted(path for path in self.folder.glob("*.json") if path.stem.isdecimal())
+
     def _versions(self) -> tuple[set[int], dict[int, Path]]:
         """Return the versions that have a log file, and the checkpoints by version."""
-        versions = {int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()}
+        versions = {int(path.stem) for path in self._files()}
         return versions, {int(path.name[:20]): path for path in self.folder.glob("*.checkpoint.parquet")}
 
     def oldest(self) -> int:
@@ -258,6 +262,13 @@ class TableLog:
         except OSError:  # a clean-up deleted it
             return None
         return {"version": version, "digest": digest, "table": table_id}
+
+    def table_id(self) -> str | None:
+        """Return the table's id by the oldest log file that names it; None if none does."""
+        for file in self._files():
+            if found := (_said(file).get("made_from") or {}).get("table") or _table_id(file):
+                return str(found)
+        return None
 
     def seen(self) -> dict[str, int]:
         """Return the versions of other tables that the newest commits rely on."""
