@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any, Final
 
 from kvdrift.log.delta.durability import replace_durably
+from kvdrift.report.printing.html import rendered
 
 GATES: Final = "gates.json"
 _BEGIN, _END = "<!-- gates -->", "<!-- end of gates -->"
@@ -17,13 +17,7 @@ _QUESTION = ("quantity", "action", "baseline", "stratum", "margin", "level")
 
 def gates_block(folder: Path) -> str:
     """Return the gates' answers of a report's folder as HTML between two marks; without answers the marks alone."""
-    told = "".join(f"<li>{escape(gate['line'])}</li>\n" for gate in _kept(folder))
-    said = (
-        f'<details class="gates"><summary>What gates said of this study</summary>\n<ul>\n{told}</ul></details>\n'
-        if told
-        else ""
-    )
-    return f"{_BEGIN}\n{said}{_END}\n"
+    return f"{_BEGIN}\n{rendered('gates', lines=[gate['line'] for gate in _kept(folder)])}{_END}\n"
 
 
 def record_gate(folder: Path, asked: Mapping[str, Any], line: str) -> Path | None:

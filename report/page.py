@@ -1,31 +1,44 @@
-"""The page of one study: read the views, draw, and write the page, the figures and the tables."""
+"""The page of one study: its parts and sections in order, and the files that are written for them.
+
+A new section is a function of a page's content in ``kvdrift.report.sections``, with its place in ``PARTS`` and its HTML
+in ``templates/sections/NAME.html.j2``. The function returns None if the page is to omit the section.
+"""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import jinja2
-
 from kvdrift.report.explorer.page import write_explorer
+from kvdrift.report.figures.canvas import drawing, save
 from kvdrift.report.gates import gates_block
-from kvdrift.report.parts.sequential_looks import between_looks
-from kvdrift.report.printing.canvas import drawing, save
-from kvdrift.report.printing.latex import write_tex
-from kvdrift.report.printing.palette import properties
-from kvdrift.report.printing.section import Drawing, Section
-from kvdrift.report.printing.tables import write_records
+from kvdrift.report.printing.html import rendered
+from kvdrift.report.printing.tables import write_records, write_tex
 from kvdrift.report.reading.content import PageContent, TokenReader, read_content
-from kvdrift.report.reading.estimates import ESTIMATE_COLUMNS
-from kvdrift.report.reading.source import Provenance, StudyRows, ViewSource
-from kvdrift.report.sections import PARTS, Part
-
-_TEMPLATES = Path(__file__).parent / "templates"
+from kvdrift.report.reading.estimates import ESTIMATE_COLUMNS, Provenance, StudyRows, ViewSource
+from kvdrift.report.sections import (
+    answers,
+    branching,
+    calibration,
+    clocks,
+    contrasts,
+    divergence,
+    examples,
+    frontier,
+    gap,
+    looks,
+    plan,
+    reference,
+    study,
+    systems,
+    verdict,
+)
+from kvdrift.report.sections.section import Drawing, Section
 
 FILES = "files.json"
 """The file of a page's folder that lists the files written for the page."""
@@ -38,7 +51,52 @@ RELOADING = '<meta http-equiv="refresh"'
 DrawFigures = Callable[[Sequence[Drawing], Path], dict[str, str]]
 """Draws figures into a folder, and returns every figure by name, as it stands in the page."""
 
-_MACROS = '{% from "macros.html.j2" import table, by_stratum, figure, absent, facts_list with context %}\n'
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the page."""
+
+    name: str  # its anchor
+    title: str  # its heading; empty for the first part, which is the page's first screen
+    # the functions that make its sections, each with the question that the section answers
+    sections: tuple[tuple[Callable[[PageContent], Section | None], str], ...]
+    folded: bool = False  # whether its sections are closed until they are opened or printed; each shows its question
+
+
+PARTS: tuple[Part, ...] = (
+    Part("first", "", ((verdict.section, ""), (frontier.sweeps_section, ""))),
+    Part(
+        "why",
+        "Why",
+        (
+            (contrasts.section, "What does each action do?"),
+            (answers.section, "Does it cost right answers?"),
+            (divergence.decomposition, "How often do tokens differ, from when on, and for how long?"),
+            (divergence.entry_section, "When do the two continuations part?"),
+            (gap.gap_section, "Is the difference one of time or of rate?"),
+            (clocks.section, "Does divergence grow with position, or with time since it began?"),
+            (examples.section, "What does it look like?"),
+        ),
+    ),
+    Part(
+        "specialists",
+        "For specialists",
+        (
+            (reference.definitions, "What does each symbol mean?"),
+            (study.section, "What was run, on which documents, and with how many bytes?"),
+            (plan.section, "What was fixed before the evaluation, and what came of it?"),
+            (looks.section, "Where did this sequential study stop?"),
+            (gap.eos_section, "How much of the difference is only that one text is shorter?"),
+            (divergence.saturation, "Where do the two laws have nothing in common?"),
+            (branching.depth_section, "What does a short window after the first mismatch say of R?"),
+            (branching.branching_section, "Where is another estimator of R cheaper?"),
+            (systems.section, "Are estimates right where R is known?"),
+            (calibration.section, "Can a cheaper observation replace R?"),
+        ),
+        folded=True,
+    ),
+    Part("end", "", ((reference.provenance, ""),)),
+)
 
 
 def build_report(
@@ -127,10 +185,7 @@ def write_ended(study: str, report: Path, store: str, folder: Path) -> Path:
     The report need not exist yet; ``store`` is the store's name as commands take it.
     """
     page = folder / "index.html"
-    colours = [properties(dark=dark) for dark in (False, True)]
-    html = page_environment().get_template("ended.html.j2").render(
-        study=study, report=relative_link(report, folder), store=store, colours=colours
-    )  # fmt: skip
+    html = rendered("ended", study=study, report=relative_link(report, folder), store=store)
     page.write_text(html, encoding="utf-8", newline="\n")
     return page
 
@@ -156,31 +211,13 @@ def draw_figures(drawings: Sequence[Drawing], folder: Path) -> dict[str, str]:
         return {one.name: save(one.draw(), one.name, folder, one.words) for one in drawings}
 
 
-@functools.cache
-def page_environment() -> jinja2.Environment:
-    """Return the environment of the pages' templates: values are escaped unless they are marked as HTML."""
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-
-
-@functools.cache
-def _section_template(text: str) -> jinja2.Template:
-    """Compile a section's template, once in a process."""
-    return page_environment().from_string(_MACROS + text.lstrip())
-
-
 def _html(
     content: PageContent, parts: list[tuple[Part, list[tuple[Section, str]]]], figures: dict[str, str], beside: str,
     gates: str,
 ) -> str:  # fmt: skip
     def body(section: Section) -> str:
-        return _section_template(section.template).render(
+        return rendered(
+            f"sections/{section.name}",
             content=content,
             facts=content.facts,
             windows=content.windows,
@@ -189,12 +226,11 @@ def _html(
             **section.values,
         )
 
-    whole = page_environment().get_template("page.html.j2")
-    return whole.render(
+    return rendered(
+        "page",
         content=content,
         beside=beside,
         gates=gates,
-        between_looks=between_looks(content),
+        between_looks=looks.between_looks(content),
         parts=[(part, [(section, question, body(section)) for section, question in own]) for part, own in parts if own],
-        colours=[properties(dark=dark) for dark in (False, True)],
     )

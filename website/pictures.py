@@ -14,14 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from kvdrift.log.store import Store
-from kvdrift.report.printing.canvas import Axes, Figure, action_styles, drawing, library, new_figure
-from kvdrift.report.printing.palette import (
+from kvdrift.report.figures.canvas import (
     ACTION_COLOURS,
     INK,
     QUIET,
     RULE,
     SHADE,
     TERM_COLOURS,
+    Axes,
+    Figure,
+    action_styles,
+    drawing,
+    library,
+    new_figure,
     properties,
     with_properties,
 )

@@ -116,11 +116,11 @@ def _publish(key: str, store: Store, study: str, model: str, report: Path) -> No
         create_table_artifact,
     )
 
-    from kvdrift.report.parts.verdict.choice import choose  # noqa: PLC0415 - if there is something to show
-    from kvdrift.report.parts.verdict.contrasts import sentences  # noqa: PLC0415
-    from kvdrift.report.parts.verdict.recommendation import recommendation  # noqa: PLC0415
     from kvdrift.report.reading.content import read_content  # noqa: PLC0415
-    from kvdrift.report.reading.source import Provenance, StudyRows  # noqa: PLC0415
+    from kvdrift.report.reading.estimates import Provenance, StudyRows  # noqa: PLC0415
+    from kvdrift.report.sections.choice import choose  # noqa: PLC0415 - if there is something to show
+    from kvdrift.report.sections.contrasts import sentences  # noqa: PLC0415
+    from kvdrift.report.sections.verdict import recommendation  # noqa: PLC0415
     from kvdrift.sql.catalog import open_views  # noqa: PLC0415
 
     with open_views(store, checked_within=WEEK) as views:

@@ -26,7 +26,7 @@ from kvdrift.schema.study.sweeps import name_of_all
 
 if TYPE_CHECKING:
     from kvdrift.report.page import DrawFigures
-    from kvdrift.report.printing.section import Drawing
+    from kvdrift.report.sections.section import Drawing
 
 INPUTS = "inputs.json"
 """The file of a page's folder without which the page counts as outdated; it says what the page was made from."""
@@ -56,7 +56,7 @@ def write_report(
     yet.
     """
     from kvdrift.report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
-    from kvdrift.report.reading.source import Provenance  # noqa: PLC0415
+    from kvdrift.report.reading.estimates import Provenance  # noqa: PLC0415
     from kvdrift.sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
     progress.begin("report", 1, "pages")
@@ -96,7 +96,7 @@ def write_preliminary(
     """
     from kvdrift.flows.estimate.preliminary import PreliminaryViews  # noqa: PLC0415 - as below
     from kvdrift.report.page import build_report  # noqa: PLC0415 - whether a page is there shows without what draws it
-    from kvdrift.report.reading.source import Provenance  # noqa: PLC0415
+    from kvdrift.report.reading.estimates import Provenance  # noqa: PLC0415
     from kvdrift.sql.catalog import MOMENT_VIEWS, open_views  # noqa: PLC0415
 
     waiting = count_waiting(store)
@@ -140,7 +140,7 @@ def _draw_beside(sides: OwnProcesses) -> DrawFigures:
 
 
 def _get_ready_to_draw() -> None:
-    from kvdrift.report.printing.canvas import drawing  # noqa: PLC0415 - in the process that draws
+    from kvdrift.report.figures.canvas import drawing  # noqa: PLC0415 - in the process that draws
 
     with drawing():  # imports the drawing library
         return

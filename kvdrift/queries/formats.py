@@ -14,7 +14,7 @@ import pyarrow.parquet
 from rich.console import Console
 from rich.table import Table
 
-from kvdrift.report.printing.latex import escape
+from kvdrift.report.printing.tables import escape
 from kvdrift.schema.errors import InputError
 
 _UNBOUNDED = 10_000  # columns of text: wider than any table

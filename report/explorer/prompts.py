@@ -26,9 +26,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvdrift.report.explorer.outcomes import Ints, Outcomes
 from kvdrift.report.explorer.sample import Sample
-from kvdrift.report.reading.source import StudyRows, ViewRow
+from kvdrift.report.explorer.trajectories import Ints, Outcomes
+from kvdrift.report.reading.estimates import StudyRows, ViewRow
 
 MOST_BYTES: Final = 1_500_000
 """Of all prompts, as text."""

@@ -18,15 +18,13 @@ from typing import Final
 
 import numpy as np
 
-from kvdrift.report.explorer.outcomes import Ints, Outcomes
+from kvdrift.report.explorer.trajectories import REPLICATES_AT_ONCE, Ints, Outcomes
 
 POSITIONS: Final = 250_000
 """The most positions in the explorer.
 
 A position takes 12 bytes, or 16 as uncompressed text, so that the file has less than 5 MB.
 """
-
-REPLICATES_AT_ONCE: Final = 4
 
 _LOST: Final = 3  # lost answers, of different documents, for an action within a stratum or over all strata
 

@@ -1,1 +1,1 @@
-"""Printed numbers, tables, figures and LaTeX; this package reads no views."""
+"""Printed numbers and tables; this package reads no views."""

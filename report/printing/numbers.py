@@ -1,4 +1,4 @@
-"""Numbers as people read them: percent, percentage points, tokens, bytes, seconds, and their intervals.
+"""Numbers and counts as people read them: percent, points, tokens, bytes, seconds, intervals, and lists of words.
 
 A missing number is an en dash, a negative one has a minus sign and not a hyphen, and zero has no sign.
 """
@@ -6,7 +6,7 @@ A missing number is an en dash, a negative one has a minus sign and not a hyphen
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
 from kvdrift.report.reading.estimates import Estimate
@@ -138,3 +138,44 @@ def duration(value: float | None) -> str:
         if value >= 2 * seconds:
             return f"{fixed(value / seconds, 1)} {unit}"
     return f"{fixed(value, 1)} s"
+
+
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Join words: ``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number of things: ``one pair``, ``12 pairs``."""
+    word = _WORDS[number] if number < len(_WORDS) else f"{number:,}"
+    return f"{word} {noun}{'' if number == 1 else 's'}"
+
+
+def capital(text: str) -> str:
+    """Capitalize the first letter of a text."""
+    return text[:1].upper() + text[1:]
+
+
+_MEANINGS = {
+    "mismatch": "R is the share of positions whose token differs from that of {whole}",
+    "divergence_probability": "P(τ ≤ H) is the share of continuations that part within {horizon} tokens",
+    "mean_entry": "Mean τ is the mean position at which these continuations part",
+    "exposure": "E is the share of positions after the first mismatch, up to the horizon",
+    "exposure_written": "“E, written” is this share of the positions up to the later end of both texts",
+    "accuracy": "Accuracy of Y is the mean score of {other}’s answers",
+    "lost_share": "Lost share is the share of {whole}’s right answers that {other} loses",
+}
+
+
+def meanings(whole: str, other: str, horizon: str, quantities: Collection[str]) -> str:
+    """Explain the columns of ranked actions in sentences, for readers who have not met the symbols.
+
+    Both sides are given in words, and the horizon as it stands in a sentence, such as ``H = 64``.
+    """
+    said = [
+        text.format(whole=whole, other=other, horizon=horizon) for name, text in _MEANINGS.items() if name in quantities
+    ]
+    return " ".join(f"{one}." for one in said)

@@ -1,1 +1,1 @@
-"""Readers of the views: facts, estimates, quantities, published values."""
+"""Readers of the views: facts, estimates, published values."""

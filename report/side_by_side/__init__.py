@@ -1,1 +1,1 @@
-"""The page that compares several stores."""
+"""The page that holds several studies side by side."""

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvdrift.report.reading.content import PageContent
-from kvdrift.report.reading.estimates import Estimate
-from kvdrift.report.reading.source import ViewRow
+from kvdrift.report.reading.estimates import Estimate, ViewRow
 
 _BUDGET = ("keep", "codec", "codec_parameters", "policy", "policy_parameters")
 

@@ -5,17 +5,101 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from kvdrift.report.page import draw_figures, page_environment, relative_link
-from kvdrift.report.printing.numbers import count
-from kvdrift.report.printing.palette import properties
-from kvdrift.report.printing.section import Drawing
-from kvdrift.report.printing.tables import PrintedTable, label_column, table_row
-from kvdrift.report.printing.wording import meanings
-from kvdrift.report.side_by_side.content import Comparison, Entry
-from kvdrift.report.side_by_side.differences import difference_sentences, differences_table, obstacles
-from kvdrift.report.side_by_side.figure import drawn, leaderboard_figure
-from kvdrift.report.side_by_side.leaderboard import leaderboard, leaderboard_table, shown_quantities
+from kvdrift.report.page import draw_figures, relative_link
+from kvdrift.report.printing.estimate_tables import QuantityColumns
+from kvdrift.report.printing.html import rendered
+from kvdrift.report.printing.numbers import count, in_text, meanings
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.sections.section import Drawing
+from kvdrift.report.side_by_side.content import Comparison, Difference, Entry, Pairing
+from kvdrift.report.side_by_side.leaderboard import (
+    drawn,
+    leaderboard,
+    leaderboard_figure,
+    leaderboard_table,
+    shown_quantities,
+)
 from kvdrift.report.side_by_side.temperatures import by_temperature, temperatures_figure, temperatures_table
+from kvdrift.stats.registry import Scale
+
+
+def differences_table(comparison: Comparison) -> PrintedTable | None:
+    """Make a row for each two subtracted actions, with a column for each quantity; None without differences."""
+    found = [(pairing, one) for pairing in comparison.pairings for one in pairing.differences]
+    if not found:
+        return None
+    shown = QuantityColumns({name: [one.estimates[name] for _, one in found] for name in found[0][1].estimates})
+    rows = [
+        table_row(_called(one), *own, count(pairing.documents), "yes" if one.same else "no", group=_between(pairing))
+        for (pairing, one), *own in zip(found, *shown.cells, strict=True)
+    ]
+    columns = (
+        label_column("action"),
+        *shown.heads,
+        Column("documents", "", "that are the same in both"),
+        Column(
+            "same weights and code", "", "whether weights, tokenizer, selector and numerics are the same on both sides",
+        ),
+    )  # fmt: skip
+    records = tuple(
+        comparison.record(pairing, one, estimate) for pairing, one in found for estimate in one.estimates.values()
+    )
+    return PrintedTable("differences", "Differences", columns, tuple(rows), shown.note, records)
+
+
+def _called(one: Difference) -> Cell:
+    return Cell(one.other_action, "" if one.other_action == one.first_action else f"less {one.first_action}")
+
+
+def _between(pairing: Pairing) -> str:
+    return f"{pairing.other.name} less {pairing.first.name}"
+
+
+def difference_sentences(comparison: Comparison) -> list[str]:
+    """Return a sentence for each difference in R, on what its interval says."""
+    return [_sentence(pairing, one) for pairing in comparison.pairings for one in pairing.differences]
+
+
+def _sentence(pairing: Pairing, one: Difference) -> str:
+    gap = one.estimates["gap"]
+    same_name = one.first_action == one.other_action
+    subject = f"{one.other_action} of {pairing.other.name}"
+    against = f"that of {pairing.first.name}" if same_name else f"{one.first_action} of {pairing.first.name}"
+    over = f"on the {count(gap.documents)} documents that both have"
+    if gap.estimate is None or not gap.has_interval:
+        return f"{subject} is not told apart from {against}: there is no interval {over}."
+    if gap.estimate == 0:
+        return f"{subject} and {against} have the same R {over}: R differs by {_gap(gap)}."
+    if gap.excludes_zero():
+        than = f"{'more' if gap.estimate > 0 else 'less'} than {against}"
+        return f"{subject} diverges {than}: R differs by {_gap(gap)} {over}."
+    return f"{subject} and {against} are not distinguishable: R differs by {_gap(gap)} {over}."
+
+
+def _gap(gap: Estimate) -> str:
+    return in_text(gap, Scale.POINTS)
+
+
+def obstacles(comparison: Comparison) -> list[str]:
+    """Say why the documents of two studies are not subtracted, or are matched without comparing their prompts."""
+    said = []
+    for pairing in comparison.pairings:
+        both = f"{pairing.first.name} and {pairing.other.name}"
+        counts = [len(entry.documents) for entry in (pairing.first, pairing.other)]
+        if pairing.obstacle:
+            said.append(f"{both} are not subtracted: {pairing.obstacle}.")
+        elif pairing.by_name:
+            said.append(
+                f"{both} have unlike models, whose prompts are other tokens: {count(pairing.documents)} documents are "
+                "matched by name, stratum and cluster, and nothing shows that their texts are the same."
+            )
+        if not pairing.obstacle and pairing.documents < max(counts):
+            said.append(
+                f"{both} share {count(pairing.documents)} documents, of {count(counts[0])} and {count(counts[1])}; "
+                "the leaderboard has each study on all of its own."
+            )
+    return said
 
 
 def build_comparison(comparison: Comparison, folder: Path) -> Path:
@@ -40,7 +124,8 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
         table.write_csv(folder / "tables")
     figures = draw_figures(drawings, folder / "figures")
     page = folder / "index.html"
-    html = page_environment().get_template("side_by_side.html.j2").render(
+    html = rendered(
+        "side_by_side",
         comparison=comparison,
         pages=[(entry.name, relative_link(entry.page, folder)) for entry in comparison.entries if entry.page],
         tables=tables,
@@ -50,7 +135,6 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
         obstacles=obstacles(comparison),
         meanings=meanings("the full cache", "the compressed model", "H", shown_quantities(places)),
         policies=any(entry.content.facts.policies for entry in comparison.entries),
-        colours=[properties(dark=dark) for dark in (False, True)],
     )  # fmt: skip
     page.write_text(html, encoding="utf-8", newline="\n")
     return page

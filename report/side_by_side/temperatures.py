@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from kvdrift.report.printing.canvas import Axes, Figure, action_styles, new_figure
+from kvdrift.report.figures.canvas import Axes, Figure, action_styles, new_figure
+from kvdrift.report.figures.strokes import WIDTH, action_legend, errors, round_ticks
 from kvdrift.report.printing.estimate_tables import QuantityColumns
-from kvdrift.report.printing.strokes import WIDTH, action_legend, errors, round_ticks
 from kvdrift.report.printing.tables import PrintedTable, label_column, table_row
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.side_by_side.content import Comparison, Entry

@@ -24,7 +24,7 @@ from kvdrift.flows.run import study_file as study_files
 from kvdrift.flows.run.checks import check_study
 from kvdrift.flows.run.remarks import remarks
 from kvdrift.generator.documents.registry import left_out
-from kvdrift.report.printing.canvas import save
+from kvdrift.report.figures.canvas import save
 from kvdrift.schema.document import SPLITS, split_of
 from kvdrift.schema.errors import OperationError
 from kvdrift.schema.study import load_studies

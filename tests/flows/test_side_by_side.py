@@ -21,9 +21,8 @@ from kvdrift.flows.pages.side_by_side.pages import comparison_folder
 from kvdrift.flows.pages.side_by_side.pairing import pairings
 from kvdrift.log.store import Store
 from kvdrift.report.side_by_side.content import Comparison, Entry
-from kvdrift.report.side_by_side.differences import difference_sentences, obstacles
 from kvdrift.report.side_by_side.leaderboard import leaderboard
-from kvdrift.report.side_by_side.page import build_comparison
+from kvdrift.report.side_by_side.page import build_comparison, difference_sentences, obstacles
 from kvdrift.report.side_by_side.temperatures import by_temperature, temperature_of, temperatures_table
 from kvdrift.schema.sampling import SamplingLaw
 from kvdrift.schema.windows import Windows

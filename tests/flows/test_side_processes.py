@@ -25,8 +25,8 @@ from kvdrift.flows.material import gather_material
 from kvdrift.flows.pages.reports import _draw_beside
 from kvdrift.generator.generation import Work
 from kvdrift.log.store import Unit
-from kvdrift.report.printing.canvas import new_figure
-from kvdrift.report.printing.section import Drawing
+from kvdrift.report.figures.canvas import new_figure
+from kvdrift.report.sections.section import Drawing
 from kvdrift.schema.errors import OperationError
 from kvdrift.schema.study import Study
 

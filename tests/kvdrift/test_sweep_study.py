@@ -18,8 +18,8 @@ from kvdrift.flows.run.revisions import begun_revisions
 from kvdrift.flows.run.study_run import StudyRun
 from kvdrift.log.store import Store
 from kvdrift.report.page import build_report
-from kvdrift.report.printing.section import Drawing
-from kvdrift.report.reading.source import Provenance
+from kvdrift.report.reading.estimates import Provenance
+from kvdrift.report.sections.section import Drawing
 from kvdrift.sql.catalog import Views, open_views
 
 SWEEPS = """

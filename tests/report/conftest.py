@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from kvdrift.generator.transformer.files.tokenizer import token_reader
 from kvdrift.log.store import Store
 from kvdrift.report.explorer.page import write_explorer
-from kvdrift.report.printing.canvas import save
+from kvdrift.report.figures.canvas import save
 from kvdrift.report.reading.content import PageContent
-from kvdrift.report.reading.source import Provenance
+from kvdrift.report.reading.estimates import Provenance
 from kvdrift.sql.catalog import Views, open_views
 
 

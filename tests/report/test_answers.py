@@ -10,8 +10,7 @@ import pytest
 from fixtures.report_views import MODEL, PAIR, STRATA, STUDY, content_of, make_views
 
 from kvdrift.report.page import build_report
-from kvdrift.report.parts.answers.records import records_sentence
-from kvdrift.report.parts.answers.section import answers_figure, answers_sentence, correlation_sentence
+from kvdrift.report.sections.answers import answers_figure, answers_sentence, correlation_sentence, records_sentence
 
 LOST = {"snapkv-half": 0.031, "recent-half": 0.41}
 

@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 from fixtures.report_views import Page, content_of, make_views
 
-from kvdrift.report.explorer.outcomes import Outcomes
-from kvdrift.report.explorer.packing import pack
-from kvdrift.report.explorer.page import write_explorer
+from kvdrift.report.explorer.page import pack, write_explorer
 from kvdrift.report.explorer.sample import POSITIONS, choose
-from kvdrift.report.explorer.streams import Streams
+from kvdrift.report.explorer.trajectories import Outcomes, Streams
 from kvdrift.schema.errors import OperationError
 from kvdrift.sql.catalog import Views
 

@@ -16,9 +16,9 @@ from fixtures.report_views import MODEL
 
 from kvdrift.generator.transformer.files.tokenizer import token_reader
 from kvdrift.report.explorer import prompts
-from kvdrift.report.explorer.outcomes import read_outcomes
 from kvdrift.report.explorer.page import write_explorer
 from kvdrift.report.explorer.sample import choose
+from kvdrift.report.explorer.trajectories import read_outcomes
 from kvdrift.report.reading.content import PageContent
 from kvdrift.sql.catalog import Views
 

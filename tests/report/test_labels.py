@@ -13,10 +13,10 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from kvdrift.report.printing.canvas import drawing, new_figure
-from kvdrift.report.printing.labels import Mark, name_marks
+from kvdrift.report.figures.canvas import drawing, new_figure
+from kvdrift.report.figures.labels import Mark, name_marks
 from kvdrift.report.reading.estimates import Estimate
-from kvdrift.report.side_by_side.figure import leaderboard_figure
+from kvdrift.report.side_by_side.leaderboard import leaderboard_figure
 
 FRONTIER = {
     "snapkv-eighth": (0.125, 0.683), "snapkv-half-int4": (0.197, 0.144), "int2": (0.25, 0.371),

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from kvdrift.report.parts import calibration, clocks, entry
-from kvdrift.report.printing.canvas import action_styles, drawing, new_figure
+from kvdrift.report.figures.canvas import action_styles, drawing, new_figure
+from kvdrift.report.reading.content import PublishedStudy
 from kvdrift.report.reading.estimates import Estimate
-from kvdrift.report.reading.published import PublishedStudy
+from kvdrift.report.sections import calibration, clocks, divergence
 
 
 def test_bands_of_many_actions_lie_in_panels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,9 +23,9 @@ def test_bands_of_many_actions_lie_in_panels_of_their_own(monkeypatch: pytest.Mo
     content = content_of(make_views(actions, strata=("NIAH-4K",), documents_each=1))
 
     def panels(together: int) -> list[Axes]:
-        monkeypatch.setattr(entry, "TOGETHER", together)
+        monkeypatch.setattr(divergence, "TOGETHER", together)
         with drawing():
-            return [axes for axes in entry.entry_figure(content).axes if axes.get_visible()]
+            return [axes for axes in divergence.entry_figure(content).axes if axes.get_visible()]
 
     (whole,) = panels(len(actions))
     assert len(whole.collections) == len(actions)

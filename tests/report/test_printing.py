@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from fixtures.simulated_studies import simulated_study
 
+from kvdrift.report.figures.canvas import properties, with_properties
 from kvdrift.report.printing.numbers import in_text, interval, sure_decimals
-from kvdrift.report.printing.palette import properties, with_properties
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.stats.ends import error_of_ends
 from kvdrift.stats.registry import Scale

@@ -38,19 +38,18 @@ from fixtures.report_views import (
     unit_of_ends,
 )
 
+from kvdrift.report.figures.canvas import action_styles, new_figure
 from kvdrift.report.page import draw_figures
-from kvdrift.report.parts.depth import window_panels
-from kvdrift.report.parts.examples import visible
-from kvdrift.report.parts.gap import TERMS, exposure_sentence
-from kvdrift.report.parts.plan import endpoints_table, plan_rows
-from kvdrift.report.parts.verdict.contrasts import said_once, sentences
-from kvdrift.report.printing.canvas import action_styles, new_figure
 from kvdrift.report.printing.estimate_tables import estimate_cells, status_note
-from kvdrift.report.printing.latex import escape
 from kvdrift.report.printing.numbers import MISSING, count_range, duration, fixed, size
-from kvdrift.report.printing.term_bars import term_bars
+from kvdrift.report.printing.tables import escape
+from kvdrift.report.reading.content import is_model
 from kvdrift.report.reading.estimates import Estimate
-from kvdrift.report.reading.published import is_model
+from kvdrift.report.sections.branching import window_panels
+from kvdrift.report.sections.contrasts import said_once, sentences
+from kvdrift.report.sections.examples import visible
+from kvdrift.report.sections.gap import GAP_TERMS, exposure_sentence, term_bars
+from kvdrift.report.sections.plan import endpoints_table, plan_rows
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
 from kvdrift.schema.tables import TABLES
@@ -257,7 +256,7 @@ def test_no_share_is_printed_of_a_gap_that_may_be_nothing(undrawn_page: Page) ->
     def shown() -> tuple[str, set[str]]:
         content = content_of(views)
         bars = {"recent-half": ("recent-half", "pooled")}
-        _, beside = term_bars(content.estimates, "snapkv-half", bars, TERMS).axes
+        _, beside = term_bars(content.estimates, "snapkv-half", bars, GAP_TERMS).axes
         return exposure_sentence(content), {text.get_text() for text in beside.texts}
 
     sentence, texts = shown()

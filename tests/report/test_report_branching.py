@@ -27,9 +27,9 @@ from fixtures.report_views import (
     unit_of_ends,
 )
 
-from kvdrift.report.parts.residual_branching import LOSES, OPEN, PAYS, verdict
 from kvdrift.report.printing.numbers import MISSING, significant
 from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.sections.branching import LOSES, OPEN, PAYS, verdict
 from kvdrift.schema.windows import Windows
 from kvdrift.stats.quantities import ALL_QUANTITIES
 from kvdrift.stats.quantities.estimator_costs import BRANCHING_QUANTITIES

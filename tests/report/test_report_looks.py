@@ -7,9 +7,9 @@ import json
 import pytest
 from fixtures.report_views import MODEL, PAIR, STUDY, FakeViews, Row, content_of, make_views
 
-from kvdrift.report.parts.sequential_looks import between_looks, section, sequence_figure
-from kvdrift.report.printing.section import Section
 from kvdrift.report.reading.content import PageContent
+from kvdrift.report.sections.looks import between_looks, section, sequence_figure
+from kvdrift.report.sections.section import Section
 
 HALF_WIDTH = {"resolve": "half_width", "bound": 0.1}
 

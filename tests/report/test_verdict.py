@@ -9,20 +9,18 @@ from typing import Any
 import pytest
 from fixtures.report_views import PAIR, FakeViews, H, content_of, make_views
 
-from kvdrift.report.parts.study import actions_table, study_rows
-from kvdrift.report.parts.study import section as study_section
-from kvdrift.report.parts.verdict.choice import choose
-from kvdrift.report.parts.verdict.frontier import (
+from kvdrift.report.sections.choice import choose
+from kvdrift.report.sections.frontier import (
     bits_sentences,
     bytes_figure,
     frontier_sentence,
     policies_sentence,
     undominated,
 )
-from kvdrift.report.parts.verdict.glance import glance_table
-from kvdrift.report.parts.verdict.ranking import ranked_table
-from kvdrift.report.parts.verdict.recommendation import recommendation
-from kvdrift.report.parts.verdict.section import section
+from kvdrift.report.sections.ranking import glance_table, ranked_table
+from kvdrift.report.sections.study import actions_table, study_rows
+from kvdrift.report.sections.study import section as study_section
+from kvdrift.report.sections.verdict import recommendation, section
 
 THREE = ("snapkv-half", "recent-half", "snapkv-10")
 

@@ -11,7 +11,7 @@ import pytest
 from fixtures.house import ROOT
 
 import kvdrift
-from kvdrift.report.sections import PARTS
+from kvdrift.report.page import PARTS
 from kvdrift.schema import errors
 from kvdrift.sql.catalog import Views
 from website.pictures import PICTURES, write

@@ -13,7 +13,7 @@ from kvdrift.log.checked_files import WEEK
 from kvdrift.log.store import Store
 from kvdrift.log.studies import stored_studies
 from kvdrift.report.reading.content import read_content
-from kvdrift.report.reading.source import Provenance, StudyRows
+from kvdrift.report.reading.estimates import Provenance, StudyRows
 from kvdrift.report.side_by_side.content import Entry
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.progress import SILENT, Progress

@@ -25,8 +25,8 @@ import kvdrift
 from kvdrift.dry_run.ends import end_lines
 from kvdrift.generator.documents.ends import TextEnds, template_end
 from kvdrift.generator.transformer.files.text_ends import end_texts, text_ends
-from kvdrift.report.parts.study import section as study_section
-from kvdrift.report.parts.verdict.section import section as verdict_section
+from kvdrift.report.sections.study import section as study_section
+from kvdrift.report.sections.verdict import section as verdict_section
 from kvdrift.schema.study import Study
 from kvdrift.sql.catalog import open_views
 

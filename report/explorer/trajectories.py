@@ -1,0 +1,158 @@
+"""Every trajectory that the explorer may hold, by outcome, and the tokens and distances of those chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import StudyRows, ViewRow
+from kvdrift.schema.errors import OperationError
+from kvdrift.schema.tables import COUPLED
+
+Ints = NDArray[np.int64]
+
+REPLICATES_AT_ONCE = 4
+"""Replicates that the sample takes of a document in a turn."""
+
+_KEY = ("doc", "action", "replicate")
+_COLUMNS = (*_KEY, "tau", "eos_x", "eos_y", "last_eos", "mismatches", "longest_agreement")
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """The trajectories of the page's split that enter estimates, sorted by document, replicate and action."""
+
+    documents: list[ViewRow]  # rows of the view ``documents``, in the order of their ids
+    strata: list[str]  # names, in the page's order
+    actions: list[str]  # the compared actions, in the page's order
+    horizon: int  # H
+    stratum: Ints  # int64[documents], the index of each document's stratum in ``strata``
+    doc: Ints  # int64[trajectories], indices into ``documents``
+    action: Ints  # int64[trajectories], indices into ``actions``
+    replicate: Ints  # int64[trajectories]
+    tau: Ints  # int64[trajectories], 0 without divergence
+    eos_x: Ints  # int64[trajectories], 0 if X does not end
+    eos_y: Ints  # int64[trajectories], 0 if Y does not end
+    last_eos: Ints  # int64[trajectories], e', which is H + 1 if a side does not end
+    mismatches: Ints  # int64[trajectories], the sum of I_t
+    longest_agreement: Ints  # int64[trajectories], in tau < t < e; 0 without divergence
+    lost: NDArray[np.bool_]  # bool[trajectories], whether X states the answer and Y does not; false if not scored
+
+    def __len__(self) -> int:
+        """Return the number of trajectories."""
+        return len(self.doc)
+
+    def codes(self, table: pa.Table) -> Ints:
+        """Number the rows of a table by doc, action and replicate; -1 for documents or actions of others.
+
+        Rising numbers are the order of trajectories.
+        """
+        docs = [row["doc"] for row in self.documents]
+        doc, action = (_places(table, name, known) for name, known in (("doc", docs), ("action", self.actions)))
+        replicate = _whole(table, "replicate")
+        last = int(self.replicate.max(initial=0)) + 1
+        code = (doc * last + replicate) * len(self.actions) + action
+        return np.where((doc < 0) | (action < 0) | (replicate >= last), -1, code)
+
+    def own_codes(self) -> Ints:
+        """Return the number of each trajectory, in rising order."""
+        last = int(self.replicate.max(initial=0)) + 1
+        return (self.doc * last + self.replicate) * len(self.actions) + self.action
+
+
+def read_outcomes(content: PageContent) -> Outcomes:
+    """Read the trajectories of the page's split under its compared actions."""
+    facts, source = content.facts, content.source
+    documents = [row for row in facts.documents if row["split"] == content.split]
+    strata = [name for name in facts.strata if any(row["stratum"] == name for row in documents)]
+    table = source.columns_of("analyzed_trajectories", *_COLUMNS, split=content.split)
+    names = {"doc": [row["doc"] for row in documents], "action": content.actions}
+    places = {name: _places(table, name, known) for name, known in names.items()}
+    kept = np.flatnonzero((places["doc"] >= 0) & (places["action"] >= 0))
+    columns = places | {name: _whole(table, name) for name in _COLUMNS if name not in places}
+    values = {name: column[kept] for name, column in columns.items()}
+    order = np.lexsort((values["action"], values["replicate"], values["doc"]))
+    found = Outcomes(
+        documents=documents,
+        strata=strata,
+        actions=content.actions,
+        horizon=facts.windows.horizon,
+        stratum=np.array([strata.index(row["stratum"]) for row in documents], np.int64),
+        lost=np.zeros(len(kept), np.bool_),
+        **{name: column[order] for name, column in values.items()},
+    )
+    found.lost[np.isin(found.own_codes(), _lost(source, found))] = True
+    return found
+
+
+def _lost(source: StudyRows, outcomes: Outcomes) -> Ints:
+    return outcomes.codes(source.columns_of("trajectory_answers", *_KEY, lost=1.0))
+
+
+def _places(table: pa.Table, name: str, known: list[str]) -> Ints:
+    """Return the index of each value of a column in a list, -1 if the list lacks the value."""
+    column = table[name].cast(pa.string()).combine_chunks()
+    found = pc.fill_null(pc.index_in(column, value_set=pa.array(known, pa.string())), -1)
+    return np.asarray(found, np.int64)
+
+
+def _whole(table: pa.Table, name: str) -> Ints:
+    """Return a column of whole numbers, 0 for null."""
+    return np.asarray(pc.fill_null(table[name].cast(pa.int64()).combine_chunks(), 0), np.int64)
+
+
+_EVENTS = ("doc", "action", "replicate", "t", "x_token", "y_token", "delta", "f")
+SCORED = ("score_x", "score_y", "span_first", "span_last")
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The n chosen trajectories, with H positions each."""
+
+    x: NDArray[np.int32]  # int32[n, H], X's tokens
+    y: NDArray[np.int32]  # int32[n, H], Y's tokens
+    delta: NDArray[np.float32]  # float32[n, H]
+    f: NDArray[np.float32]  # float32[n, H]
+    scores: dict[int, ViewRow]  # the columns ``SCORED`` of each scored trajectory, by its index
+
+
+def read_streams(source: StudyRows, outcomes: Outcomes, rows: Ints) -> Streams:
+    """Read the trajectories at rising indices into ``outcomes``."""
+    wanted = outcomes.own_codes()[rows]
+    size = (len(rows), outcomes.horizon)
+    x, y = np.zeros(size, np.int32), np.zeros(size, np.int32)
+    delta, f = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    seen = np.zeros(size, np.bool_)
+    scores: dict[int, ViewRow] = {}
+    early = outcomes.replicate[rows] < REPLICATES_AT_ONCE  # most documents have only these replicates in the sample
+    for part in (rows[early], rows[~early]):
+        if not len(part):
+            continue
+        where = {
+            "doc": [outcomes.documents[doc]["doc"] for doc in np.unique(outcomes.doc[part])],
+            "replicate": np.unique(outcomes.replicate[part]).tolist(),
+        }
+        events, at = _chosen(source.columns_of("events", *_EVENTS, kind=COUPLED, **where), outcomes, wanted)
+        t = events["t"].to_numpy().astype(np.int64) - 1
+        seen[at, t] = True
+        for into, name in ((x, "x_token"), (y, "y_token"), (delta, "delta"), (f, "f")):
+            into[at, t] = events[name].to_numpy()
+        scored, at = _chosen(source.columns_of("scores", *_EVENTS[:3], *SCORED, **where), outcomes, wanted)
+        scores |= dict(zip(at.tolist(), scored.to_pylist(), strict=True))
+    if not seen.all():
+        place = outcomes.documents[int(outcomes.doc[rows[int(np.argmin(seen.all(axis=1)))]])]["doc"]
+        raise OperationError(f"view events: document {place} lacks positions that its trajectories have")
+    return Streams(x, y, delta, f, scores)
+
+
+def _chosen(table: pa.Table, outcomes: Outcomes, wanted: Ints) -> tuple[pa.Table, Ints]:
+    """Return the rows of wanted trajectories, and the index of each row's trajectory."""
+    codes = outcomes.codes(table)
+    at = np.minimum(np.searchsorted(wanted, codes), len(wanted) - 1)
+    own = wanted[at] == codes
+    return table.filter(pa.array(own)), at[own]

@@ -1,0 +1,1 @@
+"""Figures: their look, what they have in common, and names beside marks."""

@@ -1,1 +1,0 @@
-"""The parts of the page, each with its figures and tables."""

@@ -1,1 +1,0 @@
-"""The page's first screen: the recommended action, the ranked table, and bytes against divergence."""

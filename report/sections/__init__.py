@@ -1,0 +1,1 @@
+"""The sections of the page, each with its figures and tables."""

@@ -1,0 +1,220 @@
+"""The section on answers: how many right answers divergence costs, when, and whether their records were kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from kvdrift.report.figures.canvas import Figure, action_styles, new_figure
+from kvdrift.report.figures.strokes import WIDTH, action_legend, errors, percent_axis, round_ticks
+from kvdrift.report.printing.estimate_tables import (
+    CellColumn,
+    EstimateColumn,
+    action_tables,
+    columns_of,
+    contrast_rows_table,
+)
+from kvdrift.report.printing.numbers import count, fixed, in_text
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, TableRow, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import ViewRow
+from kvdrift.report.sections.contrasts import said_once, shown
+from kvdrift.report.sections.section import Drawing, Section
+from kvdrift.schema.study import POOLED
+from kvdrift.stats.quantities import ALL_QUANTITIES
+from kvdrift.stats.registry import DIFFERENCE, Scale
+
+_RECORD_COLUMNS = (
+    label_column("action"),
+    Column("lost answers", "", "answers that X states and Y does not, over all pairs"),
+    Column("gone", "%", "of the lost answers: nothing of the record is kept"),
+    Column("partly", "%", "of the lost answers: some layers or KV heads lack some of its tokens"),
+    Column("whole", "%", "of the lost answers: all layers and KV heads have the record"),
+    Column("all: gone", "%", "the same of all answers of the documents, lost or not"),
+    Column("all: partly", "%", "likewise"),
+    Column("all: whole", "%", "likewise"),
+)
+_MOST_RECORDS = 3  # actions that the sentences name; if there are more, those that lose most answers
+_RECORD_SHARES = ("lost_gone", "lost_partly", "lost_whole", "gone", "partly", "whole")
+
+
+def records_table(content: PageContent) -> PrintedTable | None:
+    """Make the table of lost answers by their records; None if the store has no prompts or nothing was lost."""
+    rows = [row for row in _record_rows(content) if row["lost"]]
+    if not rows:
+        return None
+    return PrintedTable(
+        "lost_records", "Lost answers and their records", _RECORD_COLUMNS, tuple(map(_printed_record, rows))
+    )
+
+
+def records_sentence(content: PageContent) -> str:
+    """Say of how many lost answers the record was evicted, compared with all answers, and how else answers are lost."""
+    rows = [row for row in _record_rows(content) if row["lost"]]
+    evicted = [row for row in rows if row["lost_whole"] < 1]
+    named = sorted(evicted, key=lambda row: -row["lost"])[:_MOST_RECORDS] if len(evicted) > _MOST_RECORDS else evicted
+    told = [_record_sentence(row) for row in named]
+    if told:
+        told.append(
+            "The more these shares differ from the shares of all answers, the more of the loss is associated with "
+            "eviction. “In part” means that some layers or KV heads lack some tokens of the record; other layers or "
+            "heads may still read these tokens."
+        )
+    if any(row["lost_whole"] > 0 for row in rows):
+        told.append(
+            "An answer whose record is whole is lost by something else: entries by which the model finds the record "
+            "are missing or less exact; or the pair had parted, and Y drew other tokens by chance."
+        )
+    return " ".join(told)
+
+
+def _record_rows(content: PageContent) -> list[ViewRow]:
+    known = {row["action"]: row for row in content.pooled("lost_records")}
+    return [known[action] for action in content.actions if action in known]
+
+
+def _record_sentence(row: ViewRow) -> str:
+    """Write the shares of an action's lost answers, and below them the same shares of all answers."""
+    gone, partly, whole, *of_all = (f"{fixed(100 * row[name], 1)}%" for name in _RECORD_SHARES)
+    return (
+        f"{row['action']} loses {count(row['lost'])} answers: the record of {gone} was wholly evicted, that of "
+        f"{partly} in part, and {whole} have their whole record. Of all answers, lost or not, these shares are "
+        f"{of_all[0]}, {of_all[1]} and {of_all[2]}."
+    )
+
+
+def _printed_record(row: ViewRow) -> TableRow:
+    return table_row(row["action"], count(row["lost"]), *(fixed(100 * row[name], 1) for name in _RECORD_SHARES))
+
+
+PLACES = ("before", "inside", "after")
+_MOST = 4  # actions that the first sentence names
+_FEWEST = 5  # fewest actions of a correlation
+_PLACE_WORDS = {
+    "before": "of right X: the pair parts before the first token of the answer",
+    "inside": "of right X: it parts from the first to the last token of the answer",
+    "after": "of right X: it parts after the last token of the answer",
+}
+
+
+def section(content: PageContent) -> Section | None:
+    """Make the section: accuracy of both sides, lost and gained answers, and when; None if no document has answers."""
+    answered = sum(bool(row["answers"]) for row in content.facts.documents if row["split"] == content.split)
+    rows = content.source.of("answers", split=content.split)
+    if not rows:
+        values = {"rows": rows, "answered": answered}
+        return Section("answers", "Does it matter?", values=values) if answered else None
+    tables = [
+        *action_tables("answers", "Answers", content, columns_of(
+            "accuracy_reference", "accuracy", "score_gap", "lost", "gained", "lost_share"
+        )),
+        *action_tables("answers_when", "When answers are lost", content, _when_columns(rows)),
+    ]  # fmt: skip
+    differences = [f"{name}{DIFFERENCE}" for name in ("accuracy", "lost", "gained", "lost_share")]
+    if content.others and content.estimates.known(*differences):
+        title = f"Answers: differences to {content.baseline}"
+        tables.append(
+            contrast_rows_table(
+                "answer_differences", title, content.estimates, differences, content.others, content.baseline
+            )
+        )
+    lost = records_table(content)
+    tables += [] if lost is None else [lost]
+    words = "Share of right answers that are lost against token mismatch, one mark per action"
+    drawings = (Drawing("answers", words, partial(answers_figure, content)),)
+    values = {
+        "rows": rows,
+        "sentence": answers_sentence(content),
+        "correlation": correlation_sentence(content),
+        "basis": _basis_sentence(content, rows),
+        "records": records_sentence(content) if lost is not None else "",
+        "losing": [action for action in content.actions if content.estimates.get("lost", action).estimate],
+    }
+    return Section("answers", "Does it matter?", tuple(tables), drawings, values)
+
+
+def answers_sentence(content: PageContent) -> str:
+    """Write a sentence for each action: how accuracy changes, and how many right answers are lost and gained.
+
+    If there are many actions, only the highest and the lowest accuracy are named.
+    """
+    known = [action for action in content.actions if content.estimates.get("accuracy", action).estimate is not None]
+    if not known:
+        return "No answer is scored."
+    if len(known) > _MOST:
+        accuracy = {action: content.estimates.get("accuracy", action).estimate or 0.0 for action in known}
+        known = [max(known, key=lambda name: accuracy[name]), min(known, key=lambda name: accuracy[name])]
+    return " ".join(_sentence(content, action) for action in known)
+
+
+def _sentence(content: PageContent, action: str) -> str:
+    """Write, for example, ``With snapkv-half, accuracy is 61.0% instead of 80.0%: −19.0 pp [−25.1, −12.2]. …``"""
+    names = ("accuracy", "accuracy_reference", "score_gap", "lost", "gained", "lost_share")
+    found = {name: content.estimates.get(name, action) for name in names}
+    points = {name: in_text(replace(row, low=None), ALL_QUANTITIES[name].scale) for name, row in found.items()}
+    change = shown(found["score_gap"], Scale.POINTS)
+    told = f"With {action}, accuracy is {points['accuracy']} instead of {points['accuracy_reference']}: {change}."
+    if found["lost_share"].estimate is None:
+        return f"{told} The reference is never right, so no right answer can be lost; {points['gained']} are gained."
+    share = shown(found["lost_share"], Scale.PERCENT)
+    return said_once(
+        f"{told} Right answers are lost in {points['lost']} of pairs and gained in {points['gained']}; of the "
+        f"reference’s right answers {share} are lost."
+    )
+
+
+def correlation_sentence(content: PageContent) -> str:
+    """Write the correlation of R with lost answers over the actions; empty with fewer than ``_FEWEST`` actions."""
+    rows = content.pooled("answer_correlations")
+    if not rows or rows[0]["lost"] is None or rows[0]["actions"] < _FEWEST:
+        return ""
+    (row,) = rows
+    return (
+        f"Over the {row['actions']} actions, the correlation of R with answers lost is {fixed(row['lost'], 2)}, "
+        f"and with the score gap {fixed(row['score_gap'], 2)}."
+    )
+
+
+def answers_figure(content: PageContent) -> Figure:
+    """Draw the share of right answers that are lost against R, for each action and stratum."""
+    figure = new_figure(WIDTH, 3.7)
+    axes = figure.add_subplot()
+    styles = action_styles(content.actions)
+    for action, style in styles.items():
+        for stratum in (*content.facts.strata, POOLED):
+            risk, lost = (content.estimates.get(name, action, stratum=stratum) for name in ("mismatch", "lost_share"))
+            if risk.estimate is None or lost.estimate is None:
+                continue
+            x, y = [100 * risk.estimate], [100 * lost.estimate]
+            if stratum == POOLED:
+                axes.errorbar(x, y, xerr=errors(risk), yerr=errors(lost), fmt=style.marker, color=style.colour,
+                              markersize=7, linewidth=1.2, capsize=2.5, zorder=3)  # fmt: skip
+            else:
+                axes.plot(x, y, linestyle="none", marker=style.marker, color=style.colour, markersize=4, alpha=0.35)
+    percent_axis(axes, "right answers lost (%)")
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.set_xlim(left=0)
+    round_ticks(axes.xaxis)
+    axes.set_xlabel("R (token): positions with different tokens (%)")
+    action_legend(figure, styles, marker=True)
+    return figure
+
+
+def _when_columns(rows: list[ViewRow]) -> list[EstimateColumn | CellColumn]:
+    columns = list[EstimateColumn | CellColumn]()
+    for place in PLACES:
+        cells = {
+            (row["stratum"], row["action"]): Cell(fixed(100 * row[place], 1)) for row in rows if row[place] is not None
+        }
+        columns.append(CellColumn(Column(f"τ {place}", "%", _PLACE_WORDS[place]), cells))
+        columns.append(EstimateColumn(f"lost_{place}"))
+    return columns
+
+
+def _basis_sentence(content: PageContent, rows: list[ViewRow]) -> str:
+    """Say how many documents are scored."""
+    pooled = [row for row in rows if row["stratum"] == POOLED and row["action"] in content.actions]
+    total = content.facts.count(content.split)
+    scored = max((row["documents"] for row in pooled), default=0)
+    without = f"; the rest ({count(total - scored)}) is not scored" if scored < total else ""
+    return f"{count(scored)} of {count(total)} {content.split} documents have known answers{without}."

@@ -1,0 +1,415 @@
+"""The sections on windows after the first mismatch and on residual branching (SWRB), the other estimator of R.
+
+A window of L positions leaves an interval in which R lies. Points are those of the views ``identified_interval``,
+``action_ordering``, ``swrb_risk``, ``swrb_efficiency`` and ``swrb_windows``, intervals those of ``estimates``; only a
+difference over its error is computed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kvdrift.report.figures.canvas import (
+    INK,
+    QUIET,
+    ActionStyle,
+    Axes,
+    Figure,
+    Line2D,
+    action_styles,
+    legend_line,
+    new_figure,
+    shown,
+)
+from kvdrift.report.figures.strokes import (
+    BAND,
+    WIDTH,
+    action_legend,
+    errors,
+    log_axis,
+    percent_axis,
+    position_axis,
+    zero_line,
+)
+from kvdrift.report.printing.estimate_tables import CellColumn, EstimateColumn, action_table, action_tables, columns_of
+from kvdrift.report.printing.numbers import MISSING, count, decimals_of, fixed, in_text, interval, level, listed
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate, ReportedEstimates, ViewRow
+from kvdrift.report.sections.section import Drawing, Section
+from kvdrift.schema.study import POOLED
+from kvdrift.schema.windows import Windows
+from kvdrift.stats.registry import Scale
+
+_FEW = 5
+ACROSS = 3  # panels in a row
+
+
+@dataclass(frozen=True)
+class Depths:
+    """The pooled rows of both views by action, in the order of depths."""
+
+    intervals: dict[str, list[ViewRow]]
+    orderings: dict[str, list[ViewRow]]
+
+    def ordered_from(self, action: str) -> int | None:
+        """Return the least depth from which on action and baseline are ordered at all depths; None if there is none."""
+        found = None
+        for row in reversed(self.orderings.get(action, [])):
+            if not row["ordered"]:
+                break
+            found = int(row["depth"])
+        return found
+
+
+def depth_section(content: PageContent) -> Section:
+    """Make the depth_section: the range of R that a window of each depth leaves."""
+    depths = read_depths(content)
+    if not depths.intervals:
+        return Section("depth", "What a short window cannot tell")
+    name, title = "identified_interval", "Identified interval of R by depth"
+    ordering = (ordering_table(depths, content),) if depths.orderings else ()
+    tables = (depth_table(depths.intervals, content.windows, name, title), *ordering)
+    words = "Identified interval of R and of its contrasts by depth of the branch window"
+    drawing = Drawing("depth", words, partial(depth_figure, depths, content))
+    values = {"both": enclosure_sentence(content, depths)}
+    return Section("depth", "What a short window cannot tell", tables, (drawing,), values)
+
+
+def enclosure_sentence(content: PageContent, depths: Depths) -> str:
+    """Explain why the enclosure of R at full depth is wider than R's interval; empty if either is missing."""
+    action = next(iter(depths.intervals))
+    row, risk = depths.intervals[action][-1], content.estimates.get("mismatch", action)
+    if row["depth"] != content.windows.horizon or not risk.has_interval:
+        return ""
+    return (
+        f"At L = {count(row['depth'])} the enclosure is for the same R as the interval in the other sections, and is "
+        f"wider: under {action}, {_range(row, 'enclosure')} beside {interval(risk, Scale.PERCENT, 1)}. The enclosure "
+        "supposes only that R is between 0 and 1, and is valid for any number of documents. The interval follows from "
+        "the differences between the documents of this study, and its level is approximate. Compare actions by "
+        "intervals; use the enclosure if the level must be guaranteed."
+    )
+
+
+def read_depths(content: PageContent) -> Depths:
+    """Read the rows of the page's actions, and of their contrasts to the baseline."""
+    intervals = by_depth(content.pooled("identified_interval"), content.actions)
+    return Depths(intervals, by_depth(content.pooled("action_ordering", baseline=content.baseline), content.actions))
+
+
+def by_depth(rows: Sequence[ViewRow], actions: Sequence[str]) -> dict[str, list[ViewRow]]:
+    """Return the rows of each action by depth, in the order of ``actions``; actions without rows are left out."""
+    ordered = sorted(rows, key=lambda row: int(row["depth"]))
+    found = {action: [row for row in ordered if row["action"] == action] for action in actions}
+    return {action: own for action, own in found.items() if own}
+
+
+def selected_depths(windows: Windows) -> list[int]:
+    """Return the depths of the tables: 1, H/8, H/4, H/2 and H; all depths if the horizon is at most 5."""
+    if windows.horizon <= _FEW:
+        return list(range(1, windows.horizon + 1))
+    return sorted({1, *(windows.horizon // part for part in (8, 4, 2, 1))} - {0})
+
+
+def depth_table(intervals: Mapping[str, Sequence[ViewRow]], windows: Windows, name: str, title: str) -> PrintedTable:
+    """Make the table of identified intervals at selected depths, with minimax point, risk and realized tail."""
+    wanted = set(selected_depths(windows))
+    listed = [row for rows in intervals.values() for row in rows]
+    ends = ("lower", "upper", "midpoint", "half_width", "realized_tail")
+    shown_rows = [row for row in listed if row["depth"] in wanted]
+    places = {end: decimals_of([row[end] for row in shown_rows], 100.0) for end in ends}
+    lines = [
+        table_row(
+            count(row["depth"]),
+            *(fixed(100 * row[end], places[end]) for end in ends),
+            _range(row, "enclosure"),
+            group=row["action"],
+        )
+        for row in shown_rows
+    ]
+    columns = (
+        Column("depth L", "tokens", "length of the window from the first mismatch on"),
+        Column("least R", "%", "mismatch inside the window, every position after it an agreement"),
+        Column("most R", "%", "every position after the window a mismatch"),
+        Column("midpoint", "%", "the minimax point"),
+        Column("half-width", "pp", "the midpoint’s absolute risk"),
+        Column("realized tail", "pp", "what lay beyond the window: R less the least R"),
+        Column("enclosure", "%", "Hoeffding enclosure that counts the sampling of documents as well"),
+    )
+    levels = sorted({row["level"] for row in listed})
+    note = f"The enclosure holds with probability {' and '.join(level(value) for value in levels)}." if levels else ""
+    return PrintedTable(name, title, columns, tuple(lines), note, tuple(listed))
+
+
+def ordering_table(depths: Depths, content: PageContent) -> PrintedTable:
+    """Make the table of the range of R(action) − R(baseline) by depth, and the depth that makes its sign certain."""
+    wanted, baseline = selected_depths(content.windows), content.baseline
+    lines = []
+    for action, rows in depths.orderings.items():
+        at = {row["depth"]: row for row in rows}
+        cells = [_range(at[depth], "contrast") if depth in at else Cell("") for depth in wanted]
+        first = depths.ordered_from(action)
+        lines.append(table_row(action, *cells, "never" if first is None else f"L = {count(first)}"))
+    columns = (
+        label_column("action"),
+        *(Column(f"L = {count(depth)}", "pp") for depth in wanted),
+        Column("ordered from", "", "least depth from which on the interval excludes 0"),
+    )
+    listed = tuple(row for rows in depths.orderings.values() for row in rows)
+    note = f"The range of R(action) − R({baseline}) given the window, on the documents of both actions."
+    return PrintedTable("action_ordering", f"Order against {baseline} by depth", columns, tuple(lines), note, listed)
+
+
+def _range(row: ViewRow, name: str) -> str:
+    return f"[{fixed(100 * row[f'{name}_low'], 1)}, {fixed(100 * row[f'{name}_high'], 1)}]"
+
+
+def depth_figure(depths: Depths, content: PageContent) -> Figure:
+    """Draw a panel for each action with the interval of its R by depth, and one for each contrast with the baseline."""
+    styles, windows = action_styles(content.actions), content.windows
+    others = {action: style for action, style in styles.items() if depths.orderings.get(action)}
+    above, below = window_lines(len(styles)), window_lines(len(others))
+    figure = new_figure(WIDTH, 0.5 + 2.3 * (above + below))
+    grid = figure.subplots(above + below, ACROSS, squeeze=False)
+    window_panels(grid[:above], depths.intervals, styles, windows)
+    for axes, (action, style) in zip(grid[above:].flat, others.items(), strict=False):
+        interval_band(axes, depths.orderings[action], "contrast_low", "contrast_high", style)
+        if (first := depths.ordered_from(action)) is not None:
+            axes.plot([first], [0], marker=style.marker, color=style.colour, markersize=6, zorder=4, clip_on=False)
+        zero_line(axes, upright=False)
+        axes.set_title(f"{shown(action)} − {content.baseline}")
+        percent_axis(axes, "difference in R (pp)")
+        position_axis(axes, windows.horizon, "depth L (tokens)")
+    drawn = list(grid[above:].flat)[: len(others)]
+    for axes in drawn:  # differences, too, have one scale
+        axes.set_ylim(min(one.get_ylim()[0] for one in drawn), max(one.get_ylim()[1] for one in drawn))
+    for axes in grid[above:].flat[len(others) :]:
+        axes.set_visible(False)
+    figure.legend(handles=edges(), loc="outside upper left", ncols=2)
+    return figure
+
+
+def edges(of: str = "") -> list[Line2D]:
+    """Return the legend entries of both ends of an interval."""
+    return [
+        legend_line(f"least R{of}", color=QUIET, linewidth=1.8), legend_line(f"most R{of}", color=QUIET, linewidth=0.9)
+    ]  # fmt: skip
+
+
+def window_lines(panels: int) -> int:
+    """Return the number of rows of a figure with so many panels."""
+    return math.ceil(panels / ACROSS)
+
+
+def window_panels(
+    grid: Any, intervals: Mapping[str, Sequence[ViewRow]], styles: Mapping[str, ActionStyle], windows: Windows
+) -> None:
+    """Draw the interval of R by depth, a panel for each action on one scale; hide unused panels."""
+    most = max((100 * row["upper"] for action in styles for row in intervals.get(action, [])), default=100.0)
+    for axes, (action, style) in zip(grid.flat, styles.items(), strict=False):
+        interval_band(axes, intervals.get(action, []), "lower", "upper", style)
+        axes.set_title(shown(action))
+        axes.set_ylim(0, min(101.0, 1.15 * most) or 1.0)
+        percent_axis(axes, "R (%)")
+        position_axis(axes, windows.horizon, "depth L (tokens)")
+    for axes in grid.flat[len(styles) :]:
+        axes.set_visible(False)
+
+
+def interval_band(axes: Axes, rows: Sequence[ViewRow], low: str, high: str, style: ActionStyle) -> None:
+    """Draw intervals by depth as a shaded band with a stronger line at the lower edge."""
+    depth = [row["depth"] for row in rows]
+    least, most = ([100 * row[end] for row in rows] for end in (low, high))
+    axes.fill_between(depth, least, most, color=style.colour, alpha=BAND, linewidth=0)
+    axes.plot(depth, least, color=style.colour, linestyle=style.dashes, linewidth=1.8)
+    axes.plot(depth, most, color=style.colour, linestyle=style.dashes, linewidth=0.9)
+
+
+PAYS, LOSES, OPEN = "pays", "does not pay", "undecided"
+
+_MASS = "swrb_divergence_probability"
+_RISKS = (_MASS, "plain_mismatch", "swrb_mismatch", "swrb_occurrence", "swrb_occupation")
+_GAINS = (_MASS, "variance_ratio", "evaluation_ratio", "second_ratio", "efficiency", "efficiency_in_seconds")
+_COSTS = (
+    _MASS, "plain_variance", "swrb_variance", "plain_evaluations", "swrb_evaluations", "plain_seconds", "swrb_seconds",
+)  # fmt: skip
+_PANELS = (
+    ("efficiency", "a  By kernel-pair evaluations", "efficiency (log scale)"),
+    ("efficiency_in_seconds", "b  By decoding time", ""),
+)
+
+
+def branching_section(content: PageContent) -> Section | None:
+    """Make the branching_section; None if no action was branched."""
+    risks = {row["action"]: row for row in content.residual_risks}
+    actions = [action for action in content.actions if action in risks]
+    if not actions:
+        return None
+    estimates, strata = content.estimates, content.facts.strata
+    windows = by_depth(content.pooled("swrb_windows"), actions)
+    title = "What residual branching gains"
+    of_windows = "Identified interval of R by depth, by residual branching"
+    tables = (
+        risk_table(estimates, {action: risks[action] for action in actions}),
+        *action_tables("swrb_efficiency", title, content, _gain_columns(content, actions), actions=actions),
+        action_table("swrb_costs", "One replicate of each estimator", estimates, actions, columns_of(*_COSTS)),
+        depth_table(windows, content.windows, "swrb_windows", of_windows),
+    )
+    styles = {action: style for action, style in action_styles(content.actions).items() if action in actions}
+    drawings = []
+    if len(actions) * len(strata) > 1 and estimates.known("efficiency"):
+        words = "Efficiency of residual branching by the share of pairs that diverge, by evaluations and by time"
+        drawings.append(Drawing("swrb_efficiency", words, partial(gain_figure, estimates, styles, strata)))
+    if windows and content.windows.horizon > 1:
+        words = "Interval of R by depth of the branch window, from residual branching and from coupled pairs"
+        coupled = read_depths(content).intervals
+        draw = partial(windows_figure, windows, coupled, styles, content.windows)
+        drawings.append(Drawing("swrb_windows", words, draw))
+    pays = pay_sentences(estimates, actions)
+    return Section("branching", "Residual branching", tables, tuple(drawings), {"pays": pays})
+
+
+def verdict(efficiency: Estimate) -> str:
+    """Return whether residual branching pays: its efficiency's interval is above 1, below 1, or includes 1."""
+    if efficiency.low is None or efficiency.high is None:
+        return OPEN
+    return PAYS if efficiency.low > 1 else LOSES if efficiency.high < 1 else OPEN
+
+
+def pay_sentences(estimates: ReportedEstimates, actions: Sequence[str]) -> list[str]:
+    """Say for which actions residual branching pays, by kernel-pair evaluations and by decoding time."""
+    by_verdict: dict[str, list[str]] = {PAYS: [], LOSES: [], OPEN: []}
+    for action in actions:
+        by_verdict[verdict(estimates.get("efficiency", action))].append(_named(estimates, action))
+    sentences = []
+    if by_verdict[PAYS]:
+        means = (
+            "for the same number of kernel-pair evaluations it divides the Monte Carlo variance of R by the efficiency"
+        )
+        sentences.append(f"Residual branching pays for {listed(by_verdict[PAYS])}: {means}.")
+    if by_verdict[LOSES]:
+        subject = "It" if sentences else "Residual branching"
+        means = "for the same number of evaluations, coupled pairs have the smaller variance"
+        sentences.append(f"{subject} does not pay for {listed(by_verdict[LOSES])}: {means}.")
+    if by_verdict[OPEN]:
+        sentences.append(f"Undecided for {listed(by_verdict[OPEN])}: no interval of the efficiency excludes 1.")
+    return [*sentences, _in_time(estimates, actions)]
+
+
+def risk_table(estimates: ReportedEstimates, risks: Mapping[str, ViewRow]) -> PrintedTable:
+    """Make the table of R by both estimators on the same documents, and their difference in Monte Carlo errors."""
+
+    def cells(name: str, unit: str, meaning: str, cell: Callable[[ViewRow], Cell]) -> CellColumn:
+        return CellColumn(Column(name, unit, meaning), {(POOLED, action): cell(row) for action, row in risks.items()})
+
+    apart = "the difference over its standard error; values within ±2 are expected by chance"
+    columns: list[EstimateColumn | CellColumn] = [
+        cells("documents", "", "documents with SWRB replicates", lambda row: Cell(count(row["documents"]))),
+        cells("replicates", "", "SWRB replicates on all of them", lambda row: Cell(count(row["replicates"]))),
+        *columns_of(*_RISKS),
+        cells("difference", "pp", "R (SWRB) − R (coupled), with its standard error given the documents",
+              lambda row: _difference(row)[0]),
+        cells("in std errors", "", apart, lambda row: _difference(row)[1]),
+    ]  # fmt: skip
+    note = "Both columns of R estimate the same number on the same documents."
+    title, records = "R by coupled pairs and by residual branching", tuple(risks.values())
+    return action_table("swrb_risk", title, estimates, list(risks), columns, note=note, records=records)
+
+
+def _gain_columns(content: PageContent, actions: Sequence[str]) -> list[EstimateColumn | CellColumn]:
+    verdicts = {
+        (stratum, action): Cell(verdict(content.estimates.get("efficiency", action, stratum=stratum)))
+        for stratum in (POOLED, *content.facts.strata) for action in actions
+    }  # fmt: skip
+    meaning = "by evaluations: pays where the interval of the efficiency is above 1, does not pay where it is below 1"
+    return [*columns_of(*_GAINS), CellColumn(Column("verdict", "", meaning), verdicts)]
+
+
+def _difference(row: ViewRow) -> tuple[Cell, Cell]:
+    if row["plain_mismatch"] is None:
+        return Cell(MISSING), Cell(MISSING)
+    difference, error = row["mismatch"] - row["plain_mismatch"], row["monte_carlo_error"]
+    places = decimals_of([difference], 100.0)
+    if not error:  # the error is unknown or 0
+        return Cell(fixed(100 * difference, places)), Cell(MISSING)
+    return Cell(fixed(100 * difference, places), f"± {fixed(100 * error, places)}"), Cell(fixed(difference / error, 1))
+
+
+def _in_time(estimates: ReportedEstimates, actions: Sequence[str]) -> str:
+    entries = [estimates.get("efficiency_in_seconds", action) for action in actions]
+    known = {entry.action: entry for entry in entries if entry.estimate is not None}
+    if not known:
+        return "Decoding times are not recorded, so its effect on time is not known."
+    parts = []
+    for found in (PAYS, LOSES, OPEN):
+        own = [
+            f"{action} ({in_text(entry, Scale.RATIO)})" for action, entry in known.items() if verdict(entry) == found
+        ]
+        if own:
+            parts.append(f"{'is undecided' if found == OPEN else found} for {listed(own)}")
+    return f"By measured decoding time, it {'; it '.join(parts)}."
+
+
+def _named(estimates: ReportedEstimates, action: str) -> str:
+    mass = estimates.get(_MASS, action).estimate
+    diverge = "" if mass is None else f"; {fixed(100 * mass, 1)}% of pairs diverge"
+    return f"{action} (efficiency {in_text(estimates.get('efficiency', action), Scale.RATIO)}{diverge})"
+
+
+def gain_figure(estimates: ReportedEstimates, styles: Mapping[str, ActionStyle], strata: Sequence[str]) -> Figure:
+    """Draw efficiency against the share of pairs that diverge: pooled with intervals, single strata pale."""
+    figure = new_figure(WIDTH, 3.7)
+    known = [panel for panel in _PANELS if estimates.known(panel[0])]
+    grid = figure.subplots(1, len(known), sharey=True, squeeze=False)[0]
+    for axes, (quantity, title, label) in zip(grid, known, strict=True):
+        for action, style in styles.items():
+            for stratum in (*strata, POOLED):
+                _gain(axes, estimates, quantity, action, stratum, style)
+        log_axis(axes)
+        axes.axhline(1, color=INK, linewidth=0.8)
+        axes.set(xlim=(-3, 103), title=title, xlabel="mean M: pairs that diverge (%)", ylabel=label)
+    action_legend(figure, dict(styles), marker=True)
+    return figure
+
+
+def windows_figure(
+    intervals: Mapping[str, list[ViewRow]],
+    coupled: Mapping[str, list[ViewRow]],
+    styles: Mapping[str, ActionStyle],
+    windows: Windows,
+) -> Figure:
+    """Draw the interval of each action's R by depth from residual branching; open markers are coupled pairs'."""
+    lines = window_lines(len(styles))
+    figure = new_figure(WIDTH, 0.5 + 2.5 * lines)
+    grid = figure.subplots(lines, ACROSS, squeeze=False)
+    window_panels(grid, intervals, styles, windows)
+    wanted = set(selected_depths(windows))
+    for axes, (action, style) in zip(grid.flat, styles.items(), strict=False):
+        rows = [row for row in coupled.get(action, []) if row["depth"] in wanted]
+        for end in ("lower", "upper"):
+            axes.plot([row["depth"] for row in rows], [100 * row[end] for row in rows], linestyle="none",
+                      marker=style.marker, markersize=6, markerfacecolor="none", markeredgecolor=style.colour,
+                      markeredgewidth=1.1, clip_on=False, zorder=4)  # fmt: skip
+    coupled_too = legend_line(
+        "both, coupled pairs", linestyle="none", marker="o", markerfacecolor="none", markeredgecolor=QUIET
+    )
+    figure.legend(handles=[*edges(", SWRB"), coupled_too], loc="outside upper left", ncols=3)
+    return figure
+
+
+def _gain(
+    axes: Axes, estimates: ReportedEstimates, quantity: str, action: str, stratum: str, style: ActionStyle
+) -> None:
+    mass, gain = (estimates.get(name, action, stratum=stratum) for name in (_MASS, quantity))
+    if mass.estimate is None or gain.estimate is None or gain.estimate <= 0:
+        return
+    x, y = 100 * mass.estimate, gain.estimate
+    if stratum == POOLED:
+        axes.errorbar([x], [y], xerr=errors(mass), yerr=errors(gain, 1.0), fmt=style.marker,
+                      color=style.colour, markersize=6.5, linewidth=1.2, capsize=2.5, zorder=4)  # fmt: skip
+    else:
+        axes.plot([x], [y], linestyle="none", marker=style.marker, color=style.colour, markersize=4, alpha=0.4)

@@ -1,0 +1,196 @@
+"""The actions of a study that can be recommended, decided by intervals of differences in R and by bytes.
+
+An action is ruled out if another action holds no more bytes and has surely less R: the interval of the difference lies
+below 0. Of more than two actions these intervals hold for all pairs together. An action that is left is recommended if
+its R is told apart from the R of every other action that is left. Of two recommended actions the larger diverges less,
+so that the choice is a question of bytes. An action that surely loses more than half of the right answers is not
+recommended at any bytes. Points without intervals decide nothing. Bytes are those of the cache; where weights differ,
+an action with no more bytes has no more bytes of weights either. An action whose weights have an unknown number of
+bytes is not recommended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate, ReportedEstimates
+from kvdrift.report.reading.facts import EVALUATION
+from kvdrift.report.sections.looks import between_looks
+from kvdrift.schema.frozen_text import wanted_documents
+from kvdrift.stats.quantities import SIMULTANEOUS_GAP
+from kvdrift.stats.resampling.intervals import PRESPECIFIED, SEEN
+
+_TOO_MANY = 0.5  # of the right answers are lost
+_BEST_FIRST = {PRESPECIFIED: 0, SEEN: 1}  # a planned interval decides before an exploratory one of the same difference
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The recommended actions of a study, and why others are not recommended."""
+
+    candidates: list[str]  # the actions to choose from, by R: all but controls and noise floors
+    places: dict[str, tuple[int, int]]  # for each candidate the first and the last place by R that the intervals allow
+    # for each action that is ruled out, the action with the least R that rules it out
+    ruled_out: dict[str, str] = field(default_factory=dict)
+    recommended: list[str] = field(default_factory=list)  # actions that can be recommended, those with more bytes first
+    # actions that would be recommended if they did not surely lose more than half of the right answers
+    unfit: list[str] = field(default_factory=list)
+    # pairs of other actions whose difference in R may be 0
+    unsettled: list[tuple[str, str]] = field(default_factory=list)
+    # why nothing can be recommended whatever the intervals say, as a sentence; empty without an obstacle
+    obstacle: str = ""
+
+
+def choose(content: PageContent) -> Choice:
+    """Choose the actions of a study that can be recommended."""
+    facts, estimates = content.facts, content.estimates
+    candidates = by_divergence(content, [action for action in content.actions if action not in facts.noise_floors])
+    less = {
+        (one, other)
+        for one in candidates for other in candidates if one != other and surely_less(estimates, one, other)
+    }  # fmt: skip
+    places = {
+        action: (
+            1 + sum((other, action) in less for other in candidates),
+            len(candidates) - sum((action, other) in less for other in candidates),
+        )
+        for action in candidates
+    }
+    if obstacle := _obstacle(content, candidates):
+        return Choice(candidates, places, obstacle=obstacle)
+    ruled_out = {
+        action: better[0]
+        for action in candidates
+        if (better := [one for one in candidates if (one, action) in less and _no_more_bytes(content, one, action)])
+    }
+    left = [action for action in candidates if action not in ruled_out]
+    unsettled = [(a, b) for a, b in combinations(left, 2) if (a, b) not in less and (b, a) not in less]
+    settled = [
+        action
+        for action in left
+        if not any(action in pair for pair in unsettled)
+        and (facts.weights(action) is None or facts.weight_bytes(action) is not None)
+    ]
+    settled.sort(
+        key=lambda action: (-(facts.storage[action].mean_prompt_cache or 0.0), -(facts.weight_bytes(action) or 0))
+    )
+    unfit = [action for action in settled if (estimates.get("lost_share", action).low or 0.0) > _TOO_MANY]
+    recommended = [action for action in settled if action not in unfit]
+    return Choice(candidates, places, ruled_out, recommended, unfit, unsettled)
+
+
+def not_distinguished(content: PageContent) -> dict[str, list[str]]:
+    """Return for each action the noise floors that it is not distinguished from, if there are any.
+
+    An action is distinguished from a floor if the interval of its R less that of the floor lies above 0: an action
+    below a floor does no more than the floor. These intervals hold for all pairs of actions together.
+    """
+    estimates, floors = content.estimates, content.facts.noise_floors
+    others = [action for action in content.actions if action not in floors] if estimates.pairs else []
+    near = {
+        action: [floor for floor in floors if (estimates.get(SIMULTANEOUS_GAP, action, floor).low or 0.0) <= 0]
+        for action in others
+    }
+    return {action: names for action, names in near.items() if names}
+
+
+def by_divergence(content: PageContent, actions: Sequence[str]) -> list[str]:
+    """Sort actions by their R; actions without R come last."""
+    known = {action: content.estimates.get("mismatch", action).estimate for action in actions}
+    return sorted(actions, key=lambda action: (known[action] is None, known[action] or 0.0))
+
+
+def difference(estimates: ReportedEstimates, action: str, other: str) -> Estimate:
+    """Return R of one action less R of another, with the interval that the verdict rests on.
+
+    If the study has two actions, that is the interval of their difference: the planned interval if the plan named the
+    difference or its mirror image. If there are more actions, it is the interval that holds for all pairs together; if
+    the plan named the difference, both intervals must exclude 0.
+    """
+    single = _single_difference(estimates, action, other)
+    together = estimates.get(SIMULTANEOUS_GAP, action, other)
+    if estimates.pairs < 2 or not together.has_interval:
+        return single
+    if single.standing not in _BEST_FIRST:
+        return together
+    if together.excludes_zero() and not single.excludes_zero():
+        return single
+    return replace(together, family=single.family, status=single.status)
+
+
+def _single_difference(estimates: ReportedEstimates, action: str, other: str) -> Estimate:
+    """Return the difference with its own interval; the planned interval if the plan named only the mirror image."""
+    plain, mirrored = estimates.get("gap", action, other), estimates.get("gap", other, action)
+    turned = replace(
+        mirrored, action=action, baseline=other, estimate=_negative(mirrored.estimate), low=_negative(mirrored.high),
+        high=_negative(mirrored.low),
+    )  # fmt: skip
+    return min(plain, turned, key=lambda row: (not row.has_interval, _BEST_FIRST.get(row.standing, 2)))
+
+
+def lacks_pairs(content: PageContent) -> bool:
+    """Tell whether there are more than two actions without intervals that hold for all pairs together."""
+    return len(content.actions) > 2 and not content.estimates.pairs
+
+
+def unfinished(content: PageContent) -> bool:
+    """Tell whether an evaluation lacks planned documents, or a sequential study has not stopped at a look.
+
+    Intervals over a number of documents that the plan did not fix would be unplanned looks.
+    """
+    plan = content.facts.plan
+    if plan is None or content.split != EVALUATION:
+        return False
+    if "sequential" in plan.content:
+        return bool(between_looks(content))
+    stratum_of = {row["doc"]: row["stratum"] for row in content.facts.documents if row["split"] == EVALUATION}
+    planned = [action for action in plan.content.get("actions", ()) if action in content.facts.storage]
+    measured = [
+        Counter(stratum_of[doc] for doc in content.facts.storage[action].resident if doc in stratum_of)
+        for action in planned
+    ]
+    wanted = wanted_documents(plan.content)
+    return any(count[stratum] < least for count in measured for stratum, least in wanted.items())
+
+
+def surely_less(estimates: ReportedEstimates, action: str, other: str) -> bool:
+    """Tell whether the interval of the difference says that an action has less R than another action."""
+    high = difference(estimates, action, other).high
+    return high is not None and high < 0
+
+
+def _negative(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def _no_more_bytes(content: PageContent, action: str, other: str) -> bool:
+    ratio = content.facts.times_bytes(action, other) if content.facts.no_more_weights(action, other) else None
+    return ratio is not None and ratio <= 1
+
+
+def _obstacle(content: PageContent, candidates: list[str]) -> str:
+    """Say why nothing can be recommended, whatever the intervals say; empty without an obstacle."""
+    facts, estimates = content.facts, content.estimates
+    moved = [control.action for control in facts.controls if not control.zero]
+    unknown = any(
+        facts.same_weights(one, other) and facts.times_bytes(one, other) is None
+        for one, other in combinations(candidates, 2)
+    )
+    obstacles = (
+        (facts.finite, "these are systems of known laws, and no action holds any bytes"),
+        (not candidates, "nothing is left out or coded, so there is nothing to choose"),
+        (bool(content.preliminary), "the study is not finished"),
+        (content.split != EVALUATION, "no evaluation document has been measured yet"),
+        (bool(moved), f"the control {''.join(moved[:1])} is not exactly 0, so numerics are part of every number"),
+        (unfinished(content), "the evaluation is not finished, and a look before its end was not planned"),
+        (not estimates.have_intervals, "there are no intervals yet"),
+        (lacks_pairs(content), "there are no intervals yet that hold for all pairs of actions together"),
+        (bool(estimates.stale), "the estimates do not cover all events"),
+        (len(candidates) == 1, f"{''.join(candidates[:1])} is the only action, and nothing can be compared with it"),
+        (unknown, "the bytes that the actions hold are not recorded, or they have no document in common"),
+    )
+    return next((words for is_there, words in obstacles if is_there), "")

@@ -1,0 +1,283 @@
+"""Bytes against divergence: the figure, the Pareto front, the effect of fewer bits, and curves of sweeps."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from functools import partial
+from itertools import pairwise
+
+from kvdrift.report.figures.canvas import INK, QUIET, Figure, action_styles, legend_line, library, new_figure
+from kvdrift.report.figures.labels import Mark, name_marks
+from kvdrift.report.figures.strokes import WIDTH, errors, moved_aside, percent_axis, round_ticks
+from kvdrift.report.printing.estimate_tables import CellColumn, action_table, columns_of
+from kvdrift.report.printing.numbers import capital, fixed, in_text, listed, size
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.sections.choice import Choice, difference
+from kvdrift.report.sections.ranking import share_of_whole
+from kvdrift.report.sections.section import Drawing, Section
+from kvdrift.schema.study import POOLED
+from kvdrift.schema.study.sweeps import families
+from kvdrift.stats.quantities import SIMULTANEOUS_OF
+from kvdrift.stats.registry import Scale
+
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
+_WIDE = 20.0  # from this ratio of bytes on, the axis is logarithmic
+_ASIDE = 9.0  # points between the marks of actions with the same bytes
+_BITS = re.compile(r"(.*?)-?(\d+)")  # names of codecs of one family: int8, int4, int2
+
+
+def has_bytes(content: PageContent) -> bool:
+    """Tell whether there is anything to draw: an action with known bytes and R."""
+    return bool(_points(content, content.actions))
+
+
+def undominated(content: PageContent, choice: Choice) -> list[str]:
+    """Return the Pareto front of the candidates by bytes and the points of R; candidates with more bytes come first.
+
+    Bytes are those of the cache; if weights differ, those of the weights count too.
+    """
+    points, facts = _points(content, choice.candidates), content.facts
+    best = [
+        action
+        for action, (held, risk) in points.items()
+        if not any(
+            other <= held
+            and less <= risk
+            and facts.no_more_weights(name, action)
+            and ((other, less) != (held, risk) or not facts.no_more_weights(action, name))
+            for name, (other, less) in points.items()
+        )
+    ]  # fmt: skip
+    return sorted(best, key=lambda action: -points[action][0])
+
+
+def frontier_sentence(content: PageContent, choice: Choice) -> str:
+    """Name the actions on the frontier, and the whole that shares of bytes refer to."""
+    best = undominated(content, choice)
+    if len(choice.candidates) < 2 or not best:
+        return ""
+    names = f"The line is the Pareto front by the point estimates: {listed(best)}"
+    if content.facts.own_weights:
+        names = (
+            f"By the point estimates the frontier is {listed(best)}: no other action has less R with no more bytes of "
+            "cache and no more of weights"
+        )
+    elif len(best) == 1:
+        names = f"By the point estimates, no other action beats {best[0]} in bytes or in R"
+    elif len(best) < len(choice.candidates):
+        names += ". Each of the others is matched or beaten by one of these in both bytes and R"
+    whole = _whole(content)
+    dtypes = sorted({device.rpartition(", ")[2] for device in content.facts.devices})
+    if whole is None:
+        return f"{names}."
+    numbers = f" in {listed(dtypes)}" if dtypes and not content.facts.engine else ""
+    cache = "the reference’s cache" if content.facts.engine else "the full cache"
+    return f"{names}. Shares are of {cache}, which holds {size(whole)} a document{numbers}."
+
+
+def policies_sentence(content: PageContent) -> str:
+    """Say what the bytes of decode-time policies count, and which exceed the full prompt's; empty without policies."""
+    named = [action for action in content.actions if action in content.facts.policies]
+    if not named:
+        return ""
+    counted = f"The bytes of {listed(named)} are the largest size during generation, including generated entries"
+    above = [action for action in named if (share_of_whole(content, action) or 0.0) > 1]
+    over = f" {listed(above)} may hold more entries than the prompt has, so the share may exceed 100%." if above else ""
+    return f"{counted}; the bytes of other actions exclude generated entries.{over}"
+
+
+def bits_sentences(content: PageContent) -> list[str]:
+    """Write a sentence for each family of codecs: whether δ rises as bits fall, or what can be said instead."""
+    return [
+        _bits_sentence(content, [action for _, action in sorted(of.items(), reverse=True)]) for of in _families(content)
+    ]
+
+
+def _families(content: PageContent) -> list[dict[int, str]]:
+    """Group actions that differ only in the bits of their codec, by bits; groups have at least two widths."""
+    found: dict[tuple[str | None, ...], dict[int, str]] = defaultdict(dict)
+    for row in content.facts.actions:
+        named = _BITS.fullmatch(row["codec"] or "")
+        if named and row["action"] in content.actions:
+            same = (named[1], row["codec_parameters"], row["selector"], row["keep"], row["parameters"])
+            found[same][int(named[2])] = row["action"]
+    return [family for family in found.values() if len(family) > 1]
+
+
+def _bits_sentence(content: PageContent, by_bits: list[str]) -> str:
+    distances = {action: content.estimates.get("rollout_tv", action) for action in by_bits}
+    told = listed([f"{in_text(distances[action], Scale.PERCENT)} with {action}" for action in by_bits])
+    known = [(action, row.estimate) for action, row in distances.items() if row.estimate is not None]
+    wrong = [(one, other) for (one, more), (other, less) in pairwise(known) if less < more]
+    what = "mean δ, the distance of the two next-token laws,"
+    if not wrong:
+        return f"Fewer bits, more distance: {what} is {told}."
+    because = [
+        f"mean δ of {other} is not above that of {one}, and the interval of their difference in R "
+        + ("excludes 0" if difference(content.estimates, other, one).excludes_zero() else "includes 0")
+        for one, other in wrong
+    ]  # fmt: skip
+    return f"{capital(what)} does not rise each time bits fall: it is {told}. {capital('; '.join(because))}."
+
+
+def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, float]]:
+    """Return bytes and R of the actions for which both are known."""
+    found = {}
+    for action in actions:
+        held, risk = content.facts.storage.get(action), content.estimates.get("mismatch", action).estimate
+        if held is not None and held.mean_prompt_cache and risk is not None:
+            found[action] = (held.mean_prompt_cache, risk)
+    return found
+
+
+def _whole(content: PageContent) -> float | None:
+    """Return the mean bytes of the full cache; None without a control that is exactly 0."""
+    facts = content.facts
+    moved = any(not one.zero for one in facts.controls[:1])
+    whole = None if moved or facts.whole_cache is None else facts.storage.get(facts.whole_cache)
+    return None if whole is None else whole.mean_prompt_cache
+
+
+def bytes_figure(content: PageContent, choice: Choice) -> Figure:
+    """Draw R of each action against its bytes, with intervals and, if there is room, names."""
+    points, whole, facts = _points(content, content.actions), _whole(content), content.facts
+    figure = new_figure(WIDTH, 3.6 + 0.16 * max(0, len(points) - 5))
+    axes = figure.add_subplot()
+    styles = action_styles(content.actions)
+    largest = max([*(held for held, _ in points.values()), whole or 0.0])
+    scale, unit = next((factor, unit) for factor, unit in _UNITS if largest >= factor or factor == 1)
+    factor = whole / 100 if whole else scale
+    marks, handles = [], []
+    for action, (held, value) in points.items():
+        risk, style = content.estimates.get("mismatch", action), styles[action]
+        alike = [other for other in points if facts.times_bytes(action, other) == 1]
+        aside = _ASIDE * (alike.index(action) - (len(alike) - 1) / 2)
+        fill = style.colour if action in choice.recommended or not choice.recommended else "white"
+        axes.errorbar([held / factor], [100 * value], yerr=errors(risk), fmt=style.marker, color=style.colour,
+                      markersize=8, markerfacecolor=fill, markeredgewidth=1.4, linewidth=1.4, capsize=3, zorder=3,
+                      clip_on=False, transform=moved_aside(axes, aside))  # fmt: skip
+        below, above = errors(risk)
+        marks.append(Mark(action, held / factor, 100 * value, 100 * value - below[0], 100 * value + above[0], aside))
+        handles.append(
+            legend_line(f" {action}", linestyle="none", marker=style.marker, color=style.colour, markerfacecolor=fill)
+        )
+    if whole and facts.controls:
+        axes.plot([100], [0], linestyle="none", marker="o", markersize=8, color=INK, markerfacecolor="white",
+                  clip_on=False, zorder=4)  # fmt: skip
+        control = facts.controls[0].action
+        marks.append(Mark(control, 100.0, 0.0, 0.0, 0.0))
+        handles.append(legend_line(f" {control}", linestyle="none", marker="o", color=INK, markerfacecolor="white"))
+    if min(held for held, _ in points.values()) * _WIDE < largest:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(library().ticker.FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    else:
+        axes.set_xlim(0, 1.08 * largest / factor)
+        round_ticks(axes.xaxis)
+    risks = [content.estimates.get("mismatch", action) for action in points]
+    top = max(100 * (row.estimate or 0.0) + errors(row)[1][0] for row in risks)
+    axes.set_ylim(0, 1.08 * top or 1.0)  # set explicitly, because points that are moved aside do not extend the limits
+    percent_axis(axes, "R (token): positions that differ (%)")
+    full = "the full prompt’s" if facts.policies else "the reference’s" if facts.engine else "the full one"
+    share = f"{facts.cache} (% of {full}, {size(whole)} a document)" if whole else ""
+    axes.set_xlabel(share or f"{facts.cache} ({unit} a document, mean)")
+    if choice.recommended:
+        handles.append(
+            legend_line("filled: recommended", linestyle="none", marker="o", color=QUIET, markerfacecolor=QUIET)
+        )
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5))
+    best = [] if facts.own_weights else undominated(content, choice)  # with weights, the front is no line
+    line = [mark for action in best for mark in marks if mark.name == action]
+    name_marks(axes, marks, line, in_legend=True)
+    return figure
+
+
+def sweeps_section(content: PageContent) -> Section | None:
+    """Make the sweeps_section on sweeps; None if no sweep has two actions, or if bytes are unknown."""
+    found = _curves(content)
+    if not found:
+        return None
+    members = [member for curve in found.values() for member in curve]
+    together = [content.estimates.get(SIMULTANEOUS_OF["mismatch"], member) for member in members]
+    level = next((row.level for row in together if row.has_interval), None)
+    values = {
+        "bands": level is not None,
+        "members": len(members),
+        "level": "" if level is None else f" with probability {fixed(100 * level, 0)}%",
+    }
+    drawing = Drawing("sweeps", "R and accuracy against bytes, a curve a sweep", partial(sweeps_figure, content))
+    return Section("sweeps", "Sweeps", (_sweeps_table(content, members),), (drawing,), values)
+
+
+def sweeps_figure(content: PageContent) -> Figure:
+    """Draw R, and accuracy if answers are known, against the share of the full cache."""
+    names = ["mismatch", *(["accuracy"] if content.estimates.known("accuracy") else [])]
+    figure = new_figure(WIDTH, 3.8)
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    found = _curves(content)
+    styles = action_styles([*found])
+    labels = {"mismatch": "R (token): positions that differ (%)", "accuracy": "accuracy of Y (%)"}
+    for axes, name in zip(panels, names, strict=True):
+        for family, curve in found.items():
+            points = [(100 * share, _reported(content, name, member)) for member, share in curve.items()]
+            known = [(x, 100 * row.estimate) for x, row in points if row.estimate is not None]
+            look = styles[family]
+            style = {"marker": look.marker, "color": look.colour, "linestyle": look.dashes}
+            if known:
+                axes.plot(*zip(*known, strict=True), **style, linewidth=1.6, markersize=6)
+            ends = [
+                (x, 100 * row.low, 100 * row.high)
+                for x, row in points
+                if row.has_interval and row.low is not None and row.high is not None
+            ]
+            if ends:
+                axes.fill_between(*zip(*ends, strict=True), color=look.colour, alpha=0.17, linewidth=0)
+        if name == "accuracy":
+            reference = content.estimates.get("accuracy_reference", content.baseline).estimate
+            if reference is not None:
+                axes.axhline(100 * reference, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+        percent_axis(axes, labels[name])
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
+        round_ticks(axes.xaxis)
+        axes.set_xlabel(f"{content.facts.cache} (% of the full one)")
+    handles = [style.handle(family, marker=True) for family, style in styles.items()]
+    if len(names) > 1:
+        handles.append(legend_line(" full cache", color=QUIET, linewidth=1, linestyle=(0, (4, 3))))
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5))
+    return figure
+
+
+def _curves(content: PageContent) -> dict[str, dict[str, float]]:
+    """Return the members of each sweep with their bytes as a share of the full cache, fewest bytes first."""
+    found = {}
+    for family, members in families(content.actions).items():
+        shares = {member: share_of_whole(content, member) for member in members}
+        known = {member: share for member, share in shares.items() if share is not None}
+        if len(known) > 1:
+            found[family] = dict(sorted(known.items(), key=lambda one: one[1]))
+    return found
+
+
+def _reported(content: PageContent, name: str, member: str) -> Estimate:
+    together = content.estimates.get(SIMULTANEOUS_OF[name], member)
+    return together if together.estimate is not None else content.estimates.get(name, member)
+
+
+def _sweeps_table(content: PageContent, members: list[str]) -> PrintedTable:
+    """Make a table with a row for each member, fewest bytes first."""
+    shares = {member: share_of_whole(content, member) or 0.0 for member in members}
+    order = sorted(members, key=lambda member: (shares[member], member))
+    cells = {}
+    for member in order:
+        held = content.facts.storage.get(member)
+        cells[POOLED, member] = Cell(
+            size(held.mean_prompt_cache if held else None), f"{fixed(100 * shares[member], 1)}% of full"
+        )
+    held_bytes = CellColumn(Column(content.facts.cache, "", "mean bytes of the prompt as it is stored"), cells)
+    known = [together for name, together in SIMULTANEOUS_OF.items() if content.estimates.known(together)]
+    shown = columns_of(*(known or ["mismatch"]))
+    note = "Fewest bytes first. Intervals hold for all members of sweeps together." if known else "Fewest bytes first."
+    return action_table("sweeps", "Sweeps by bytes", content.estimates, order, [held_bytes, *shown], note=note)

@@ -1,0 +1,249 @@
+"""The section on the frozen plan, and on the estimates that it named.
+
+Endpoints and the cost curve are tables; the curve is a figure too. The plan's choices are listed before the numbers
+that they rest on. Entries that a plan lacks are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from kvdrift.report.figures.canvas import INK, QUIET, Figure, new_figure
+from kvdrift.report.figures.strokes import WIDTH
+from kvdrift.report.printing.estimate_tables import estimate_cells, marks, status_note
+from kvdrift.report.printing.numbers import MISSING, count, duration, fixed, level
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.sections.section import Drawing, Section
+from kvdrift.schema.frozen_text import with_measured
+from kvdrift.stats.quantities import ALL_QUANTITIES
+from kvdrift.stats.quantities.answers import ANSWER_QUANTITIES
+from kvdrift.stats.reduction.saving import saving
+from kvdrift.stats.registry import Quantity, Scale
+from kvdrift.stats.resampling.intervals import PRESPECIFIED, SEEN
+
+# Labels of the plan's entries: first the decisions, then the numbers that they rest on.
+_CHOSEN = {
+    "replicates": "replicates K", "documents_per_stratum": "documents per stratum N", "baseline": "baseline",
+    "actions": "actions", "target_half_width": "target half-width (fraction, or tokens)",
+    "variance": "variance that chose K and N", "saving": "what reduced estimates save",
+    "reachable": "targets reachable", "reason": "reason", "alpha": "alpha, over all primary intervals",
+    "family_size": "primary intervals", "level": "level of each primary interval", "interval": "intervals",
+    "draws": "bootstrap draws, primary", "exploratory_draws": "bootstrap draws, exploratory",
+    "expected_seconds": "expected time", "seen": "evaluation documents seen before",
+    "forgotten": "documents removed for good since",
+}  # fmt: skip
+_REST = {
+    "seed": "seed", "horizon": "horizon H", "strata": "strata", "windows": "windows", "calibration": "calibration",
+    "residual_branching": "residual branching", "development": "development",
+    "study_sha256": "study file SHA-256", "plan_section_sha256": "[plan] and [windows] SHA-256",
+}  # fmt: skip
+
+_OF_REVISION = "evaluation documents of this study had been generated when this revision of the plan was frozen"
+_OF_DOCUMENTS = "another study of this store had evaluated documents of the plan before the plan was frozen"
+_OF_ACTIONS = "their action, or its baseline, was redone after its evaluation documents had been generated"
+_OF_ANSWERS = "answers of their documents were corrected after the plan was frozen"
+
+
+def section(content: PageContent) -> Section:
+    """Make the section: the plan, its primary endpoints, and estimates of unknown quantities."""
+    plan = with_measured(content.facts.plan.content) if content.facts.plan else {}
+    plan |= {"saving": saved} if (saved := saving(plan)) else {}
+    estimates = content.estimates.all()
+    primary = [row for row in estimates if row.standing in {PRESPECIFIED, SEEN}]
+    other = [row for row in estimates if row.quantity not in ALL_QUANTITIES and row.x is None]
+    listings = _listing("primary", "Primary endpoints", primary), _listing("other", "Other estimates", other)
+    costs = cost_table(plan)
+    tables = tuple(table for table in (endpoints_table(plan), costs, *listings) if table is not None)
+    words = "Widest half-width and expected time by number of replicates"
+    drawings = () if costs is None else (Drawing("cost_curve", words, partial(cost_figure, plan)),)
+    seen = any(row.standing == SEEN for row in primary)
+    values = {
+        "seen": _why_seen(content, plan, [row for row in primary if row.standing == SEEN]) if seen else "",
+        "chosen": plan_rows(plan, _CHOSEN),
+        "rest": plan_rows(plan, _REST),
+        "added": content.facts.added,
+    }
+    return Section("plan", "Plan", tables, drawings, values)
+
+
+def _why_seen(content: PageContent, plan: dict[str, Any], rows: Sequence[Estimate]) -> str:
+    """Say what was known of these primary endpoints when they were planned."""
+    if plan.get("seen"):
+        return _OF_REVISION if plan.get("evaluated_documents") else _OF_DOCUMENTS
+    corrected = any(row["document_revision"] for row in content.source.of("documents", split="evaluation"))
+    reasons = [_OF_ANSWERS if corrected and row.quantity in ANSWER_QUANTITIES else _OF_ACTIONS for row in rows]
+    return "; or ".join(dict.fromkeys(reasons))
+
+
+def plan_rows(plan: dict[str, Any], labels: dict[str, str]) -> list[tuple[str, str]]:
+    """Return the plan's entries that ``labels`` names, as pairs of label and text."""
+    return [(label, _printed(name, plan[name])) for name, label in labels.items() if name in plan]
+
+
+def _printed(name: str, value: Any) -> str:
+    if name.endswith("draws"):
+        return count(value)
+    return duration(value) if name.endswith("seconds") else plan_text(value)
+
+
+def plan_text(value: Any) -> str:
+    """Write a value on one line."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{'−' if value < 0 else ''}{abs(value):.4g}"
+    if isinstance(value, list):
+        return ", ".join(plan_text(entry) for entry in value) or MISSING
+    if isinstance(value, dict):
+        return "; ".join(f"{name.replace('_', ' ')}: {_entry_text(entry)}" for name, entry in value.items()) or MISSING
+    return str(value)
+
+
+def _entry_text(entry: Any) -> str:
+    """Write an entry of a dict; the keys of a dict in a dict are actions' names, which stay as they are."""
+    if isinstance(entry, dict):
+        return "; ".join(f"{name}: {plan_text(value)}" for name, value in entry.items()) or MISSING
+    return plan_text(entry)
+
+
+def endpoints_table(plan: dict[str, Any]) -> PrintedTable | None:
+    """Make the table of primary endpoints and their development results, each in its own unit; None without endpoints.
+
+    The spreads are the square roots of the plan's variance components.
+    """
+    rows, ratios = [], plan.get("reduction", [])
+    for place, entry in enumerate(plan.get("primary_endpoints", [])):
+        known, scale = _known(entry["quantity"])
+        spread = Scale.POINTS if scale is Scale.PERCENT else scale
+        numbers = (
+            (entry.get("development_value"), scale),
+            (_root(entry.get("variance_between_documents")), spread),
+            (_root(entry.get("variance_between_replicates")), spread),
+            (entry.get("expected_half_width"), spread),
+        )
+        cells = ("" if value is None else f"{fixed(value * unit.factor, 2)} {unit.sign}" for value, unit in numbers)
+        label = Cell(entry["quantity"], known.meaning if known else "")
+        ratio = ratios[place]["variance_ratio"] if ratios else None
+        share = ("" if ratio is None else fixed(ratio, 2),) if ratios else ()
+        rows.append(table_row(label, _subject(entry["action"], entry.get("baseline")), *cells, *share))
+    if not rows:
+        return None
+    columns = [
+        label_column("endpoint"),
+        label_column("action"),
+        Column("development", "", "value on development documents"),
+        Column("sd, documents", "", "standard deviation between documents: variance component of the plan"),
+        Column("sd, replicates", "", "standard deviation between replicates of a document"),
+        Column("expected half-width", "", "of the interval, at the plan’s K and N"),
+    ]
+    if ratios:
+        meaning = "variance between replicates: the reduced estimate’s divided by the plain estimate’s"
+        columns.append(Column("reduced variance", "", meaning))
+    note = "From development documents alone; the standard deviations decided K and N."
+    return PrintedTable(
+        "plan_endpoints", "Planned endpoints and variance components", tuple(columns), tuple(rows), note
+    )
+
+
+def cost_table(plan: dict[str, Any]) -> PrintedTable | None:
+    """Make the table of the cost curve; None if the curve has fewer than two points."""
+    curve = cost_curve(plan)
+    if len(curve) < 2:
+        return None
+    rows = tuple(
+        table_row(
+            *(count(entry[name]) for name in ("replicates", "documents_per_stratum")),
+            plan_text(entry["widest_half_width"]), duration(entry["seconds"]), plan_text(entry["reachable"]),
+        )
+        for entry in curve
+    )  # fmt: skip
+    columns = (Column("K"), Column("N per stratum"), Column("widest half-width", "", "fraction, or tokens"),
+               Column("expected time"), Column("all targets met"))  # fmt: skip
+    return PrintedTable("cost_curve", "Cost curve", columns, rows, records=tuple(curve))
+
+
+def cost_curve(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the points of the plan's cost curve whose half-width is known, by K."""
+    known = [entry for entry in plan.get("cost_curve", []) if entry["widest_half_width"] is not None]
+    return sorted(known, key=lambda entry: int(entry["replicates"]))
+
+
+def cost_figure(plan: dict[str, Any]) -> Figure:
+    """Draw half-width and time for each K with the N that the K needs; the chosen K is filled."""
+    curve = cost_curve(plan)
+    figure = new_figure(WIDTH, 3.0)
+    widths, times = figure.subplots(1, 2)
+    tokens = any(_known(entry["quantity"])[1] is Scale.TOKENS for entry in plan.get("primary_endpoints", []))
+    factor = 1.0 if tokens else 100.0
+    seconds = max(entry["seconds"] for entry in curve)
+    scale, unit = next((s, name) for s, name in ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+                       if seconds >= 2 * s or s == 1.0)  # fmt: skip
+    panels = (
+        (widths, "a  Widest half-width", "" if tokens else "percentage points", "widest_half_width", factor),
+        (times, "b  Expected time", unit, "seconds", 1 / scale),
+    )
+    for axes, title, label, name, times_by in panels:
+        x, y = [entry["replicates"] for entry in curve], [entry[name] * times_by for entry in curve]
+        axes.plot(x, y, color=QUIET, linewidth=1.2)
+        for entry, height in zip(curve, y, strict=True):
+            fill = INK if entry["replicates"] == plan["replicates"] else "white"
+            axes.plot([entry["replicates"]], [height], marker="o", markersize=6.5, color=INK, markerfacecolor=fill)
+            axes.annotate(f"N {count(entry['documents_per_stratum'])}", (entry["replicates"], height), (0, 8),
+                          textcoords="offset points", ha="center", fontsize=8, color=QUIET)  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(x, [count(value) for value in x], minor=False)
+        axes.minorticks_off()
+        axes.margins(x=0.08, y=0.25)
+        axes.set(title=title, xlabel="replicates K", ylabel=label)
+    target = plan.get("target_half_width")
+    if target is not None:
+        widths.axhline(target * factor, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
+        place = widths.get_yaxis_transform()
+        widths.text(0.995, target * factor, "target", transform=place, ha="right", va="bottom", fontsize=8, color=QUIET)
+    return figure
+
+
+def _listing(name: str, title: str, rows: list[Estimate]) -> PrintedTable | None:
+    """Make a table with an estimate in each row; None without estimates."""
+    if not rows:
+        return None
+    lines, mark, meaning = [], marks(rows), "the estimate less control variates of mean zero"
+    reduced = [Column("reduced", "", meaning)] if any(row.estimate_reduced is not None for row in rows) else []
+    for row in rows:
+        known, scale = _known(row.quantity)
+        cell = estimate_cells([row], scale, mark)[0]
+        shown = "" if row.estimate is None else Cell(f"{cell.text} {scale.sign}", cell.under, cell.mark)
+        label = Cell(row.quantity if row.x is None else f"{row.quantity} ({row.x})", known.meaning if known else "")
+        counts = count(row.draws), count(row.documents), count(row.clusters)
+        rest = level(row.level), row.interval or "", *counts, row.standing
+        less = estimate_cells([row.reduced], scale, {})[0]
+        beside = ("" if row.estimate_reduced is None else Cell(f"{less.text} {scale.sign}", less.under),)
+        lines.append(
+            table_row(label, _subject(row.action, row.baseline), row.stratum, shown, *beside[: len(reduced)], *rest)
+        )
+    columns = (
+        label_column("quantity"), label_column("action"), label_column("stratum"), Column("estimate"), *reduced,
+        Column("level"), label_column("interval"), Column("draws"), Column("documents"), Column("clusters"),
+        label_column("status"),
+    )  # fmt: skip
+    return PrintedTable(name, title, columns, tuple(lines), status_note(rows), tuple(row.as_row() for row in rows))
+
+
+def _known(quantity: str) -> tuple[Quantity | None, Scale]:
+    """Return the registered quantity, None if there is none, and the scale of its values."""
+    known = ALL_QUANTITIES.get(quantity)
+    return known, known.scale if known else Scale.PERCENT
+
+
+def _subject(action: str, baseline: str | None) -> str:
+    return f"{action} − {baseline}" if baseline else action
+
+
+def _root(value: float | None) -> float | None:
+    return None if value is None else value**0.5

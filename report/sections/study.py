@@ -1,0 +1,204 @@
+"""The section on the study: its settings, the storage and cost of each action, and the documents."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from kvdrift.report.printing.estimate_tables import NOISE_FLOOR
+from kvdrift.report.printing.numbers import MISSING, count, count_range, duration, level, size
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
+from kvdrift.report.reading.content import PageContent
+from kvdrift.report.reading.estimates import ReportedEstimates
+from kvdrift.report.reading.facts import DEVELOPMENT, EVALUATION, Control, Facts, Storage, mean, total
+from kvdrift.report.sections.section import Section
+from kvdrift.schema.study.described import described_action
+
+
+def section(content: PageContent) -> Section:
+    """Make the section on the study."""
+    tables = (actions_table(content.facts, content.actions), documents_table(content.facts))
+    rows = study_rows(content.facts, content.estimates, content.actions)
+    rows += [("Ends of texts", text) for text in _ends(content)]
+    return Section("study", "The study", tables, values={"rows": rows})
+
+
+def _ends(content: PageContent) -> Iterator[str]:
+    """Yield the tokens that end a text, and the share of X that ended; nothing if the tokens are unknown."""
+    tokens, (ended, texts) = content.facts.eos_tokens, content.ended
+    if tokens is not None and texts:
+        named = ", ".join(f"{token} ‘{content.token_text(token)}’" for token in tokens) or "no token"
+        yield f"at {named}; {count(ended)} of {count(texts)} continuations X ended ({ended / texts:.0%})"
+
+
+def documents_table(facts: Facts) -> PrintedTable:
+    """Make the table of documents by stratum and split."""
+    columns = [label_column("stratum"), Column("development"), Column("evaluation")]
+    if not facts.finite:
+        columns.append(Column("prompt length n", "tokens"))
+    rows = []
+    for stratum in (*facts.strata, None):
+        own = [document["prompt_tokens"] for document in facts.documents if stratum in {None, document["stratum"]}]
+        counts = [count(facts.count(split, stratum)) for split in (DEVELOPMENT, EVALUATION)]
+        rows.append(table_row(stratum or "all", *counts, *([] if facts.finite else [count_range(own)])))
+    return PrintedTable("documents", "Systems" if facts.finite else "Documents", tuple(columns), tuple(rows))
+
+
+def actions_table(facts: Facts, order: list[str]) -> PrintedTable:
+    """Make the table of storage and time: actions in ``order``, then controls."""
+    if facts.finite:
+        return _laws_table(facts, order)
+    rows = []
+    coded = any(action["codec"] is not None for action in facts.actions)
+    places = {name: place for place, name in enumerate(order)}
+    for action in sorted(facts.actions, key=lambda row: places.get(row["action"], len(places))):
+        added = "control" if action["control"] else "added after the plan" if action["action"] in facts.added else ""
+        floor = [NOISE_FLOOR] if action["action"] in facts.noise_floors else []
+        what = ", ".join([*floor, *([added] if added else [])])
+        stored = facts.storage.get(action["action"])
+        held = _held(stored, within=action["policy"] is not None) if stored else [MISSING] * 7
+        weights = [size(facts.weight_bytes(action["action"]))] if facts.own_weights else []
+        rows.append(
+            table_row(
+                Cell(action["action"], what),
+                described_action(action) or MISSING,
+                *weights,
+                *held,
+            )
+        )
+    weights_column = [Column("weights", "", "bytes of the files with the weights of the action’s side")]
+    columns = (
+        label_column("action"),
+        label_column("what it does"),
+        *(weights_column if facts.own_weights else ()),
+        Column("entries m", "", "prompt entries kept after prefill, per KV head and layer with full attention"),
+        Column(
+            "keys, values",
+            "",
+            "mean bytes per document, as they are stored; those of windows and states are not evictable",
+        ),
+        Column(
+            "scales, index, metadata" if coded else "index, metadata",
+            "",
+            f"mean bytes of {'a codec’s scales, ' if coded else ''}indices, lengths and positions per document",
+        ),
+        Column(facts.cache, "", "the two together: stored once a document, and read by all of its replicates"),
+        Column("each replicate adds", "", "mean bytes of the generated entries of one replicate, up to the horizon"),
+        Column("K", "", "replicates per document"),
+        Column("time to measure", "", "kvdrift’s time for prefill and decoding of all units; not the action’s speed"),
+    )
+    note = (
+        "Measured; means over documents. A prompt’s cache is stored once, whatever K is. The time is what this study "
+        "took, which grows with K and with documents; it says nothing of how fast an action serves."
+    )
+    if any(action["policy"] is not None for action in facts.actions):
+        note += (
+            " A decode-time policy keeps m entries after prefill. Its bytes are those of the most entries that a step "
+            "reads, including generated entries; a step may read more entries than the prompt has."
+        )
+    return PrintedTable("actions", "Actions", columns, tuple(rows), note)
+
+
+def _held(stored: Storage, *, within: bool) -> list[Cell | str]:
+    """Return the cells of an action's storage; ``within`` says that its bytes include generated entries."""
+    payload, *others = map(stored.mean_bytes, range(4))
+    keys = Cell(size(payload), f"{size(stored.fixed_bytes)} not evictable" if stored.fixed_bytes else "")
+    held = (keys, size(total(others)), size(stored.mean_prompt_cache))
+    added = Cell(MISSING, "within") if within else size(mean(stored.per_replicate.values()))
+    return [count_range(stored.kept_entries), *held, added, _replicates(stored), duration(stored.seconds)]
+
+
+def _laws_table(facts: Facts, order: list[str]) -> PrintedTable:
+    """Make the table of finite-state actions, which store nothing: replicates and time."""
+    rows = [
+        table_row(action, _replicates(stored), duration(stored.seconds))
+        for action in order if (stored := facts.storage.get(action))
+    ]  # fmt: skip
+    columns = (
+        label_column("action"),
+        Column("K", "", "replicates per system"),
+        Column("time to measure", "", "of all units"),
+    )
+    return PrintedTable("actions", "Actions", columns, tuple(rows))
+
+
+def _replicates(stored: Storage) -> Cell:
+    """Return coupled pairs by document, and below them the replicates of residual branching."""
+    return Cell(count_range(stored.replicates), f"{count_range(stored.branchings)} SWRB" if stored.branchings else "")
+
+
+def study_rows(facts: Facts, estimates: ReportedEstimates, actions: list[str]) -> list[tuple[str, str]]:
+    """Return the study's settings as labels and texts."""
+    stored = [facts.storage[action] for action in actions if action in facts.storage]
+    seconds = total(row.seconds for row in facts.storage.values())
+    laws = total(row.kernel_evaluations for row in facts.storage.values())
+    cost = "not recorded" if seconds is None else duration(seconds)
+    branched = [total for row in stored for total in row.branchings]
+    plan = "none; all estimates are exploratory"
+    if facts.plan:
+        revision = f"revision {facts.plan.revision}, " if facts.plan.revision else ""
+        plan = f"{revision}frozen {facts.plan.frozen_at}, SHA-256 {facts.plan.sha256[:12]}…"
+    rows = [
+        ("Model", facts.model),
+        ("Engine", "; ".join(facts.engines)),
+        ("Device", "" if facts.engines else "; ".join(facts.devices) or "not recorded"),
+        ("Documents", _documents(facts)),
+        ("Horizon H", f"{facts.windows.horizon} tokens"),
+        ("Law of tokens", "" if facts.law is None else facts.law.words),
+        ("Replicates K", count_range(value for row in stored for value in row.replicates) + " per document and action"),
+        ("SWRB replicates", f"{count_range(branched)} of residual branching per document that has some"
+         if branched else ""),
+        ("Equal bytes", _equal_bytes(facts, actions)),
+        ("Not evictable", _not_evictable(facts)),
+        ("Controls", "; ".join(_control(control) for control in facts.controls) or ("" if facts.engine else "none")),
+        ("Plan", plan),
+        ("Seed", str(facts.seed) if facts.seed is not None else "not recorded"),
+        ("Intervals", _intervals(estimates)),
+        ("Time to measure", f"{cost} for these documents" + (f", {count(laws)} next-token laws" if laws else "")),
+    ]  # fmt: skip
+    return [(label, text) for label, text in rows if text]
+
+
+def _equal_bytes(facts: Facts, actions: list[str]) -> str:
+    return "; ".join(
+        f"{action} and {other} hold the same bytes on all {count(shared)} documents "
+        f"({size(facts.storage[action].mean_prompt_cache)} of {facts.cache})"
+        for action, other in itertools.combinations(actions, 2) if (shared := facts.same_bytes(action, other))
+    )  # fmt: skip
+
+
+def _not_evictable(facts: Facts) -> str:
+    """Say how much of the full cache is windows and states; empty if nothing is, or without a control."""
+    whole = facts.storage.get(facts.whole_cache or "")
+    if whole is None or not whole.fixed_bytes:
+        return ""
+    return (
+        f"{size(whole.fixed_bytes)} of the full cache’s {size(whole.mean_prompt_cache)} are windows and states, which "
+        "no action evicts; retention is that of the layers with full attention"
+    )
+
+
+def _intervals(estimates: ReportedEstimates) -> str:
+    bounded = [row for row in estimates.all() if row.has_interval and row.level is not None]
+    parts = []
+    for standing in sorted({row.standing for row in bounded}):
+        own = [row for row in bounded if row.standing == standing]
+        draws = " or ".join(count(value) for value in sorted({row.draws for row in own if row.draws is not None}))
+        levels = " and ".join(level(value) for value in sorted({row.level for row in own if row.level is not None}))
+        parts.append(f"{standing}: {draws} bootstrap draws, {levels}")
+    return "; ".join(parts) or "missing"
+
+
+def _documents(facts: Facts) -> str:
+    strata = f"{len(facts.strata)} {'strata' if len(facts.strata) > 1 else 'stratum'}"
+    text = f"{count(facts.count(EVALUATION))} evaluation, {count(facts.count(DEVELOPMENT))} development, {strata}"
+    return f"{text}; {count(facts.unmeasured)} more are listed but not measured" if facts.unmeasured else text
+
+
+def _control(control: Control) -> str:
+    if not control.pairs:
+        return f"{control.action}: no pairs yet"
+    found = "exactly 0" if control.zero else "NOT 0"
+    return (
+        f"{control.action}: δ and f are {found} in {count(control.pairs)} pairs on {count(control.documents)} documents"
+    )
