@@ -61,7 +61,7 @@ def name_marks(axes: Axes, marks: Sequence[Mark], line: Sequence[Mark] = (), *, 
         own = sorted((mark for mark in marks if mark.name == name), key=lambda mark: (mark.x, mark.aside))
         others = np.concatenate([np.empty((0, 4)), *(boxes[mark] for mark in marks if mark.name != name)])
         _join(axes, own)
-        costs = {}
+        costs: dict[tuple[float, int, int], tuple[Mark, Boxes, float]] = {}
         for mark, box, far, side in _spots(axes, name, own, _RINGS[:2] if in_legend else _RINGS):
             outside = np.maximum(frame - box, 0)[:2].sum() + np.maximum(box - frame, 0)[2:].sum()
             stray = bool((_distances(box, others) <= _distances(box, boxes[mark]).min() + 0.5).any())
@@ -115,13 +115,15 @@ def _spots(
 def _overlaps(box: Boxes, boxes: Boxes) -> NDArray[np.float64]:
     """Return the area that a box shares with each of some boxes."""
     shared = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
-    return np.maximum(shared, 0).prod(axis=1)
+    areas: NDArray[np.float64] = np.maximum(shared, 0).prod(axis=1)
+    return areas
 
 
 def _distances(box: Boxes, boxes: Boxes) -> NDArray[np.float64]:
     """Return the distance from a box to each of some boxes."""
     between = np.maximum(boxes[:, :2] - box[2:], box[:2] - boxes[:, 2:])
-    return np.hypot(*np.maximum(between, 0).T)
+    distances: NDArray[np.float64] = np.hypot(*np.maximum(between, 0).T)
+    return distances
 
 
 def _join(axes: Axes, marks: Sequence[Mark]) -> None:
