@@ -132,7 +132,7 @@ def _publish(key: str, store: Store, study: str, model: str, report: Path) -> No
     table = [{name: _cell(row[name]) for name in _COLUMNS} for row in decomposition]
     create_table_artifact(table=table, key=f"{key}-decomposition", description=f"Decomposition: {where}. Fractions.")
     headline = [f"**{verdict.lead}** {' '.join(verdict.reasons)}"]
-    headline += [f"**{sentence.lead}** {sentence.detail}" for sentence in found]
+    headline += [sentence.text for sentence in found]
     create_markdown_artifact(
         markdown="\n\n".join(headline), key=f"{key}-headline", description=f"What was found: {where}."
     )

@@ -14,16 +14,23 @@ from kvdrift.report.printing.estimate_tables import (
     columns_of,
     contrast_rows_table,
 )
-from kvdrift.report.printing.numbers import count, fixed, in_text
-from kvdrift.report.printing.tables import Cell, Column, PrintedTable, TableRow, label_column, table_row
+from kvdrift.report.printing.numbers import count, fixed
+from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import ViewRow
-from kvdrift.report.sections.contrasts import said_once, shown
+from kvdrift.report.sections.contrasts import with_grounds
 from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
-from kvdrift.stats.quantities import ALL_QUANTITIES
-from kvdrift.stats.registry import DIFFERENCE, Scale
+from kvdrift.stats.registry import DIFFERENCE
 
+PLACES = ("before", "inside", "after")
+_MOST = 4  # actions that the first sentence names
+_FEWEST = 5  # fewest actions of a correlation
+_PLACE_WORDS = {
+    "before": "of right X: the pair parts before the first token of the answer",
+    "inside": "of right X: it parts from the first to the last token of the answer",
+    "after": "of right X: it parts after the last token of the answer",
+}
 _RECORD_COLUMNS = (
     label_column("action"),
     Column("lost answers", "", "answers that X states and Y does not, over all pairs"),
@@ -34,67 +41,7 @@ _RECORD_COLUMNS = (
     Column("all: partly", "%", "likewise"),
     Column("all: whole", "%", "likewise"),
 )
-_MOST_RECORDS = 3  # actions that the sentences name; if there are more, those that lose most answers
 _RECORD_SHARES = ("lost_gone", "lost_partly", "lost_whole", "gone", "partly", "whole")
-
-
-def records_table(content: PageContent) -> PrintedTable | None:
-    """Make the table of lost answers by their records; None if the store has no prompts or nothing was lost."""
-    rows = [row for row in _record_rows(content) if row["lost"]]
-    if not rows:
-        return None
-    return PrintedTable(
-        "lost_records", "Lost answers and their records", _RECORD_COLUMNS, tuple(map(_printed_record, rows))
-    )
-
-
-def records_sentence(content: PageContent) -> str:
-    """Say of how many lost answers the record was evicted, compared with all answers, and how else answers are lost."""
-    rows = [row for row in _record_rows(content) if row["lost"]]
-    evicted = [row for row in rows if row["lost_whole"] < 1]
-    named = sorted(evicted, key=lambda row: -row["lost"])[:_MOST_RECORDS] if len(evicted) > _MOST_RECORDS else evicted
-    told = [_record_sentence(row) for row in named]
-    if told:
-        told.append(
-            "The more these shares differ from the shares of all answers, the more of the loss is associated with "
-            "eviction. “In part” means that some layers or KV heads lack some tokens of the record; other layers or "
-            "heads may still read these tokens."
-        )
-    if any(row["lost_whole"] > 0 for row in rows):
-        told.append(
-            "An answer whose record is whole is lost by something else: entries by which the model finds the record "
-            "are missing or less exact; or the pair had parted, and Y drew other tokens by chance."
-        )
-    return " ".join(told)
-
-
-def _record_rows(content: PageContent) -> list[ViewRow]:
-    known = {row["action"]: row for row in content.pooled("lost_records")}
-    return [known[action] for action in content.actions if action in known]
-
-
-def _record_sentence(row: ViewRow) -> str:
-    """Write the shares of an action's lost answers, and below them the same shares of all answers."""
-    gone, partly, whole, *of_all = (f"{fixed(100 * row[name], 1)}%" for name in _RECORD_SHARES)
-    return (
-        f"{row['action']} loses {count(row['lost'])} answers: the record of {gone} was wholly evicted, that of "
-        f"{partly} in part, and {whole} have their whole record. Of all answers, lost or not, these shares are "
-        f"{of_all[0]}, {of_all[1]} and {of_all[2]}."
-    )
-
-
-def _printed_record(row: ViewRow) -> TableRow:
-    return table_row(row["action"], count(row["lost"]), *(fixed(100 * row[name], 1) for name in _RECORD_SHARES))
-
-
-PLACES = ("before", "inside", "after")
-_MOST = 4  # actions that the first sentence names
-_FEWEST = 5  # fewest actions of a correlation
-_PLACE_WORDS = {
-    "before": "of right X: the pair parts before the first token of the answer",
-    "inside": "of right X: it parts from the first to the last token of the answer",
-    "after": "of right X: it parts after the last token of the answer",
-}
 
 
 def section(content: PageContent) -> Section | None:
@@ -127,7 +74,6 @@ def section(content: PageContent) -> Section | None:
         "sentence": answers_sentence(content),
         "correlation": correlation_sentence(content),
         "basis": _basis_sentence(content, rows),
-        "records": records_sentence(content) if lost is not None else "",
         "losing": [action for action in content.actions if content.estimates.get("lost", action).estimate],
     }
     return Section("answers", "Does it matter?", tuple(tables), drawings, values)
@@ -150,17 +96,24 @@ def answers_sentence(content: PageContent) -> str:
 def _sentence(content: PageContent, action: str) -> str:
     """Write, for example, ``With snapkv-half, accuracy is 61.0% instead of 80.0%: −19.0 pp [−25.1, −12.2]. …``"""
     names = ("accuracy", "accuracy_reference", "score_gap", "lost", "gained", "lost_share")
-    found = {name: content.estimates.get(name, action) for name in names}
-    points = {name: in_text(replace(row, low=None), ALL_QUANTITIES[name].scale) for name, row in found.items()}
-    change = shown(found["score_gap"], Scale.POINTS)
-    told = f"With {action}, accuracy is {points['accuracy']} instead of {points['accuracy_reference']}: {change}."
-    if found["lost_share"].estimate is None:
-        return f"{told} The reference is never right, so no right answer can be lost; {points['gained']} are gained."
-    share = shown(found["lost_share"], Scale.PERCENT)
-    return said_once(
-        f"{told} Right answers are lost in {points['lost']} of pairs and gained in {points['gained']}; of the "
-        f"reference’s right answers {share} are lost."
+    accuracy, reference, change, lost, gained, share = (content.estimates.get(name, action) for name in names)
+    points = {row.quantity: replace(row, low=None) for row in (accuracy, reference, lost, gained)}
+    first = (
+        f"With {action}, accuracy is ",
+        points["accuracy"],
+        " instead of ",
+        points["accuracy_reference"],
+        ": ",
+        change,
     )
+    if share.estimate is None:
+        return with_grounds(
+            *first, ". The reference is never right, so no right answer can be lost; ", points["gained"], " are gained"
+        )
+    return with_grounds(
+        *first, ". Right answers are lost in ", points["lost"], " of pairs and gained in ", points["gained"],
+        "; of the reference’s right answers ", share, " are lost",
+    )  # fmt: skip
 
 
 def correlation_sentence(content: PageContent) -> str:
@@ -172,6 +125,18 @@ def correlation_sentence(content: PageContent) -> str:
     return (
         f"Over the {row['actions']} actions, the correlation of R with answers lost is {fixed(row['lost'], 2)}, "
         f"and with the score gap {fixed(row['score_gap'], 2)}."
+    )
+
+
+def records_table(content: PageContent) -> PrintedTable | None:
+    """Make the table of lost answers by their records; None if the store has no prompts or nothing was lost."""
+    known = {row["action"]: row for row in content.pooled("lost_records") if row["lost"]}
+    rows = [
+        table_row(action, count(row["lost"]), *(fixed(100 * row[name], 1) for name in _RECORD_SHARES))
+        for action in content.actions if (row := known.get(action))
+    ]  # fmt: skip
+    return (
+        PrintedTable("lost_records", "Lost answers and their records", _RECORD_COLUMNS, tuple(rows)) if rows else None
     )
 
 

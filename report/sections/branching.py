@@ -19,7 +19,6 @@ from kvdrift.report.figures.canvas import (
     ActionStyle,
     Axes,
     Figure,
-    Line2D,
     action_styles,
     legend_line,
     new_figure,
@@ -36,14 +35,13 @@ from kvdrift.report.figures.strokes import (
     zero_line,
 )
 from kvdrift.report.printing.estimate_tables import CellColumn, EstimateColumn, action_table, action_tables, columns_of
-from kvdrift.report.printing.numbers import MISSING, count, decimals_of, fixed, in_text, interval, level, listed
+from kvdrift.report.printing.numbers import MISSING, count, decimals_of, fixed, level
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate, ReportedEstimates, ViewRow
 from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
 from kvdrift.schema.windows import Windows
-from kvdrift.stats.registry import Scale
 
 _FEW = 5
 ACROSS = 3  # panels in a row
@@ -67,7 +65,7 @@ class Depths:
 
 
 def depth_section(content: PageContent) -> Section:
-    """Make the depth_section: the range of R that a window of each depth leaves."""
+    """Make the section: the range of R that a window of each depth leaves."""
     depths = read_depths(content)
     if not depths.intervals:
         return Section("depth", "What a short window cannot tell")
@@ -76,23 +74,7 @@ def depth_section(content: PageContent) -> Section:
     tables = (depth_table(depths.intervals, content.windows, name, title), *ordering)
     words = "Identified interval of R and of its contrasts by depth of the branch window"
     drawing = Drawing("depth", words, partial(depth_figure, depths, content))
-    values = {"both": enclosure_sentence(content, depths)}
-    return Section("depth", "What a short window cannot tell", tables, (drawing,), values)
-
-
-def enclosure_sentence(content: PageContent, depths: Depths) -> str:
-    """Explain why the enclosure of R at full depth is wider than R's interval; empty if either is missing."""
-    action = next(iter(depths.intervals))
-    row, risk = depths.intervals[action][-1], content.estimates.get("mismatch", action)
-    if row["depth"] != content.windows.horizon or not risk.has_interval:
-        return ""
-    return (
-        f"At L = {count(row['depth'])} the enclosure is for the same R as the interval in the other sections, and is "
-        f"wider: under {action}, {_range(row, 'enclosure')} beside {interval(risk, Scale.PERCENT, 1)}. The enclosure "
-        "supposes only that R is between 0 and 1, and is valid for any number of documents. The interval follows from "
-        "the differences between the documents of this study, and its level is approximate. Compare actions by "
-        "intervals; use the enclosure if the level must be guaranteed."
-    )
+    return Section("depth", "What a short window cannot tell", tables, (drawing,))
 
 
 def read_depths(content: PageContent) -> Depths:
@@ -172,7 +154,7 @@ def depth_figure(depths: Depths, content: PageContent) -> Figure:
     """Draw a panel for each action with the interval of its R by depth, and one for each contrast with the baseline."""
     styles, windows = action_styles(content.actions), content.windows
     others = {action: style for action, style in styles.items() if depths.orderings.get(action)}
-    above, below = window_lines(len(styles)), window_lines(len(others))
+    above, below = (math.ceil(panels / ACROSS) for panels in (len(styles), len(others)))
     figure = new_figure(WIDTH, 0.5 + 2.3 * (above + below))
     grid = figure.subplots(above + below, ACROSS, squeeze=False)
     window_panels(grid[:above], depths.intervals, styles, windows)
@@ -189,20 +171,11 @@ def depth_figure(depths: Depths, content: PageContent) -> Figure:
         axes.set_ylim(min(one.get_ylim()[0] for one in drawn), max(one.get_ylim()[1] for one in drawn))
     for axes in grid[above:].flat[len(others) :]:
         axes.set_visible(False)
-    figure.legend(handles=edges(), loc="outside upper left", ncols=2)
-    return figure
-
-
-def edges(of: str = "") -> list[Line2D]:
-    """Return the legend entries of both ends of an interval."""
-    return [
-        legend_line(f"least R{of}", color=QUIET, linewidth=1.8), legend_line(f"most R{of}", color=QUIET, linewidth=0.9)
+    edges = [
+        legend_line("least R", color=QUIET, linewidth=1.8), legend_line("most R", color=QUIET, linewidth=0.9)
     ]  # fmt: skip
-
-
-def window_lines(panels: int) -> int:
-    """Return the number of rows of a figure with so many panels."""
-    return math.ceil(panels / ACROSS)
+    figure.legend(handles=edges, loc="outside upper left", ncols=2)
+    return figure
 
 
 def window_panels(
@@ -244,7 +217,7 @@ _PANELS = (
 
 
 def branching_section(content: PageContent) -> Section | None:
-    """Make the branching_section; None if no action was branched."""
+    """Make the section; None if no action was branched."""
     risks = {row["action"]: row for row in content.residual_risks}
     actions = [action for action in content.actions if action in risks]
     if not actions:
@@ -264,13 +237,7 @@ def branching_section(content: PageContent) -> Section | None:
     if len(actions) * len(strata) > 1 and estimates.known("efficiency"):
         words = "Efficiency of residual branching by the share of pairs that diverge, by evaluations and by time"
         drawings.append(Drawing("swrb_efficiency", words, partial(gain_figure, estimates, styles, strata)))
-    if windows and content.windows.horizon > 1:
-        words = "Interval of R by depth of the branch window, from residual branching and from coupled pairs"
-        coupled = read_depths(content).intervals
-        draw = partial(windows_figure, windows, coupled, styles, content.windows)
-        drawings.append(Drawing("swrb_windows", words, draw))
-    pays = pay_sentences(estimates, actions)
-    return Section("branching", "Residual branching", tables, tuple(drawings), {"pays": pays})
+    return Section("branching", "Residual branching", tables, tuple(drawings))
 
 
 def verdict(efficiency: Estimate) -> str:
@@ -278,26 +245,6 @@ def verdict(efficiency: Estimate) -> str:
     if efficiency.low is None or efficiency.high is None:
         return OPEN
     return PAYS if efficiency.low > 1 else LOSES if efficiency.high < 1 else OPEN
-
-
-def pay_sentences(estimates: ReportedEstimates, actions: Sequence[str]) -> list[str]:
-    """Say for which actions residual branching pays, by kernel-pair evaluations and by decoding time."""
-    by_verdict: dict[str, list[str]] = {PAYS: [], LOSES: [], OPEN: []}
-    for action in actions:
-        by_verdict[verdict(estimates.get("efficiency", action))].append(_named(estimates, action))
-    sentences = []
-    if by_verdict[PAYS]:
-        means = (
-            "for the same number of kernel-pair evaluations it divides the Monte Carlo variance of R by the efficiency"
-        )
-        sentences.append(f"Residual branching pays for {listed(by_verdict[PAYS])}: {means}.")
-    if by_verdict[LOSES]:
-        subject = "It" if sentences else "Residual branching"
-        means = "for the same number of evaluations, coupled pairs have the smaller variance"
-        sentences.append(f"{subject} does not pay for {listed(by_verdict[LOSES])}: {means}.")
-    if by_verdict[OPEN]:
-        sentences.append(f"Undecided for {listed(by_verdict[OPEN])}: no interval of the efficiency excludes 1.")
-    return [*sentences, _in_time(estimates, actions)]
 
 
 def risk_table(estimates: ReportedEstimates, risks: Mapping[str, ViewRow]) -> PrintedTable:
@@ -339,27 +286,6 @@ def _difference(row: ViewRow) -> tuple[Cell, Cell]:
     return Cell(fixed(100 * difference, places), f"± {fixed(100 * error, places)}"), Cell(fixed(difference / error, 1))
 
 
-def _in_time(estimates: ReportedEstimates, actions: Sequence[str]) -> str:
-    entries = [estimates.get("efficiency_in_seconds", action) for action in actions]
-    known = {entry.action: entry for entry in entries if entry.estimate is not None}
-    if not known:
-        return "Decoding times are not recorded, so its effect on time is not known."
-    parts = []
-    for found in (PAYS, LOSES, OPEN):
-        own = [
-            f"{action} ({in_text(entry, Scale.RATIO)})" for action, entry in known.items() if verdict(entry) == found
-        ]
-        if own:
-            parts.append(f"{'is undecided' if found == OPEN else found} for {listed(own)}")
-    return f"By measured decoding time, it {'; it '.join(parts)}."
-
-
-def _named(estimates: ReportedEstimates, action: str) -> str:
-    mass = estimates.get(_MASS, action).estimate
-    diverge = "" if mass is None else f"; {fixed(100 * mass, 1)}% of pairs diverge"
-    return f"{action} (efficiency {in_text(estimates.get('efficiency', action), Scale.RATIO)}{diverge})"
-
-
 def gain_figure(estimates: ReportedEstimates, styles: Mapping[str, ActionStyle], strata: Sequence[str]) -> Figure:
     """Draw efficiency against the share of pairs that diverge: pooled with intervals, single strata pale."""
     figure = new_figure(WIDTH, 3.7)
@@ -373,31 +299,6 @@ def gain_figure(estimates: ReportedEstimates, styles: Mapping[str, ActionStyle],
         axes.axhline(1, color=INK, linewidth=0.8)
         axes.set(xlim=(-3, 103), title=title, xlabel="mean M: pairs that diverge (%)", ylabel=label)
     action_legend(figure, dict(styles), marker=True)
-    return figure
-
-
-def windows_figure(
-    intervals: Mapping[str, list[ViewRow]],
-    coupled: Mapping[str, list[ViewRow]],
-    styles: Mapping[str, ActionStyle],
-    windows: Windows,
-) -> Figure:
-    """Draw the interval of each action's R by depth from residual branching; open markers are coupled pairs'."""
-    lines = window_lines(len(styles))
-    figure = new_figure(WIDTH, 0.5 + 2.5 * lines)
-    grid = figure.subplots(lines, ACROSS, squeeze=False)
-    window_panels(grid, intervals, styles, windows)
-    wanted = set(selected_depths(windows))
-    for axes, (action, style) in zip(grid.flat, styles.items(), strict=False):
-        rows = [row for row in coupled.get(action, []) if row["depth"] in wanted]
-        for end in ("lower", "upper"):
-            axes.plot([row["depth"] for row in rows], [100 * row[end] for row in rows], linestyle="none",
-                      marker=style.marker, markersize=6, markerfacecolor="none", markeredgecolor=style.colour,
-                      markeredgewidth=1.1, clip_on=False, zorder=4)  # fmt: skip
-    coupled_too = legend_line(
-        "both, coupled pairs", linestyle="none", marker="o", markerfacecolor="none", markeredgecolor=QUIET
-    )
-    figure.legend(handles=[*edges(", SWRB"), coupled_too], loc="outside upper left", ncols=3)
     return figure
 
 

@@ -2,7 +2,7 @@
 
 An action is ruled out if another action holds no more bytes and has surely less R: the interval of the difference lies
 below 0. Of more than two actions these intervals hold for all pairs together. An action that is left is recommended if
-its R is told apart from the R of every other action that is left. Of two recommended actions the larger diverges less,
+its R differs surely from the R of every other action that is left. Of two recommended actions the larger diverges less,
 so that the choice is a question of bytes. An action that surely loses more than half of the right answers is not
 recommended at any bytes. Points without intervals decide nothing. Bytes are those of the cache; where weights differ,
 an action with no more bytes has no more bytes of weights either. An action whose weights have an unknown number of
@@ -41,8 +41,15 @@ class Choice:
     unfit: list[str] = field(default_factory=list)
     # pairs of other actions whose difference in R may be 0
     unsettled: list[tuple[str, str]] = field(default_factory=list)
-    # why nothing can be recommended whatever the intervals say, as a sentence; empty without an obstacle
+    # why nothing can be recommended whatever the intervals say, and what would remove it; empty without an obstacle
     obstacle: str = ""
+    remedy: str = ""
+
+    @property
+    def deciding(self) -> dict[str, list[tuple[str, str]]]:
+        """The pairs of actions whose differences in R decide, by what their intervals say."""
+        left = combinations([*self.recommended, *self.unfit], 2)
+        return {"not settled": self.unsettled, "ruled out": list(self.ruled_out.items()), "smaller R": list(left)}
 
 
 def choose(content: PageContent) -> Choice:
@@ -61,7 +68,7 @@ def choose(content: PageContent) -> Choice:
         for action in candidates
     }
     if obstacle := _obstacle(content, candidates):
-        return Choice(candidates, places, obstacle=obstacle)
+        return Choice(candidates, places, obstacle=obstacle[0], remedy=obstacle[1])
     ruled_out = {
         action: better[0]
         for action in candidates
@@ -132,12 +139,7 @@ def _single_difference(estimates: ReportedEstimates, action: str, other: str) ->
     return min(plain, turned, key=lambda row: (not row.has_interval, _BEST_FIRST.get(row.standing, 2)))
 
 
-def lacks_pairs(content: PageContent) -> bool:
-    """Tell whether there are more than two actions without intervals that hold for all pairs together."""
-    return len(content.actions) > 2 and not content.estimates.pairs
-
-
-def unfinished(content: PageContent) -> bool:
+def _unfinished(content: PageContent) -> bool:
     """Tell whether an evaluation lacks planned documents, or a sequential study has not stopped at a look.
 
     Intervals over a number of documents that the plan did not fix would be unplanned looks.
@@ -172,25 +174,33 @@ def _no_more_bytes(content: PageContent, action: str, other: str) -> bool:
     return ratio is not None and ratio <= 1
 
 
-def _obstacle(content: PageContent, candidates: list[str]) -> str:
-    """Say why nothing can be recommended, whatever the intervals say; empty without an obstacle."""
+_RUN = "kvdrift run goes on to the end of the study."
+_ANALYZE = "kvdrift analyze makes the intervals."
+
+
+def _obstacle(content: PageContent, candidates: list[str]) -> tuple[str, str] | None:
+    """Say why nothing can be recommended, whatever the intervals say, and what to do; None without an obstacle."""
     facts, estimates = content.facts, content.estimates
     moved = [control.action for control in facts.controls if not control.zero]
     unknown = any(
         facts.same_weights(one, other) and facts.times_bytes(one, other) is None
         for one, other in combinations(candidates, 2)
     )
+    lacks_pairs = len(content.actions) > 2 and not estimates.pairs
     obstacles = (
-        (facts.finite, "these are systems of known laws, and no action holds any bytes"),
-        (not candidates, "nothing is left out or coded, so there is nothing to choose"),
-        (bool(content.preliminary), "the study is not finished"),
-        (content.split != EVALUATION, "no evaluation document has been measured yet"),
-        (bool(moved), f"the control {''.join(moved[:1])} is not exactly 0, so numerics are part of every number"),
-        (unfinished(content), "the evaluation is not finished, and a look before its end was not planned"),
-        (not estimates.have_intervals, "there are no intervals yet"),
-        (lacks_pairs(content), "there are no intervals yet that hold for all pairs of actions together"),
-        (bool(estimates.stale), "the estimates do not cover all events"),
-        (len(candidates) == 1, f"{''.join(candidates[:1])} is the only action, and nothing can be compared with it"),
-        (unknown, "the bytes that the actions hold are not recorded, or they have no document in common"),
-    )
-    return next((words for is_there, words in obstacles if is_there), "")
+        (facts.finite, "these are systems of known laws, and no action holds any bytes", ""),
+        (not candidates, "nothing is left out or coded, so there is nothing to choose", ""),
+        (bool(content.preliminary), "the study is not finished", _RUN),
+        (content.split != EVALUATION, "no evaluation document has been measured yet", _RUN),
+        (bool(moved), f"the control {''.join(moved[:1])} is not exactly 0, so numerics are part of every number",
+         "First the control must be exactly 0; a noise floor beside the control shows the effect of numerics."),
+        (_unfinished(content), "the evaluation is not finished, and a look before its end was not planned", _RUN),
+        (not estimates.have_intervals, "there are no intervals yet", _ANALYZE),
+        (lacks_pairs, "there are no intervals yet that hold for all pairs of actions together", _ANALYZE),
+        (bool(estimates.stale), "the estimates do not cover all events", _ANALYZE),
+        (len(candidates) == 1, f"{''.join(candidates[:1])} is the only action, and nothing can be compared with it",
+         "Add a second action at the same bytes to the study file; kvdrift run then generates only that action."),
+        (unknown, "the bytes that the actions hold are not recorded, or they have no document in common",
+         "The comparison needs units that record payload_bytes, on documents that the actions share."),
+    )  # fmt: skip
+    return next(((words, remedy) for is_there, words, remedy in obstacles if is_there), None)

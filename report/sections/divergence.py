@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import textwrap
 from functools import partial
 from typing import Any
@@ -21,11 +20,10 @@ from kvdrift.report.figures.strokes import (
     published_points,
 )
 from kvdrift.report.printing.estimate_tables import EstimateColumn, action_table, action_tables, columns_of
-from kvdrift.report.printing.numbers import count, fixed, in_text
+from kvdrift.report.printing.numbers import count
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.section import Drawing, Section
-from kvdrift.stats.registry import Scale
 
 _DECOMPOSITION = (
     "mismatch", "rollout_tv", "fixed_history_tv", "occurrence", "exposure", "mismatch_rate", "divergence_probability",
@@ -34,7 +32,6 @@ _DECOMPOSITION = (
 _WRITTEN = ("written", "mismatch_written", "exposure_written")
 _REDUCED = ("mismatch", "exposure", "occupation", "mismatch_rate", "divergence_probability", "mean_entry")
 
-_MOST_NAMED = 4  # actions that a sentence names
 
 _SATURATION = ("saturation", "long_agreement", "mismatch_after_agreement")
 
@@ -46,45 +43,11 @@ def decomposition(content: PageContent) -> Section:
         "written", "Over the written positions", content.estimates, content.actions, columns_of(*_WRITTEN)
     )
     tables = (*tables, written)
-    widths, reduced = _width_sentence(content), content.estimates.reduced
-    if widths:
-        own = action_table("reduced", "Reduced estimates", reduced, content.actions, columns_of(*_REDUCED))
-        tables = (*tables, own)
-    return Section(
-        "decomposition",
-        "How much, how soon, how long",
-        tables,
-        values={"floor": _floor(content), "widths": widths},
-    )
-
-
-def _floor(content: PageContent) -> str:
-    """Compare what repetition and rounding alone do with what the other actions do; empty without a noise floor."""
-    floors = content.facts.noise_floors
-    if not floors:
-        return ""
-
-    def parting(action: str) -> str:
-        return f"{in_text(content.estimates.get('divergence_probability', action), Scale.PERCENT)} under {action}"
-
-    still = [name for name in floors if content.estimates.get("rollout_tv", name).estimate == 0]
-    within = f"The share of continuations that diverge within {content.windows.horizon} tokens"
-    if content.facts.engine:
-        each = "; ".join(f"{name} is {content.facts.described(name)}" for name in floors)
-        said = f"Noise floors: {each}. {within} is {', '.join(map(parting, floors))}"
-    else:
-        how = "nothing is left out or coded, and the whole cache is computed another way"
-        said = f"Noise floor: {how}. {within} by numerics alone is {', '.join(map(parting, floors))}"
-    others = [name for name in content.actions if name not in floors]
-    if len(others) > _MOST_NAMED:
-        known = {name: content.estimates.get("divergence_probability", name).estimate or 0.0 for name in others}
-        least = min(others, key=lambda name: known[name])
-        said += f"; the smallest share of the {len(others)} other actions is {parting(least)}"
-    elif others:
-        said += f"; {', '.join(map(parting, others))}"
-    nothing = "the engine repeats itself" if content.facts.engine else "this way of computing changes nothing"
-    exact = f" δ is exactly 0 under {', '.join(still)}, so {nothing}." if still else ""
-    return f"{said}.{exact}"
+    reduced = content.estimates.reduced
+    if reduced.all():
+        title = "Reduced estimates"
+        tables = (*tables, action_table("reduced", title, reduced, content.actions, columns_of(*_REDUCED)))
+    return Section("decomposition", "How much, how soon, how long", tables)
 
 
 def saturation(content: PageContent) -> Section | None:
@@ -97,21 +60,6 @@ def saturation(content: PageContent) -> Section | None:
     return Section("saturation", "Saturation and local agreement", tables)
 
 
-def _width_sentence(content: PageContent) -> str:
-    """Compare the widths of reduced and plain intervals of the same pooled numbers; empty without reduced estimates."""
-    rows = [content.estimates.get(quantity, action) for quantity in _REDUCED for action in content.actions]
-    ratios = [
-        (row.high_reduced - row.low_reduced) / (row.high - row.low)
-        for row in rows
-        if row.low is not None and row.high is not None and row.low_reduced is not None and row.high_reduced is not None
-        and row.high > row.low
-    ]  # fmt: skip
-    if not ratios:
-        return ""
-    least, middle, most = (fixed(100 * one, 0) for one in (min(ratios), statistics.median(ratios), max(ratios)))
-    return f"Their intervals are {least}% to {most}% as wide as the intervals above (median {middle}%)."
-
-
 _ACROSS = 4  # panels in a row
 _LETTERS = 26  # letters in a line of a panel's title
 _PALE_LINE: Any = {"color": RULE, "linewidth": 1.0}  # opaque, since many transparent lines would add up to a dark one
@@ -119,7 +67,7 @@ _PALE_POINTS = 32  # points of such a line; there are as many lines as pairs of 
 
 
 def entry_section(content: PageContent) -> Section:
-    """Make the entry_section: P(τ ≤ t) and mean entry of each action."""
+    """Make the section: P(τ ≤ t) and mean entry of each action."""
     windows = content.windows
     bounds = dict.fromkeys(t for t in (windows.first_block_last, windows.cohort_bound, windows.horizon) if t >= 1)
     columns = [EstimateColumn("entry_cdf", t, f"P(τ\u00a0≤\u00a0{count(t)})") for t in bounds]

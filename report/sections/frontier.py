@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from functools import partial
-from itertools import pairwise
 
 from kvdrift.report.figures.canvas import INK, QUIET, Figure, action_styles, legend_line, library, new_figure
 from kvdrift.report.figures.labels import Mark, name_marks
 from kvdrift.report.figures.strokes import WIDTH, errors, moved_aside, percent_axis, round_ticks
 from kvdrift.report.printing.estimate_tables import CellColumn, action_table, columns_of
-from kvdrift.report.printing.numbers import capital, fixed, in_text, listed, size
+from kvdrift.report.printing.numbers import fixed, listed, size
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable
 from kvdrift.report.reading.content import PageContent
 from kvdrift.report.reading.estimates import Estimate
-from kvdrift.report.sections.choice import Choice, difference
+from kvdrift.report.sections.choice import Choice
 from kvdrift.report.sections.ranking import share_of_whole
 from kvdrift.report.sections.section import Drawing, Section
 from kvdrift.schema.study import POOLED
 from kvdrift.schema.study.sweeps import families
 from kvdrift.stats.quantities import SIMULTANEOUS_OF
-from kvdrift.stats.registry import Scale
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 _WIDE = 20.0  # from this ratio of bytes on, the axis is logarithmic
 _ASIDE = 9.0  # points between the marks of actions with the same bytes
-_BITS = re.compile(r"(.*?)-?(\d+)")  # names of codecs of one family: int8, int4, int2
 
 
 def has_bytes(content: PageContent) -> bool:
@@ -54,73 +49,17 @@ def undominated(content: PageContent, choice: Choice) -> list[str]:
     return sorted(best, key=lambda action: -points[action][0])
 
 
-def frontier_sentence(content: PageContent, choice: Choice) -> str:
-    """Name the actions on the frontier, and the whole that shares of bytes refer to."""
-    best = undominated(content, choice)
-    if len(choice.candidates) < 2 or not best:
-        return ""
-    names = f"The line is the Pareto front by the point estimates: {listed(best)}"
-    if content.facts.own_weights:
-        names = (
-            f"By the point estimates the frontier is {listed(best)}: no other action has less R with no more bytes of "
-            "cache and no more of weights"
-        )
-    elif len(best) == 1:
-        names = f"By the point estimates, no other action beats {best[0]} in bytes or in R"
-    elif len(best) < len(choice.candidates):
-        names += ". Each of the others is matched or beaten by one of these in both bytes and R"
+def frontier_values(content: PageContent, choice: Choice) -> dict[str, str]:
+    """Return what the figure's caption names: the Pareto front, the whole cache and its dtypes, and policies."""
+    front = undominated(content, choice) if len(choice.candidates) > 1 else []
     whole = _whole(content)
-    dtypes = sorted({device.rpartition(", ")[2] for device in content.facts.devices})
-    if whole is None:
-        return f"{names}."
-    numbers = f" in {listed(dtypes)}" if dtypes and not content.facts.engine else ""
-    cache = "the reference’s cache" if content.facts.engine else "the full cache"
-    return f"{names}. Shares are of {cache}, which holds {size(whole)} a document{numbers}."
-
-
-def policies_sentence(content: PageContent) -> str:
-    """Say what the bytes of decode-time policies count, and which exceed the full prompt's; empty without policies."""
-    named = [action for action in content.actions if action in content.facts.policies]
-    if not named:
-        return ""
-    counted = f"The bytes of {listed(named)} are the largest size during generation, including generated entries"
-    above = [action for action in named if (share_of_whole(content, action) or 0.0) > 1]
-    over = f" {listed(above)} may hold more entries than the prompt has, so the share may exceed 100%." if above else ""
-    return f"{counted}; the bytes of other actions exclude generated entries.{over}"
-
-
-def bits_sentences(content: PageContent) -> list[str]:
-    """Write a sentence for each family of codecs: whether δ rises as bits fall, or what can be said instead."""
-    return [
-        _bits_sentence(content, [action for _, action in sorted(of.items(), reverse=True)]) for of in _families(content)
-    ]
-
-
-def _families(content: PageContent) -> list[dict[int, str]]:
-    """Group actions that differ only in the bits of their codec, by bits; groups have at least two widths."""
-    found: dict[tuple[str | None, ...], dict[int, str]] = defaultdict(dict)
-    for row in content.facts.actions:
-        named = _BITS.fullmatch(row["codec"] or "")
-        if named and row["action"] in content.actions:
-            same = (named[1], row["codec_parameters"], row["selector"], row["keep"], row["parameters"])
-            found[same][int(named[2])] = row["action"]
-    return [family for family in found.values() if len(family) > 1]
-
-
-def _bits_sentence(content: PageContent, by_bits: list[str]) -> str:
-    distances = {action: content.estimates.get("rollout_tv", action) for action in by_bits}
-    told = listed([f"{in_text(distances[action], Scale.PERCENT)} with {action}" for action in by_bits])
-    known = [(action, row.estimate) for action, row in distances.items() if row.estimate is not None]
-    wrong = [(one, other) for (one, more), (other, less) in pairwise(known) if less < more]
-    what = "mean δ, the distance of the two next-token laws,"
-    if not wrong:
-        return f"Fewer bits, more distance: {what} is {told}."
-    because = [
-        f"mean δ of {other} is not above that of {one}, and the interval of their difference in R "
-        + ("excludes 0" if difference(content.estimates, other, one).excludes_zero() else "includes 0")
-        for one, other in wrong
-    ]  # fmt: skip
-    return f"{capital(what)} does not rise each time bits fall: it is {told}. {capital('; '.join(because))}."
+    dtypes = [] if content.facts.engine else sorted({device.rpartition(", ")[2] for device in content.facts.devices})
+    return {
+        "front": listed(front),
+        "whole": "" if whole is None else size(whole),
+        "dtypes": listed(dtypes),
+        "policies": listed([action for action in content.actions if action in content.facts.policies]),
+    }
 
 
 def _points(content: PageContent, actions: list[str]) -> dict[str, tuple[float, float]]:
@@ -195,7 +134,7 @@ def bytes_figure(content: PageContent, choice: Choice) -> Figure:
 
 
 def sweeps_section(content: PageContent) -> Section | None:
-    """Make the sweeps_section on sweeps; None if no sweep has two actions, or if bytes are unknown."""
+    """Make the section on sweeps; None if no sweep has two actions, or if bytes are unknown."""
     found = _curves(content)
     if not found:
         return None

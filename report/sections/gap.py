@@ -137,7 +137,7 @@ GAP_TERMS = Terms(
 
 
 def gap_section(content: PageContent) -> Section | None:
-    """Make the gap_section: the gap of each other action, its terms and their shares; None without another action."""
+    """Make the section: the gap of each other action, its terms and their shares; None without another action."""
     if not content.others:
         return None
     estimates, baseline = content.estimates, content.baseline
@@ -154,7 +154,9 @@ def gap_section(content: PageContent) -> Section | None:
     shown = estimates.known("gap")
     words = f"Gap in token mismatch to {baseline}, split into exposure, rate and occurrence"
     drawings = term_drawings("gap_terms", words, content, GAP_TERMS) if shown else ()
-    values = {"shown": shown, "exposure": exposure_sentence(content)}
+    values = {
+        "shown": shown,
+    }
     return Section("gap", "What the gap is made of", tuple(tables), drawings, values)
 
 
@@ -169,30 +171,6 @@ def _with_shares_of_gaps(table: PrintedTable, content: PageContent) -> PrintedTa
         return (*row.cells[:first], *(Cell(MISSING) for _ in row.cells[first:]))
 
     return replace(table, rows=tuple(replace(row, cells=cells(row)) for row in table.rows))
-
-
-def exposure_sentence(content: PageContent) -> str:
-    """Say in how many decompositions by stratum exposure is the larger part, and give the range of its share.
-
-    If there are intervals, only gaps whose interval excludes 0 are counted: a share of a gap that may be 0 says
-    nothing.
-    """
-    places = [(action, stratum) for action in content.others for stratum in content.facts.strata]
-    gaps = {place: content.estimates.get("gap", place[0], content.baseline, stratum=place[1]) for place in places}
-    clear = [place for place, gap in gaps.items() if gap.excludes_zero() or not gap.has_interval]
-    shares = [
-        content.estimates.get("exposure_share", action, content.baseline, stratum=stratum).estimate
-        for action, stratum in clear
-    ]
-    known = [share for share in shares if share is not None]
-    if not known:
-        return ""
-    which = "" if len(clear) == len(places) else " whose interval of the gap excludes 0"
-    low, high = (fixed(100 * share, 1) for share in (min(known), max(known)))
-    return (
-        f"Exposure is more than half of the gap in {sum(share > 0.5 for share in known)} of {len(known)} combinations "
-        f"of stratum and contrast{which}; its share ranges from {low}% to {high}%."
-    )
 
 
 EOS_SETS = ("before either EOS", "at the first EOS", "one side has ended", "both have ended")
@@ -210,7 +188,7 @@ EOS_TERMS = Terms(
 
 
 def eos_section(content: PageContent) -> Section | None:
-    """Make the eos_section: G_0..G_3 of each action, and each contrast's EOS share; None for finite-state systems."""
+    """Make the section: G_0..G_3 of each action, and each contrast's EOS share; None for finite-state systems."""
     if content.facts.finite:
         return None
     shown = content.estimates.known("eos_gap")

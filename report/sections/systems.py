@@ -17,7 +17,7 @@ from typing import Any
 from kvdrift.report.figures.canvas import ACTION_COLOURS, INK, QUIET, Axes, Figure, legend_line, library, new_figure
 from kvdrift.report.figures.strokes import WIDTH, log_axis, published_handle, round_ticks
 from kvdrift.report.printing.estimate_tables import estimate_cells
-from kvdrift.report.printing.numbers import MISSING, count, fixed, significant
+from kvdrift.report.printing.numbers import MISSING, fixed, significant
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
 from kvdrift.report.reading.content import PageContent, is_model
 from kvdrift.report.reading.estimates import ReportedEstimates, ViewRow
@@ -127,7 +127,7 @@ def section(content: PageContent) -> Section | None:
     systems = read_systems(content)
     if not systems.own:
         return None
-    made = (validation_table(systems, content.estimates), systems_table(systems), ratios_table(systems))
+    made = (validation_table(systems, content.estimates), systems_table(systems))
     words = "Estimates against exact risks, and sorted variance ratios, of systems known by enumeration"
     drawing = Drawing("swrb_systems", words, partial(systems_figure, systems))
     values = {"published": bool(systems.published)}
@@ -208,20 +208,6 @@ def systems_table(systems: Systems) -> PrintedTable:
         Column("variance ratio", "×", "variance of a coupled pair / of an SWRB replicate"),
     )
     return PrintedTable("swrb_systems", "Every system", columns, tuple(lines), "", tuple(records))
-
-
-def ratios_table(systems: Systems) -> PrintedTable | None:
-    """Make the table of variance ratios by rank, beside the paper's of the same rank; None without SWRB."""
-    if not systems.ratios:
-        return None
-    ranked = enumerate(itertools.zip_longest(systems.ratios, systems.published_ratios), 1)
-    records = [{"rank": rank, "variance_ratio": own, "published": theirs} for rank, (own, theirs) in ranked]
-    lines = [
-        table_row(count(row["rank"]), significant(row["variance_ratio"]), significant(row["published"]))
-        for row in records
-    ]
-    columns = (Column("rank"), Column("this study", "×"), Column("published", "×"))
-    return PrintedTable("swrb_ratios", "Variance ratios by rank", columns, tuple(lines), "", tuple(records))
 
 
 def _share(ratios: Sequence[float]) -> str:

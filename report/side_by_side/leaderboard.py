@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,11 @@ class Place:
         """Return a quantity's estimate over the pooled strata; without a number if there is no estimate."""
         return self.entry.content.estimates.get(quantity, self.action)
 
+    @property
+    def risk(self) -> float:
+        """The action's R; 0 if it is not estimated."""
+        return self.estimate("mismatch").estimate or 0.0
+
     def record(self) -> dict[str, Any]:
         """Return one line of the CSV file."""
         own, content = self.estimate("mismatch"), self.entry.content
@@ -55,8 +59,7 @@ def leaderboard(comparison: Comparison) -> list[Place]:
     places = [_place(entry, action) for entry in comparison.entries for action in entry.content.actions]
 
     def rank(place: Place) -> tuple[bool, float, str, str]:
-        risk = place.estimate("mismatch").estimate
-        return risk is None, risk or 0.0, place.entry.name, place.action
+        return place.estimate("mismatch").estimate is None, place.risk, place.entry.name, place.action
 
     return sorted(places, key=rank)
 
@@ -115,9 +118,7 @@ def _replicates(place: Place) -> str:
     return MISSING if stored is None else count_range(stored.replicates)
 
 
-_ASIDE = 8.0  # points between studies whose actions hold the same share
-_BETWEEN = 0.7  # fraction of that between two actions of the same share whose intervals overlap
-_ROOM = 1.0  # percentage points of R kept free above and below an action's mark
+_ASIDE = 8.0  # points between marks of the same share
 _SAME = 0.004  # shares of the full cache that differ by less look the same
 
 
@@ -134,10 +135,13 @@ def leaderboard_figure(places: Sequence[Place], studies: Sequence[str]) -> Figur
     styles = action_styles([name for name in studies if name in there])
     marks = []
     for column in _columns(places):
-        for place, aside in _asides(column, list(styles)):
-            style, mark = styles[place.entry.name], _mark(place, aside)
+        for turn, place in enumerate(column):
+            aside = _ASIDE * (turn - (len(column) - 1) / 2)
+            style, risk, y = styles[place.entry.name], place.estimate("mismatch"), 100 * place.risk
+            below, above = errors(risk)
+            mark = Mark(place.action, 100 * (place.share or 0.0), y, y - below[0], y + above[0], aside)
             axes.errorbar(
-                [mark.x], [mark.y], yerr=errors(place.estimate("mismatch")), fmt=style.marker, color=style.colour,
+                [mark.x], [mark.y], yerr=[below, above], fmt=style.marker, color=style.colour,
                 markersize=7, linewidth=1.3, capsize=3, zorder=3, transform=moved_aside(axes, aside),
             )  # fmt: skip
             marks.append(mark)
@@ -152,51 +156,12 @@ def leaderboard_figure(places: Sequence[Place], studies: Sequence[str]) -> Figur
     return figure
 
 
-def _mark(place: Place, aside: float = 0.0) -> Mark:
-    risk = place.estimate("mismatch")
-    y, (below, above) = 100 * (risk.estimate or 0.0), errors(risk)
-    return Mark(place.action, 100 * (place.share or 0.0), y, y - below[0], y + above[0], aside)
-
-
 def _columns(places: Sequence[Place]) -> list[list[Place]]:
-    """Group the places of about the same share of the full cache, whose marks would overlap."""
+    """Group the places of about the same share of the full cache; those of an action stand together."""
     columns: list[list[Place]] = []
-    for place in sorted(places, key=lambda one: one.share or 0.0):
+    for place in sorted(places, key=lambda place: place.share or 0.0):
         if not columns or (place.share or 0.0) - (columns[-1][0].share or 0.0) > _SAME:
             columns.append([])
         columns[-1].append(place)
-    return columns
-
-
-def _asides(column: Sequence[Place], studies: Sequence[str]) -> list[tuple[Place, float]]:
-    """Return how many points each mark of a column moves: studies stand side by side, and so do overlapping actions."""
-    of: dict[str, list[Place]] = {}
-    for place in column:
-        of.setdefault(place.action, []).append(place)
-    present = [name for name in studies if any(place.entry.name == name for place in column)]
-    width = len(present) + _BETWEEN
-    asides = []
-    for beside in _overlapping({action: _span(own) for action, own in of.items()}):
-        middle = (len(beside) * width - _BETWEEN - 1) / 2
-        for slot, action in enumerate(beside):
-            steps = [slot * width + present.index(place.entry.name) - middle for place in of[action]]
-            asides += [(place, _ASIDE * step) for place, step in zip(of[action], steps, strict=True)]
-    return asides
-
-
-def _overlapping(spans: Mapping[str, tuple[float, float]]) -> list[list[str]]:
-    """Group the actions whose spans overlap, directly or through others; the lowest group first."""
-    groups: list[list[str]] = []
-    reached = -math.inf
-    for action in sorted(spans, key=lambda one: (spans[one], one)):
-        low, high = spans[action]
-        if low > reached:
-            groups.append([])
-        groups[-1].append(action)
-        reached = max(reached, high)
-    return groups
-
-
-def _span(places: Sequence[Place]) -> tuple[float, float]:
-    marks = [_mark(place) for place in places]
-    return min(mark.low for mark in marks) - _ROOM, max(mark.high for mark in marks) + _ROOM
+    least = {place.action: place.risk for place in sorted(places, key=lambda place: -place.risk)}
+    return [sorted(own, key=lambda place: (least[place.action], place.action, place.entry.name)) for own in columns]

@@ -8,9 +8,8 @@ from pathlib import Path
 from kvdrift.report.page import draw_figures, relative_link
 from kvdrift.report.printing.estimate_tables import QuantityColumns
 from kvdrift.report.printing.html import rendered
-from kvdrift.report.printing.numbers import count, in_text, meanings
+from kvdrift.report.printing.numbers import count, meanings
 from kvdrift.report.printing.tables import Cell, Column, PrintedTable, label_column, table_row
-from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections.section import Drawing
 from kvdrift.report.side_by_side.content import Comparison, Difference, Entry, Pairing
 from kvdrift.report.side_by_side.leaderboard import (
@@ -21,7 +20,6 @@ from kvdrift.report.side_by_side.leaderboard import (
     shown_quantities,
 )
 from kvdrift.report.side_by_side.temperatures import by_temperature, temperatures_figure, temperatures_table
-from kvdrift.stats.registry import Scale
 
 
 def differences_table(comparison: Comparison) -> PrintedTable | None:
@@ -54,31 +52,6 @@ def _called(one: Difference) -> Cell:
 
 def _between(pairing: Pairing) -> str:
     return f"{pairing.other.name} less {pairing.first.name}"
-
-
-def difference_sentences(comparison: Comparison) -> list[str]:
-    """Return a sentence for each difference in R, on what its interval says."""
-    return [_sentence(pairing, one) for pairing in comparison.pairings for one in pairing.differences]
-
-
-def _sentence(pairing: Pairing, one: Difference) -> str:
-    gap = one.estimates["gap"]
-    same_name = one.first_action == one.other_action
-    subject = f"{one.other_action} of {pairing.other.name}"
-    against = f"that of {pairing.first.name}" if same_name else f"{one.first_action} of {pairing.first.name}"
-    over = f"on the {count(gap.documents)} documents that both have"
-    if gap.estimate is None or not gap.has_interval:
-        return f"{subject} is not told apart from {against}: there is no interval {over}."
-    if gap.estimate == 0:
-        return f"{subject} and {against} have the same R {over}: R differs by {_gap(gap)}."
-    if gap.excludes_zero():
-        than = f"{'more' if gap.estimate > 0 else 'less'} than {against}"
-        return f"{subject} diverges {than}: R differs by {_gap(gap)} {over}."
-    return f"{subject} and {against} are not distinguishable: R differs by {_gap(gap)} {over}."
-
-
-def _gap(gap: Estimate) -> str:
-    return in_text(gap, Scale.POINTS)
 
 
 def obstacles(comparison: Comparison) -> list[str]:
@@ -131,7 +104,6 @@ def build_comparison(comparison: Comparison, folder: Path) -> Path:
         tables=tables,
         figures=figures,
         temperatures=list(temperatures),
-        sentences=difference_sentences(comparison),
         obstacles=obstacles(comparison),
         meanings=meanings("the full cache", "the compressed model", "H", shown_quantities(places)),
         policies=any(entry.content.facts.policies for entry in comparison.entries),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from kvdrift.report.figures.canvas import drawing, new_figure
+from kvdrift.report.figures.canvas import drawing, new_figure, save
 from kvdrift.report.figures.labels import Mark, name_marks
 from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.side_by_side.leaderboard import leaderboard_figure
@@ -47,7 +48,7 @@ def places(actions: dict[str, tuple[float, float]], studies: int) -> list[Any]:
             made.append(
                 SimpleNamespace(
                     entry=SimpleNamespace(name=f"study@t{study}"), action=action, share=share,
-                    estimate=lambda _, row=row: row,
+                    estimate=lambda _, row=row: row, risk=value,
                 )
             )  # fmt: skip
     return made
@@ -74,6 +75,15 @@ def drawn(figure: Figure) -> tuple[dict[str, list[float]], list[list[float]]]:
 def overlap(one: list[float], other: list[float]) -> bool:
     across, up = (min(one[end + 2], other[end + 2]) - max(one[end], other[end]) for end in (0, 1))
     return min(across, up) > 0.5  # half a pixel
+
+
+def test_the_same_places_give_the_same_bytes(tmp_path: Path) -> None:
+    """Names are placed without chance, so that a figure's files are the same each time."""
+    for turn in "ab":
+        with drawing():
+            save(leaderboard_figure(places(FRONTIER, 2), ["study@t0", "study@t1"]), turn, tmp_path, "")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
 
 
 @pytest.mark.parametrize(("actions", "studies"), [(FRONTIER, 2), (FRONTIER, 3), (ONE_SHARE, 3), (ONE_SHARE, 1)])

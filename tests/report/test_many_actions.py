@@ -6,14 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fixtures.report_views import BLOCKS, PAIR, H, content_of, make_views
+from fixtures.report_views import HAZARD, PAIR, H, content_of, make_views
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from kvdrift.report.figures.canvas import action_styles, drawing, new_figure
+from kvdrift.report.figures.canvas import drawing
 from kvdrift.report.reading.content import PublishedStudy
-from kvdrift.report.reading.estimates import Estimate
 from kvdrift.report.sections import calibration, clocks, divergence
 
 
@@ -35,20 +34,17 @@ def test_bands_of_many_actions_lie_in_panels_of_their_own(monkeypatch: pytest.Mo
     assert all(max(line.get_xdata()) == H for axes in each for line in axes.lines)
 
 
-def test_of_many_predictors_those_that_were_selected_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = content_of(make_views(PAIR, strata=("NIAH-4K",), documents_each=1))
-
-    def drawn() -> list[str]:
-        section = calibration.section(content)
-        assert section is not None
-        assert len(section.tables[0].rows) == 6
-        with drawing():
-            (axes,) = section.drawings[0].draw().axes
-        return [label.get_text().strip() for label in axes.get_yticklabels()]
-
-    assert len(drawn()) == 6
-    monkeypatch.setattr(calibration, "_MOST", 5)
-    assert drawn() == ["fixed history · ridge", "positions 1–16 · ridge"]
+def test_of_many_predictors_those_that_were_selected_are_drawn() -> None:
+    """Five contrasts have 30 predictors, of which 10 are selected."""
+    content = content_of(make_views(tuple(HAZARD), strata=("NIAH-4K",), documents_each=1))
+    section = calibration.section(content)
+    assert section is not None
+    assert len(section.tables[0].rows) == 30
+    with drawing():
+        (axes,) = section.drawings[0].draw().axes
+    labels = [label.get_text().strip() for label in axes.get_yticklabels()]
+    assert len(labels) == 10
+    assert all(label.endswith("ridge") for label in labels)
 
 
 def test_decisions_of_predictors_stand_beside_the_margin() -> None:
@@ -75,20 +71,12 @@ def test_decisions_of_predictors_stand_beside_the_margin() -> None:
 
 
 def test_gaps_of_many_actions_stand_at_their_own_block() -> None:
-    others = [f"action-{number}" for number in range(11)]
-
-    def profile(quantity: str, action: str, baseline: str) -> list[Estimate]:
-        return [Estimate("pooled", action, baseline, quantity, block, 0.1, 0.05, 0.15, 0.95) for block in (1, 2, 3)]
-
-    content: Any = SimpleNamespace(
-        actions=["base", *others], others=others, baseline="base", estimates=SimpleNamespace(profile=profile),
-        windows=SimpleNamespace(blocks=BLOCKS),
-    )  # fmt: skip
+    actions = tuple(f"action-{number}" for number in range(12))
+    content = content_of(make_views(actions, strata=("NIAH-4K",), documents_each=1))
     with drawing():
-        axes = new_figure(4, 3).add_subplot()
-        clocks._block_points(axes, content, action_styles(content.actions))
+        axes = clocks.clocks_figure(content).axes[2]
     lines = [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 3]
-    assert len(lines) == len(others)
+    assert len(lines) == len(actions) - 1
     low, high = axes.get_xlim()
     for place, (left, right) in enumerate(((low, 1.45), (1.55, 2.45), (2.55, high))):
         assert all(left < line[place] < right for line in lines)

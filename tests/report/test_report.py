@@ -45,11 +45,13 @@ from kvdrift.report.printing.numbers import MISSING, count_range, duration, fixe
 from kvdrift.report.printing.tables import escape
 from kvdrift.report.reading.content import is_model
 from kvdrift.report.reading.estimates import Estimate
+from kvdrift.report.sections import contrasts
 from kvdrift.report.sections.branching import window_panels
-from kvdrift.report.sections.contrasts import said_once, sentences
+from kvdrift.report.sections.contrasts import Sentence, sentences
 from kvdrift.report.sections.examples import visible
-from kvdrift.report.sections.gap import GAP_TERMS, exposure_sentence, term_bars
+from kvdrift.report.sections.gap import GAP_TERMS, term_bars
 from kvdrift.report.sections.plan import endpoints_table, plan_rows
+from kvdrift.report.sections.study import study_rows
 from kvdrift.schema.errors import InputError
 from kvdrift.schema.sampling import FULL_SOFTMAX, SamplingLaw
 from kvdrift.schema.tables import TABLES
@@ -92,18 +94,10 @@ def test_page_is_self_contained(three: tuple[Path, str]) -> None:
     assert not re.search(r"(?:fill|stroke): #", html), "a colour that is the same in the dark"
 
 
-def test_words_hold_in_the_dark_too_and_brackets_are_explained_where_they_first_stand(three: tuple[Path, str]) -> None:
-    """Text that is black on a light page is not black on a dark page."""
-    _, html = three
-    for said in re.findall(r"<figcaption>.*?</figcaption>", html, re.DOTALL):
-        assert not re.search(r"\b(?:black|dark|white|grey)\b", said)
-    assert html.index("Brackets hold intervals") < html.index('id="table-ranking"')
-
-
 def test_what_units_were_made_with_is_said_in_words(three: tuple[Path, str]) -> None:
     _, html = three
-    assert "<dt>Generated with</dt><dd>torch 2.13.0, transformers 5.23.0</dd>" in html
-    assert "<dt>Batches</dt><dd>padded to a multiple of 8 rows, or of fewer if a test " in html
+    assert "<dd>torch 2.13.0, transformers 5.23.0</dd>" in html
+    assert "<dt>Batches</dt><dd>padded to a multiple of 8 rows" in html
     assert "row_multiple" not in html
 
 
@@ -138,64 +132,53 @@ def test_printed_numbers_are_the_estimates(three: tuple[Path, str], table: str) 
         assert ("†" in shown) == (row["family"] is not None)
 
 
-def test_headline_says_what_the_numbers_say(three: tuple[Path, str]) -> None:
-    _, html = three
-    a, b = (action_numbers(action, 0.0) for action in ("snapkv-half", "recent-half"))
-    share = contrast_numbers(b, a)["exposure_share"]
-    assert (
-        "recent-half diverges earlier and stays apart longer than snapkv-half at "
-        "the same bytes, on only 4 documents in each of 3 strata: it disagrees"
-    ) in html
-    assert f"disagrees with the full cache on {100 * b['mismatch']:.1f}% [" in html
-    assert re.search(rf"; {100 * share:.1f}% \[[\d., ]+\] \(all 95%, exploratory\) of the gap is exposure", html)
-    assert "full: δ and f are exactly 0 in 18 pairs on 18 documents" in html
-    assert "snapkv-10, with 0.20 times the prompt-cache bytes of snapkv-half, diverges earlier" in html
+def contrasted(views: FakeViews) -> dict[str, Sentence]:
+    """The sentence on each action, by the action that it begins with."""
+    return {sentence.text.split(" ")[0]: sentence for sentence in sentences(content_of(views))}
 
 
-def said(views: FakeViews) -> str:
-    """The headline's sentences, without the rest of the page."""
-    found = sentences(content_of(views))
-    return "\n".join(f"{sentence.lead}\n{sentence.detail}\n{sentence.sample}" for sentence in found)
+def test_a_contrast_says_what_the_numbers_say() -> None:
+    """Directions, rates, the gap, the largest term and its share, and bytes; level and status stand once at the end."""
+    found = contrasted(make_views(THREE, documents_each=12))
+    a = action_numbers("snapkv-half", 0.0)
+    for action, same in (("recent-half", "at the same bytes"), ("snapkv-10", "with 0.20 times its bytes")):
+        b = action_numbers(action, 0.0)
+        contrast = contrast_numbers(b, a)
+        numbers = (b["mismatch"], a["mismatch"], contrast["gap"], contrast["exposure_share"])
+        text = found[action].text
+        assert [float(value) for value in re.findall(r"([\d.]+)(?:%| pp) \[", text)] == pytest.approx(
+            [100 * value for value in numbers], abs=0.051
+        )
+        assert "earlier and stays apart longer than snapkv-half" in text
+        assert same in text
+        assert text.count("exploratory") == 1
+        assert text.endswith("is exposure, the time after the first mismatch (95%, exploratory).")
+        assert found[action].sample == "Measured on 12 documents in each of 3 strata."
 
 
 @pytest.mark.parametrize("status", ["prespecified", "seen"])
-def test_the_headline_names_level_status_and_documents(status: str) -> None:
+def test_intervals_of_other_levels_have_their_own_grounds(status: str) -> None:
     views = make_views(documents_each=12)
     for row in views.views["estimates"]:
         if row["quantity"] in {"gap", "exposure_term"} and row["stratum"] == "pooled":
             row |= {"status": status, "family": "primary", "level": 0.9875}
-    text = said(views)
-    assert f"diverges earlier (95%, exploratory) and stays apart longer (98.75%, {status}) than snapkv-half" in text
-    assert re.search(rf"The gap is 33\.\d pp \[\S+, \S+\] \(98\.75%, {status}\)\.", text)
-    assert re.search(r"of positions against \S+ \[\S+, \S+\] \(both 95%, exploratory\)", text)
-    assert text.endswith("Measured on 12 documents in each of 3 strata.")
-    assert "on only" not in text
-    assert "fewer than 10 clusters" not in text
+    text = contrasted(views)["recent-half"].text
+    assert f"diverges earlier (95%, exploratory) and stays apart longer (98.75%, {status}) than" in text
+    assert re.search(rf"33\.\d pp \[\S+, \S+\] \(98\.75%, {status}\);", text)
+    assert text.count("(95%, exploratory)") == 4
 
 
-def test_one_level_and_status_are_said_once() -> None:
-    text = said(make_views(documents_each=12))
-    lead, detail, _ = text.split("\n")
-    assert lead.startswith("recent-half diverges earlier and stays apart longer than snapkv-half at the same bytes: it")
-    assert lead.count("exploratory") == detail.count("exploratory") == 1
-    assert re.search(
-        r"of positions against \S+ \[\S+, \S+\]; \S+ \[\S+, \S+\] \(all 95%, exploratory\) of the gap", lead
-    )
-    assert detail.endswith(" (all 95%, exploratory).")
-    two = "on 1.0% [0.5, 2.0] (95%, seen) and on 2.0% [1.0, 3.0]"
-    assert said_once(f"{two} (95%, seen).") == "on 1.0% [0.5, 2.0] and on 2.0% [1.0, 3.0] (both 95%, seen)."
-    assert said_once(f"{two} (90%, seen).") == f"{two} (90%, seen)."
-
-
-def test_documents_are_said_once_where_all_sentences_have_the_same(undrawn_page: Page) -> None:
-    html = undrawn_page(make_views(THREE))
-    assert html.count("Measured on 4 documents in each of 3 strata.") == 1
+def test_documents_are_said_once_where_all_sentences_have_the_same() -> None:
     views = make_views(THREE)
+    assert (
+        contrasts.section(content_of(views)).values["sample"].startswith("Measured on 4 documents in each of 3 strata.")
+    )
     views.views["units"] = [
         row for row in views.views["units"] if (row["action"], row["doc"]) != ("snapkv-10", "VT-4K/evaluation/0")
     ]
-    html = undrawn_page(views)
-    assert html.count("Measured on") == 2
+    values = contrasts.section(content_of(views)).values
+    assert values["sample"] == ""
+    assert len({sentence.sample for sentence in values["sentences"]}) == 2
 
 
 def test_intervals_that_may_hold_the_truth_less_often_are_marked() -> None:
@@ -217,27 +200,26 @@ def test_intervals_that_may_hold_the_truth_less_often_are_marked() -> None:
 
 
 def test_few_clusters_are_said_where_something_is_asserted() -> None:
-    """The documents of a question are one cluster, however many they are."""
+    """The documents of a question are one cluster, however many they are; fewer than 10 clusters are few."""
     views = make_views(documents_each=12)
     for row in views.views["documents"]:
         row["cluster"] = row["doc"] if row["stratum"] != "VT-4K" else f"question {row['doc'][-1]}"
-    few = "12 documents in NIAH-4K, 12 documents in NIAH-16K, 12 documents (10 clusters) in VT-4K"
-    assert f"Measured on {few}." in said(views)
+    enough = "12 documents in NIAH-4K, 12 documents in NIAH-16K, 12 documents (10 clusters) in VT-4K"
+    found = contrasted(views)["recent-half"]
+    assert found.sample == f"Measured on {enough}."
+    assert enough not in found.text
     for row in views.views["documents"]:
         row["cluster"] = row["cluster"].replace("question 9", "question 8")
-    few, text = few.replace("10 clusters", "9 clusters"), said(views)
-    assert f"than snapkv-half at the same bytes, on only {few}: it disagrees" in text
-    assert "An interval from fewer than 10 clusters in a stratum may be too narrow." in text
+    few, found = enough.replace("10 clusters", "9 clusters"), contrasted(views)["recent-half"]
+    assert f"on only {few}: " in found.text
+    assert "fewer than 10 clusters" in found.sample
 
 
 def test_an_action_added_after_the_plan_is_set_apart(undrawn_page: Page) -> None:
     html = undrawn_page(make_views(("snapkv-half", "recent-10", "recent-half"), strata=ONE))
-    planned = html[html.index('id="actions-in-words"') : html.index('<div class="added">')]
-    leads = re.findall(r"<p>([^<]*)", planned)
-    assert [lead.split(" ")[0] for lead in leads] == ["recent-half"]
-    added = html[html.index('<div class="added">') :].split("</div>")[0]
-    assert "Exploratory, of actions that were added after the plan was frozen:" in added
-    assert re.search(r"<p>recent-10, with 0\.\d+ times the prompt-cache bytes of snapkv-half, diverges earlier", added)
+    before, _, added = html[html.index('id="actions-in-words"') :].partition('<div class="added">')
+    assert re.findall(r"<p>(\S+) ", before) == ["recent-half"]
+    assert re.findall(r"<p>(\S+) ", added.split("</div>")[0]) == ["recent-10"]
 
 
 def test_an_action_without_units_has_no_number() -> None:
@@ -247,28 +229,24 @@ def test_an_action_without_units_has_no_number() -> None:
         views.views[name] = [
             row for row in views.views[name] if "recent-half" not in (row["action"], row.get("baseline"))
         ]
-    assert "The gap between recent-half and snapkv-half is not estimated." in said(views)
+    ((_, sentence),) = contrasted(views).items()
+    assert sentence.text == "The gap between recent-half and snapkv-half is not estimated."
 
 
 def test_no_share_is_printed_of_a_gap_that_may_be_nothing(undrawn_page: Page) -> None:
     views = make_views(documents_each=12)
 
-    def shown() -> tuple[str, set[str]]:
-        content = content_of(views)
+    def beside() -> set[str]:
         bars = {"recent-half": ("recent-half", "pooled")}
-        _, beside = term_bars(content.estimates, "snapkv-half", bars, GAP_TERMS).axes
-        return exposure_sentence(content), {text.get_text() for text in beside.texts}
+        _, texts = term_bars(content_of(views).estimates, "snapkv-half", bars, GAP_TERMS).axes
+        return {text.get_text() for text in texts.texts}
 
-    sentence, texts = shown()
-    assert sentence.startswith("Exposure is more than half of the gap in 3 of 3 combinations of stratum and contrast; ")
-    assert any(text.endswith("%") for text in texts)
+    assert any(text.endswith("%") for text in beside())
     for row in views.views["estimates"]:
         if row["quantity"] == "gap" and row["stratum"] in {"pooled", "VT-4K"}:
             row["low"], row["high"] = -0.5, 0.5
-    sentence, texts = shown()
-    assert "in 2 of 2 combinations of stratum and contrast whose interval of the gap excludes 0; " in sentence
-    assert "–" in texts
-    assert not any(text.endswith("%") for text in texts)
+    assert "–" in beside()
+    assert not any(text.endswith("%") for text in beside())
     rows = check(undrawn_page(views)).tables["table-gap"]
     assert rows[1][0] == "recent-half"
     assert [cell == "–" for cell in rows[1][1:]] == [False] * 4 + [True] * 3
@@ -279,7 +257,7 @@ def test_missing_intervals_are_said(page: Page) -> None:
     table = check(html).tables["table-decomposition"]
     assert "Intervals are missing" in html
     assert "No plan was frozen" in html
-    assert "recent-half disagrees with the full cache on 67.5% of positions, snapkv-half on 34.4% at the same" in html
+    assert "67.5% of positions against 34.4%" in html
     assert "longer than" not in html
     assert not any("[" in cell for row in table for cell in row)
     expected = 100 * action_numbers("snapkv-half", 0.0)["mismatch"]
@@ -349,28 +327,6 @@ def test_a_later_revision_of_a_plan_is_said_on_the_page(undrawn_page: Page) -> N
     assert "dded after the plan" not in html
 
 
-def test_a_study_that_moves_says_what_its_numbers_leave_out(undrawn_page: Page) -> None:
-    """The study is complete again once no unit lacks anything."""
-    views = make_views()
-    for rows in views.views.values():
-        for row in rows:
-            if row.get("stratum") == "VT-4K":
-                row |= {name: None for name in ("mismatch", "estimate") if name in row}
-    html = undrawn_page(views, preliminary="The study is still running.")
-    assert "No evaluation document is measured of VT-4K: numbers over all strata leave it out." in html
-    assert "By R, over all strata but those without a measured document." in html
-    assert "kvdrift run goes on to the end of the study." in html
-    assert "payload_bytes" not in html
-
-
-def test_stale_estimates_are_said(undrawn_page: Page) -> None:
-    views = make_views(strata=ONE)
-    for row in views.views["decomposition"]:
-        if row["action"] == "recent-half":
-            row["mismatch"] += 0.01
-    assert "after the last analysis of recent-half;" in undrawn_page(views)
-
-
 def test_one_action_alone(page: Page) -> None:
     html = page(make_views(("snapkv-half",), strata=("NIAH-4K",)))
     checker = check(html)
@@ -383,7 +339,7 @@ def test_one_action_alone(page: Page) -> None:
 def test_six_actions_seven_strata(page: Page) -> None:
     strata = tuple(f"RULER-{length}K" for length in (4, 8, 16, 32, 64, 128, 256))
     html = page(make_views(tuple(HAZARD), strata=strata), baseline="knorm-half")
-    assert "Contrasts subtract <b>knorm-half</b> (as requested)" in html
+    assert "<b>knorm-half</b> (as requested)" in html
     assert html.index("RULER-8K") < html.index("RULER-16K")
     styles = action_styles(list(HAZARD))
     assert len({style.colour for style in styles.values()}) == len({str(s.dashes) for s in styles.values()}) == 6
@@ -447,13 +403,43 @@ def test_examples_mark_what_happens(three: tuple[Path, str]) -> None:
     assert [cell[4] for cell in cells] == [""] * 36 + ["s"] + ["z"] * 4
 
 
-def test_control_that_moved_is_a_notice(undrawn_page: Page) -> None:
-    views = make_views(("snapkv-half",), strata=ONE)
-    assert "The control full keeps the whole cache" not in undrawn_page(views)
+def notices(html: str) -> str:
+    return " ".join(re.findall(r'<p class="notice">(.*?)</p>', html))
+
+
+def test_what_limits_the_numbers_is_a_notice(undrawn_page: Page) -> None:
+    """A control that moved, development documents alone, events after the analysis, and strata without a document."""
+    views = make_views(strata=ONE)
+    assert notices(undrawn_page(views)) == ""
     views.views["controls"][1]["moved_pairs"] = 1
     html = undrawn_page(views)
-    assert "The control full keeps the whole cache" in html
+    assert "The control full" in notices(html)
     assert "full: δ and f are NOT 0" in html
+    assert "development documents" in notices(undrawn_page(make_views(strata=ONE, split="development", analyzed=False)))
+    views = make_views(strata=ONE)
+    for row in views.views["decomposition"]:
+        if row["action"] == "recent-half":
+            row["mismatch"] += 0.01
+    assert "analysis of recent-half;" in notices(undrawn_page(views))
+    views = make_views()
+    for rows in views.views.values():
+        for row in rows:
+            if row.get("stratum") == "VT-4K":
+                row |= {name: None for name in ("mismatch", "estimate") if name in row}
+    html = undrawn_page(views, preliminary="The study is still running.")
+    assert "measured of VT-4K: " in notices(html)
+    assert "The study is still running." in notices(html)
+    assert "all strata but those without a measured document" in html
+
+
+def test_documents_without_events_are_counted_apart() -> None:
+    views = make_views()
+    views.views["documents"] += [
+        row | {"doc": f"{row['doc']}x", "split": "evaluation"} for row in views.views["documents"][:5]
+    ]
+    content = content_of(views)
+    rows = dict(study_rows(content.facts, content.estimates, content.actions))
+    assert rows["Documents"] == "12 evaluation, 6 development, 3 strata; 5 more are listed but not measured"
 
 
 def test_unknown_quantities_are_not_hidden(undrawn_page: Page) -> None:
@@ -462,20 +448,6 @@ def test_unknown_quantities_are_not_hidden(undrawn_page: Page) -> None:
     rows = check(undrawn_page(views)).tables["table-other"]
     assert rows[1][0].strip() == "new_quantity"
     assert rows[1][3].startswith("12.3 %")
-
-
-def test_development_only_study_says_so(undrawn_page: Page) -> None:
-    html = undrawn_page(make_views(("snapkv-half",), strata=ONE, split="development", analyzed=False))
-    assert "the page shows the development documents" in html
-
-
-def test_documents_without_events_are_counted_apart(undrawn_page: Page) -> None:
-    views = make_views()
-    views.views["documents"] += [
-        row | {"doc": f"{row['doc']}x", "split": "evaluation"} for row in views.views["documents"][:5]
-    ]
-    html = undrawn_page(views)
-    assert "12 evaluation, 6 development, 3 strata; 5 more are listed but not measured" in html
 
 
 def test_events_of_another_generator_have_a_page_too(undrawn_page: Page) -> None:
@@ -531,7 +503,6 @@ def test_plan_section_has_spreads_and_what_precision_costs(three: tuple[Path, st
 def test_reduced_estimates_have_a_table_and_their_plan_a_column(three: tuple[Path, str]) -> None:
     folder, html = three
     tables = check(html).tables
-    assert "Their intervals are 75% to 75% as wide as the intervals above (median 75%)." in html
     rows = {row[0]: row for row in tables["table-reduced"][1:]}
     for action in THREE:
         value = 100 * action_numbers(action, 0.0)["mismatch"]
@@ -554,10 +525,6 @@ def test_windows_say_from_where_actions_are_ordered(three: tuple[Path, str]) -> 
     assert tables["table-action_ordering"][1][-1] == f"L = {first}"
     depths = [row[0] for row in tables["table-identified_interval"][1:] if len(row) > 1]
     assert depths == ["1", "8", "16", "32", "64"] * 3
-    assert (
-        "At L = 64 the enclosure is for the same R as the interval in the other sections, and is wider: under snapkv-half"
-        in three[1]
-    )
 
 
 def test_panels_of_windows_reach_as_far_as_r_may() -> None:
@@ -750,18 +717,10 @@ def test_signs_become_latex(text: str, expected: str) -> None:
     assert escape(text) == expected
 
 
-def test_a_noise_floor_is_marked_and_said(undrawn_page: Page) -> None:
+def test_a_noise_floor_is_marked(undrawn_page: Page) -> None:
     """The floor stands beside every action; a page without a floor does not mention one."""
-    views = make_views(("snapkv-half", "recent-half", "numerics-floor"), strata=ONE)
-    html = undrawn_page(views)
+    html = undrawn_page(make_views(("snapkv-half", "recent-half", "numerics-floor"), strata=ONE))
     assert html.count("numerics-floor<small>noise floor</small>") >= 2
-    said = re.search(r"by numerics alone is ([\d.]+)% [^ ]+ [^ ]+ under numerics-floor", html)
-    (floor,) = [
-        row for row in views.views["decomposition"] if (row["action"], row["stratum"]) == ("numerics-floor", "pooled")
-    ]
-    assert said is not None
-    assert float(said.group(1)) == pytest.approx(100 * floor["divergence_probability"], abs=0.06)
-    assert "this way of computing changes nothing" not in html
     assert "noise floor" not in undrawn_page(make_views(strata=ONE)).lower()
 
 

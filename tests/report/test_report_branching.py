@@ -83,25 +83,12 @@ def branched_views(branched: tuple[str, ...] = ACTIONS, **options: Any) -> FakeV
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("branched")
-    draw = these_alone("swrb_efficiency", "swrb_windows")
+    draw = these_alone("swrb_efficiency")
     return folder, build(folder, branched_views(), latex=True, draw=draw)
 
 
-@pytest.mark.slow
-def test_the_page_says_where_it_pays_and_where_not(drawn: tuple[Path, str]) -> None:
-    _, html = drawn
-    part = html[html.index('<details class="section" id="branching">') :]
-    said = [
-        "Residual branching pays for snapkv-half (efficiency 32.0 [29, 35]; 5.0% of pairs diverge)",
-        "It does not pay for recent-10 (efficiency 0.680 [0.62, 0.74]; 99.0% of pairs diverge)",
-        "Undecided for recent-half (efficiency 1.00 [0.92, 1.08]; 70.0% of pairs diverge)",
-        "By measured decoding time, it pays for snapkv-half (20.0 [18.4, 21.6]); it does not pay for recent-10",
-        "recent-10 (0.510 [0.47, 0.55]) and recent-half (0.680 [0.62, 0.74]).",
-        "large where divergence is rare and small where M is near 1",
-    ]
-    places = [part.index(text) for text in said]
-    assert places == sorted(places)
-    rows = check(html).tables["table-swrb_efficiency"]
+def test_the_table_says_where_it_pays_and_where_not(drawn: tuple[Path, str]) -> None:
+    rows = check(drawn[1]).tables["table-swrb_efficiency"]
     assert [(row[0], row[-1]) for row in rows[1:]] == [("snapkv-half", PAYS), ("recent-10", LOSES), ("recent-half", OPEN)]  # fmt: skip
 
 
@@ -137,7 +124,7 @@ def test_both_risks_stand_side_by_side_with_their_difference(drawn: tuple[Path, 
 
 def test_its_files_are_there(drawn: tuple[Path, str]) -> None:
     folder, html = drawn
-    for name in ("swrb_efficiency", "swrb_windows"):
+    for name in ("swrb_efficiency",):
         assert ET.parse(folder / "figures" / f"{name}.svg").getroot().tag.endswith("svg")  # noqa: S314
         pdf = (folder / "figures" / f"{name}.pdf").read_bytes()
         assert pdf.startswith(b"%PDF")
@@ -154,10 +141,7 @@ def test_its_files_are_there(drawn: tuple[Path, str]) -> None:
 
 
 def test_replicates_of_both_estimators_are_counted_apart(drawn: tuple[Path, str]) -> None:
-    _, html = drawn
-    assert "<dt>Replicates K</dt><dd>16 per document and action</dd>" in html
-    assert "<dt>SWRB replicates</dt><dd>5 of residual branching" in html
-    head, *rows = check(html).tables["table-actions"]
+    head, *rows = check(drawn[1]).tables["table-actions"]
     assert {row[head.index("K")] for row in rows} == {"16 5 SWRB", "2"}
 
 
@@ -170,29 +154,23 @@ def test_a_study_without_branches_has_no_such_section(tmp_path: Path, undrawn_pa
 
 
 def test_actions_that_were_not_branched_are_left_out(undrawn_page: Page) -> None:
-    html = undrawn_page(branched_views(("recent-half",)))
-    rows = check(html).tables["table-swrb_risk"]
-    assert [row[0] for row in rows[1:]] == ["recent-half"]
-    assert "Undecided for recent-half" in html
-    assert "Residual branching pays" not in html
+    tables = check(undrawn_page(branched_views(("recent-half",)))).tables
+    assert [row[0] for row in tables["table-swrb_risk"][1:]] == ["recent-half"]
+    assert [(row[0], row[-1]) for row in tables["table-swrb_efficiency"][1:]] == [("recent-half", OPEN)]
 
 
 def test_without_an_analysis_points_decide_nothing(undrawn_page: Page) -> None:
-    html = undrawn_page(branched_views(analyzed=False, planned=False))
-    rows = check(html).tables["table-swrb_efficiency"]
+    rows = check(undrawn_page(branched_views(analyzed=False, planned=False))).tables["table-swrb_efficiency"]
     assert {row[-1] for row in rows[1:]} == {OPEN}
     assert rows[1][1:-1] == ["5.0", "40.0", "1.25", "2.00", "32.0", "20.0"]
-    assert "Residual branching pays" not in html
 
 
-def test_times_that_nobody_recorded_are_said(undrawn_page: Page) -> None:
+def test_times_that_nobody_recorded_are_dashes(undrawn_page: Page) -> None:
     views = branched_views()
     for row in views.views["estimates"]:
         if "second" in row["quantity"]:
             row["estimate"] = row["low"] = row["high"] = None
-    html = undrawn_page(views)
-    assert "Decoding times are not recorded" in html
-    assert check(html).tables["table-swrb_efficiency"][1][4] == MISSING
+    assert check(undrawn_page(views)).tables["table-swrb_efficiency"][1][4] == MISSING
 
 
 @pytest.mark.parametrize(
@@ -284,8 +262,6 @@ def test_systems_stand_beside_the_papers(finite: tuple[Path, str]) -> None:
                                            "system-10"]  # fmt: skip
     assert systems[3][1:] == ["4.00", "6.00 1.0 std errors", "4.00 0.0 std errors", "80.0 exactly 88.0"]
     assert systems[5][1:] == ["2.00", "3.00", "2.10", MISSING]
-    assert tables["table-swrb_ratios"][1:4] == [["1", "20.0", "11.1"], ["2", "40.0", "52.7"], ["3", "60.0", "289"]]
-    assert tables["table-swrb_ratios"][4] == ["4", "80.0", MISSING]
     svg = (folder / "figures" / "swrb_systems.svg").read_text(encoding="utf-8")
     for text in ("open: published", "median 60.0×", "published median 52.7×", "dashed: no error (a), median (b)"):
         assert text in svg
@@ -293,7 +269,7 @@ def test_systems_stand_beside_the_papers(finite: tuple[Path, str]) -> None:
     lines = records(folder, "swrb_systems")
     assert [row["source"] for row in lines] == ["this study"] * 5 + ["published"] * 3
     assert float(lines[4]["plain_variance"]) == 0.05
-    for name in ("swrb_validation", "swrb_systems", "swrb_ratios"):
+    for name in ("swrb_validation", "swrb_systems"):
         check_latex((folder / "tables" / f"{name}.tex").read_text(encoding="utf-8"))
 
 
@@ -302,7 +278,6 @@ def test_nothing_on_the_page_speaks_of_prompts_or_caches(finite: tuple[Path, str
     checker = check(html)
     assert not {"eos", "saturation", "clocks", "examples"} & set(checker.ids)
     assert [link for link in checker.links if link.startswith("#") and link[1:] not in checker.ids] == []
-    assert "snapkv-half disagrees with the reference on" in html
     text = re.sub(r"<style>.*?</style>|<svg.*?</svg>", "", html, flags=re.DOTALL)
     for word in ("prompt length", "prefilled", "full cache", "full-cache", "evict", "compressed model’s,"):
         assert word not in text, word
@@ -344,7 +319,7 @@ def test_systems_without_branches_have_their_estimates_alone(tmp_path: Path) -> 
     assert "esidual branching" not in html
     assert checker.tables["table-swrb_systems"][1] == ["system-1 · snapkv-half", "1.00", "2.00 1.0 std errors", MISSING,
                                                        "– exactly 22.0"]  # fmt: skip
-    assert not {"table-swrb_validation", "table-swrb_ratios", "figure-swrb_windows"} & set(checker.ids)
+    assert not {"table-swrb_validation", "table-swrb_windows"} & set(checker.ids)
     svg = (tmp_path / "figures" / "swrb_systems.svg").read_text(encoding="utf-8")
     assert "median" not in svg
     assert "SWRB" not in svg
