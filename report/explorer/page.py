@@ -32,6 +32,11 @@ from kvdrift.report.explorer.trajectories import SCORED, Ints, Outcomes, Streams
 from kvdrift.report.printing.html import rendered
 from kvdrift.report.reading.content import PageContent
 
+EXPLORER = "trajectories.html"
+_TEMPLATES = Path(__file__).parents[1] / "templates" / "explorer"
+_SCRIPTS = ("words", "packed", "overview", "score", "prompt", "explorer")
+"""One after the other they are the page's script."""
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -153,13 +158,6 @@ def _planes(values: NDArray[Any]) -> bytes:
 
 def _text(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, mtime=0)).decode("ascii")
-
-
-EXPLORER = "trajectories.html"
-
-_TEMPLATES = Path(__file__).parents[1] / "templates" / "explorer"
-_SCRIPTS = ("words", "packed", "overview", "score", "prompt", "explorer")
-"""One after the other they are the page's script."""
 
 
 def write_explorer(content: PageContent, folder: Path, token_text: Callable[[int], str] | None) -> Path | None:

@@ -37,6 +37,10 @@ MOST_SHARES: Final = 1 << 16
 """Of one prompt, action and step."""
 
 
+_AT_ONCE = 16
+_ENOUGH = 32 * MOST_BYTES  # bytes before compression, of which ``MOST_BYTES`` can never hold more
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A stored prompt, and the entries that actions keep."""
@@ -72,10 +76,6 @@ def read_prompts(source: StudyRows, outcomes: Outcomes, sample: Sample) -> list[
         if sum(prompt.tokens.size * (2 + len(prompt.kept)) for prompt in found.values()) > _ENOUGH:
             break
     return [found[place] for place in order if place in found]
-
-
-_AT_ONCE = 16
-_ENOUGH = 32 * MOST_BYTES  # bytes before compression, of which ``MOST_BYTES`` can never hold more
 
 
 def pack_prompts(prompts: list[Prompt], tokens: NDArray[Any]) -> tuple[list[dict[str, Any]], list[str]]:

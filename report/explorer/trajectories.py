@@ -23,6 +23,10 @@ _KEY = ("doc", "action", "replicate")
 _COLUMNS = (*_KEY, "tau", "eos_x", "eos_y", "last_eos", "mismatches", "longest_agreement")
 
 
+_EVENTS = ("doc", "action", "replicate", "t", "x_token", "y_token", "delta", "f")
+SCORED = ("score_x", "score_y", "span_first", "span_last")
+
+
 @dataclass(frozen=True)
 class Outcomes:
     """The trajectories of the page's split that enter estimates, sorted by document, replicate and action."""
@@ -104,10 +108,6 @@ def _places(table: pa.Table, name: str, known: list[str]) -> Ints:
 def _whole(table: pa.Table, name: str) -> Ints:
     """Return a column of whole numbers, 0 for null."""
     return np.asarray(pc.fill_null(table[name].cast(pa.int64()).combine_chunks(), 0), np.int64)
-
-
-_EVENTS = ("doc", "action", "replicate", "t", "x_token", "y_token", "delta", "f")
-SCORED = ("score_x", "score_y", "span_first", "span_last")
 
 
 @dataclass(frozen=True)

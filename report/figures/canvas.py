@@ -41,35 +41,22 @@ _NAMES = {
 _PAINT = re.compile(f"(?P<what>fill|stroke): (?P<colour>{'|'.join(_NAMES)})")
 
 
-def properties(*, dark: bool) -> str:
-    """Return the declarations of all colours as custom properties."""
-    return " ".join(f"--{name}: {_DARK[colour] if dark else colour};" for colour, name in _NAMES.items())
-
-
-def with_properties(svg: str) -> str:
-    """Replace the palette's colours in an SVG document by the custom properties; other colours stay."""
-    return _PAINT.sub(lambda match: f"{match['what']}: var(--{_NAMES[match['colour']]})", svg)
-
-
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.axis
     import matplotlib.figure
     import matplotlib.lines
     import matplotlib.patches
-
 # For annotations in every module that draws.
 Axes: TypeAlias = "matplotlib.axes.Axes"
 Axis: TypeAlias = "matplotlib.axis.Axis"
 Figure: TypeAlias = "matplotlib.figure.Figure"
 Line2D: TypeAlias = "matplotlib.lines.Line2D"
 Patch: TypeAlias = "matplotlib.patches.Patch"
-
 _DASHES: tuple[Any, ...] = (
     "solid", (0, (5, 1.8)), (0, (1.2, 1.3)), (0, (6, 1.6, 1.2, 1.6)), (0, (3, 1.2, 1, 1.2, 1, 1.2)), (0, (9, 2.5)),
 )  # fmt: skip
 _MARKERS = ("o", "s", "^", "D", "v", "P")
-
 _LOOK: Any = {
     "figure.facecolor": PAPER, "axes.facecolor": PAPER,
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9.0,
@@ -83,6 +70,18 @@ _LOOK: Any = {
     "lines.linewidth": 1.8, "legend.frameon": False, "hatch.linewidth": 0.6,
     "svg.fonttype": "none", "svg.hashsalt": "kvdrift", "pdf.fonttype": 42,
 }  # fmt: skip
+# Characters that names may have but XML 1.0 forbids (its section 2.2).
+_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def properties(*, dark: bool) -> str:
+    """Return the declarations of all colours as custom properties."""
+    return " ".join(f"--{name}: {_DARK[colour] if dark else colour};" for colour, name in _NAMES.items())
+
+
+def with_properties(svg: str) -> str:
+    """Replace the palette's colours in an SVG document by the custom properties; other colours stay."""
+    return _PAINT.sub(lambda match: f"{match['what']}: var(--{_NAMES[match['colour']]})", svg)
 
 
 @dataclass(frozen=True)
@@ -144,10 +143,6 @@ def drawing() -> Iterator[None]:
     with library().rc_context(_LOOK), warnings.catch_warnings(), _plain_fonts():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
-
-
-# Characters that names may have but XML 1.0 forbids (its section 2.2).
-_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 @contextmanager

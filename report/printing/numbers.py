@@ -20,6 +20,18 @@ _NOISE = 6  # decimals beyond the printed ones, below which sums in another orde
 _LINED_UP = {Scale.PERCENT, Scale.POINTS, Scale.TOKENS}  # with equal decimals in a column
 
 
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_MEANINGS = {
+    "mismatch": "R is the share of positions whose token differs from that of {whole}",
+    "divergence_probability": "P(τ ≤ H) is the share of continuations that part within {horizon} tokens",
+    "mean_entry": "Mean τ is the mean position at which these continuations part",
+    "exposure": "E is the share of positions after the first mismatch, up to the horizon",
+    "exposure_written": "“E, written” is this share of the positions up to the later end of both texts",
+    "accuracy": "Accuracy of Y is the mean score of {other}’s answers",
+    "lost_share": "Lost share is the share of {whole}’s right answers that {other} loses",
+}
+
+
 def fixed(value: float | None, decimals: int) -> str:
     """Format a number with a fixed number of decimals; halves are rounded up, whatever the sum's last bits."""
     if value is None:
@@ -140,9 +152,6 @@ def duration(value: float | None) -> str:
     return f"{fixed(value, 1)} s"
 
 
-_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-
-
 def listed(parts: Sequence[str]) -> str:
     """Join words: ``a``, ``a and b``, ``a, b and c``."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
@@ -157,17 +166,6 @@ def counted(number: int, noun: str) -> str:
 def capital(text: str) -> str:
     """Capitalize the first letter of a text."""
     return text[:1].upper() + text[1:]
-
-
-_MEANINGS = {
-    "mismatch": "R is the share of positions whose token differs from that of {whole}",
-    "divergence_probability": "P(τ ≤ H) is the share of continuations that part within {horizon} tokens",
-    "mean_entry": "Mean τ is the mean position at which these continuations part",
-    "exposure": "E is the share of positions after the first mismatch, up to the horizon",
-    "exposure_written": "“E, written” is this share of the positions up to the later end of both texts",
-    "accuracy": "Accuracy of Y is the mean score of {other}’s answers",
-    "lost_share": "Lost share is the share of {whole}’s right answers that {other} loses",
-}
 
 
 def meanings(whole: str, other: str, horizon: str, quantities: Collection[str]) -> str:

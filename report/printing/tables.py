@@ -20,6 +20,21 @@ from kvdrift.report.printing.numbers import MISSING
 _FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.])")  # signs that begin a formula in a spreadsheet; +0.5 is a number
 
 
+_SIGNS = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': "''", "\u00a0": "~", "–": "--", "—": "---", "’": "'", "“": "``", "”": "''",
+    "…": r"\ldots{}", "−": "$-$", "·": r"$\cdot$", "×": r"$\times$", "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$",
+    "≠": r"$\neq$", "→": r"$\to$", "∈": r"$\in$", "∅": r"$\emptyset$", "τ": r"$\tau$", "δ": r"$\delta$",
+    "ε": r"$\varepsilon$", "λ": r"$\lambda$", "Δ": r"$\Delta$", "Π": r"$\Pi$", "Σ": r"$\Sigma$", "Ē": r"$\bar{E}$",
+    "C̄": r"$\bar{C}$", "₀": "$_0$", "₁": "$_1$", "₂": "$_2$", "₃": "$_3$", "†": r"$^{\dagger}$", "‡": r"$^{\ddagger}$",
+    "§": r"$^{\S}$",
+    "²": "$^2$", "›": r"$\triangleright$", "✓": r"$\surd$",
+}  # fmt: skip
+_LONGEST = 2  # in characters: C with a combining bar
+_MANY_COLUMNS = 7
+
+
 @dataclass(frozen=True)
 class Cell:
     """One cell: its text, a quieter line under the text, a mark of its standing, and the paper's number."""
@@ -116,21 +131,6 @@ def table_row(*cells: Cell | str, group: str = "") -> TableRow:
 def label_column(head: str) -> Column:
     """Return a left-aligned column of words."""
     return Column(head, left=True)
-
-
-_SIGNS = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': "''", "\u00a0": "~", "–": "--", "—": "---", "’": "'", "“": "``", "”": "''",
-    "…": r"\ldots{}", "−": "$-$", "·": r"$\cdot$", "×": r"$\times$", "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$",
-    "≠": r"$\neq$", "→": r"$\to$", "∈": r"$\in$", "∅": r"$\emptyset$", "τ": r"$\tau$", "δ": r"$\delta$",
-    "ε": r"$\varepsilon$", "λ": r"$\lambda$", "Δ": r"$\Delta$", "Π": r"$\Pi$", "Σ": r"$\Sigma$", "Ē": r"$\bar{E}$",
-    "C̄": r"$\bar{C}$", "₀": "$_0$", "₁": "$_1$", "₂": "$_2$", "₃": "$_3$", "†": r"$^{\dagger}$", "‡": r"$^{\ddagger}$",
-    "§": r"$^{\S}$",
-    "²": "$^2$", "›": r"$\triangleright$", "✓": r"$\surd$",
-}  # fmt: skip
-_LONGEST = 2  # in characters: C with a combining bar
-_MANY_COLUMNS = 7
 
 
 def escape(text: str) -> str:

@@ -35,6 +35,9 @@ _OBSERVATIONS = {"fixed_history": "fixed_history", "positions_1_32": "positions"
 _CANDIDATES = {"cell_mean": "stratum_action_mean", "ridge": "ridge", "flat": "flat"}
 
 
+TokenReader = Callable[[int], str]
+
+
 @dataclass(frozen=True)
 class PublishedVerdict:
     """The paper's result of one calibration: its selected predictor, decision and errors."""
@@ -124,9 +127,6 @@ def _verdicts(rows: list[ViewRow]) -> dict[tuple[str, str, str], PublishedVerdic
 def _error(row: ViewRow) -> Published:
     low, high = (None if row[end] is None else row[end] * _POINT for end in ("low", "high"))
     return Published(row["value"] * _POINT, low, high)
-
-
-TokenReader = Callable[[int], str]
 
 
 @dataclass(frozen=True)

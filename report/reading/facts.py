@@ -20,6 +20,11 @@ from kvdrift.schema.windows import Windows
 _RESIDENT = 4  # index of the resident bytes; the parts before add up to the prompt's cache
 
 
+EVALUATION = "evaluation"
+DEVELOPMENT = "development"
+_SAME = 0.005  # relative differences of bytes below this count as the same budget
+
+
 @dataclass(frozen=True)
 class Storage:
     """The storage and cost of one action, from its units; a policy's bytes are the most that it ever holds."""
@@ -103,12 +108,6 @@ def total(values: Iterable[Any]) -> Any:
     """Return the sum of the known values; None if no value is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-EVALUATION = "evaluation"
-DEVELOPMENT = "development"
-
-_SAME = 0.005  # relative differences of bytes below this count as the same budget
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,19 @@ _FEW = 5
 ACROSS = 3  # panels in a row
 
 
+PAYS, LOSES, OPEN = "pays", "does not pay", "undecided"
+_MASS = "swrb_divergence_probability"
+_RISKS = (_MASS, "plain_mismatch", "swrb_mismatch", "swrb_occurrence", "swrb_occupation")
+_GAINS = (_MASS, "variance_ratio", "evaluation_ratio", "second_ratio", "efficiency", "efficiency_in_seconds")
+_COSTS = (
+    _MASS, "plain_variance", "swrb_variance", "plain_evaluations", "swrb_evaluations", "plain_seconds", "swrb_seconds",
+)  # fmt: skip
+_PANELS = (
+    ("efficiency", "a  By kernel-pair evaluations", "efficiency (log scale)"),
+    ("efficiency_in_seconds", "b  By decoding time", ""),
+)
+
+
 @dataclass(frozen=True)
 class Depths:
     """The pooled rows of both views by action, in the order of depths."""
@@ -200,20 +213,6 @@ def interval_band(axes: Axes, rows: Sequence[ViewRow], low: str, high: str, styl
     axes.fill_between(depth, least, most, color=style.colour, alpha=BAND, linewidth=0)
     axes.plot(depth, least, color=style.colour, linestyle=style.dashes, linewidth=1.8)
     axes.plot(depth, most, color=style.colour, linestyle=style.dashes, linewidth=0.9)
-
-
-PAYS, LOSES, OPEN = "pays", "does not pay", "undecided"
-
-_MASS = "swrb_divergence_probability"
-_RISKS = (_MASS, "plain_mismatch", "swrb_mismatch", "swrb_occurrence", "swrb_occupation")
-_GAINS = (_MASS, "variance_ratio", "evaluation_ratio", "second_ratio", "efficiency", "efficiency_in_seconds")
-_COSTS = (
-    _MASS, "plain_variance", "swrb_variance", "plain_evaluations", "swrb_evaluations", "plain_seconds", "swrb_seconds",
-)  # fmt: skip
-_PANELS = (
-    ("efficiency", "a  By kernel-pair evaluations", "efficiency (log scale)"),
-    ("efficiency_in_seconds", "b  By decoding time", ""),
-)
 
 
 def branching_section(content: PageContent) -> Section | None:

@@ -28,6 +28,10 @@ _TOO_MANY = 0.5  # of the right answers are lost
 _BEST_FIRST = {PRESPECIFIED: 0, SEEN: 1}  # a planned interval decides before an exploratory one of the same difference
 
 
+_RUN = "kvdrift run goes on to the end of the study."
+_ANALYZE = "kvdrift analyze makes the intervals."
+
+
 @dataclass(frozen=True)
 class Choice:
     """The recommended actions of a study, and why others are not recommended."""
@@ -172,10 +176,6 @@ def _negative(value: float | None) -> float | None:
 def _no_more_bytes(content: PageContent, action: str, other: str) -> bool:
     ratio = content.facts.times_bytes(action, other) if content.facts.no_more_weights(action, other) else None
     return ratio is not None and ratio <= 1
-
-
-_RUN = "kvdrift run goes on to the end of the study."
-_ANALYZE = "kvdrift analyze makes the intervals."
 
 
 def _obstacle(content: PageContent, candidates: list[str]) -> tuple[str, str] | None:

@@ -36,6 +36,12 @@ _REDUCED = ("mismatch", "exposure", "occupation", "mismatch_rate", "divergence_p
 _SATURATION = ("saturation", "long_agreement", "mismatch_after_agreement")
 
 
+_ACROSS = 4  # panels in a row
+_LETTERS = 26  # letters in a line of a panel's title
+_PALE_LINE: Any = {"color": RULE, "linewidth": 1.0}  # opaque, since many transparent lines would add up to a dark one
+_PALE_POINTS = 32  # points of such a line; there are as many lines as pairs of actions
+
+
 def decomposition(content: PageContent) -> Section:
     """Make the section: R, F, O, E, C, P(τ ≤ H) and mean entry of each action."""
     tables = action_tables("decomposition", "Decomposition", content, columns_of(*_DECOMPOSITION))
@@ -58,12 +64,6 @@ def saturation(content: PageContent) -> Section | None:
     title = "Saturation and local agreement"
     tables = action_tables("saturation", title, content, columns_of(*_SATURATION)) if known else ()
     return Section("saturation", "Saturation and local agreement", tables)
-
-
-_ACROSS = 4  # panels in a row
-_LETTERS = 26  # letters in a line of a panel's title
-_PALE_LINE: Any = {"color": RULE, "linewidth": 1.0}  # opaque, since many transparent lines would add up to a dark one
-_PALE_POINTS = 32  # points of such a line; there are as many lines as pairs of actions
 
 
 def entry_section(content: PageContent) -> Section:

@@ -34,6 +34,10 @@ from kvdrift.schema.study import POOLED
 from kvdrift.stats.quantities import QUANTITIES
 from kvdrift.stats.registry import DIFFERENCE, Scale
 
+GAP = ("gap", "occurrence_term", "exposure_term", "rate_term", "occurrence_share", "exposure_share", "rate_share")
+EOS_SETS = ("before either EOS", "at the first EOS", "one side has ended", "both have ended")
+EOS_CONTRAST = ("rollout_tv_gap", "fixed_history_gap", "history_gap", "pre_eos", "eos_related", "eos_share")
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -122,7 +126,6 @@ def _total(axes: Axes, total: Estimate, place: int) -> None:
                   markeredgecolor=INK, markeredgewidth=1.1, zorder=4)  # fmt: skip
 
 
-GAP = ("gap", "occurrence_term", "exposure_term", "rate_term", "occurrence_share", "exposure_share", "rate_share")
 GAP_TERMS = Terms(
     "gap",
     "exposure_share",
@@ -173,8 +176,6 @@ def _with_shares_of_gaps(table: PrintedTable, content: PageContent) -> PrintedTa
     return replace(table, rows=tuple(replace(row, cells=cells(row)) for row in table.rows))
 
 
-EOS_SETS = ("before either EOS", "at the first EOS", "one side has ended", "both have ended")
-EOS_CONTRAST = ("rollout_tv_gap", "fixed_history_gap", "history_gap", "pre_eos", "eos_related", "eos_share")
 EOS_TERMS = Terms(
     "history_gap",
     "eos_share",

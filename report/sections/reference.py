@@ -23,6 +23,9 @@ _NO_PARAMETERS = {"tova": ("window",)}  # for tova the window is always the last
 _PLANNED = ("replicates", "target_half_width", "alpha", "interval", "variance")
 
 
+_ROWS = "row_multiple"  # an entry among the library versions of a unit
+
+
 def study_text(facts: Facts) -> str | None:
     """Return a study file made from the store; None for finite-state systems and for another generator's events.
 
@@ -94,9 +97,6 @@ def _value(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{name} = {_value(one)}" for name, one in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-_ROWS = "row_multiple"  # an entry among the library versions of a unit
 
 
 def definitions(content: PageContent) -> Section:

@@ -31,6 +31,9 @@ ESTIMATORS = (PLAIN, SWRB)
 _PAPERS_NAMES = {PLAIN: "naive_estimate", SWRB: "swrb_estimate"}
 
 
+_STYLES = {PLAIN: (ACTION_COLOURS[1], "s", "coupled pairs"), SWRB: (ACTION_COLOURS[0], "o", "SWRB")}
+
+
 @dataclass(frozen=True)
 class System:
     """One system under one action, or one of the paper's systems: its exact R, and measurements by estimator."""
@@ -117,9 +120,6 @@ def _with_published(own: list[System], content: PageContent) -> Systems:
     ratios = sorted(row["value"] for row in rows if row["quantity"] == "variance_ratio_sorted")
     printed = {row["quantity"]: row["value"] for row in rows if row["stratum"] is None and row["x"] is None}
     return Systems(own, published, ratios, printed)
-
-
-_STYLES = {PLAIN: (ACTION_COLOURS[1], "s", "coupled pairs"), SWRB: (ACTION_COLOURS[0], "o", "SWRB")}
 
 
 def section(content: PageContent) -> Section | None:

@@ -18,6 +18,10 @@ from kvdrift.report.side_by_side.content import Comparison, Entry
 _QUANTITIES = ("mismatch", "divergence_probability", "mean_entry", "exposure", "accuracy")
 
 
+_ASIDE = 8.0  # points between marks of the same share
+_SAME = 0.004  # shares of the full cache that differ by less look the same
+
+
 @dataclass(frozen=True)
 class Place:
     """One action of one study on the leaderboard."""
@@ -116,10 +120,6 @@ def _bytes(place: Place) -> str:
 def _replicates(place: Place) -> str:
     stored = place.entry.content.facts.storage.get(place.action)
     return MISSING if stored is None else count_range(stored.replicates)
-
-
-_ASIDE = 8.0  # points between marks of the same share
-_SAME = 0.004  # shares of the full cache that differ by less look the same
 
 
 def drawn(places: Sequence[Place]) -> list[Place]:
